@@ -69,6 +69,7 @@ from nnxlite.boundary._prefixes import StateSharding as StateSharding
 from nnxlite.boundary._prefixes import agreed as agreed
 from nnxlite.boundary._prefixes import broadcast as broadcast
 from nnxlite.boundary._prefixes import by_path as by_path
+from nnxlite.boundary._prefixes import further_leaves as further_leaves
 from nnxlite.boundary._prefixes import further_places as further_places
 from nnxlite.boundary._prefixes import labels as labels
 from nnxlite.boundary._prefixes import leaf_shardings as leaf_shardings

@@ -527,7 +527,7 @@ class Inputs:
         if not graph:
             self.trees = True
             if self.graphdef.has_static_items:
-                self._enter(True)
+                self._enter(True, self.structure is not FLAT)
             roots = None if self.names is None else lambda: self.define().root_paths()
             refuse_sharing(self.graphdef, caller, roots)
         return self

@@ -19,7 +19,7 @@ from nnxlite._errors import path_text
 from nnxlite._integers import as_integer
 from nnxlite._jax import PyTreeDef, flatten_one_level, is_pytree_leaf, key_name
 from nnxlite._state import State
-from nnxlite.boundary._inputs import ArgumentLeaf, CallDef, is_root, paths_of
+from nnxlite.boundary._inputs import FLAT, ArgumentLeaf, CallDef, is_root, paths_of
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
 from nnxlite.graph import OBJECT, ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path, kind_of
 from nnxlite.objects import Held, keyed_children
@@ -431,7 +431,10 @@ def labels(
     """
     arrays = array_settings(settings, call.treedef, call.where, what, call.paths)
     by_root = [settings[i] for i in call.where]
-    return arrays + _graph_labels(call, by_root, what, value, first_decides)
+    in_graph = _graph_labels(call, by_root, what, value, first_decides)
+    if call.structure is not FLAT:
+        in_graph = [in_graph[number] for number, _ in call.inside()]
+    return arrays + in_graph
 
 
 def array_settings(
@@ -626,6 +629,24 @@ def further_places(call: CallDef) -> tp.Iterator[tuple[int, ArgumentLeaf]]:
         for leaf, tail in leaves_of_code(decoded, NodeCode(number)):
             position, below = call.where[root], (*path, *tail)
             yield leaf, ArgumentLeaf(position, root, below, (*paths[position], *below), leaf)
+
+
+def further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
+    """The further paths of the leaves that have several, each with the number of the leaf."""
+    known = call.cache.get("further")
+    if known is None:
+        numbers: dict[int | None, list[tuple[int, Path]]] = {}
+        for number, leaf in enumerate(call.leaves()):
+            numbers.setdefault(leaf.graph_leaf, []).append((number, leaf.inside))
+        known = call.remember(
+            "further",
+            [
+                (number, leaf._replace(path=(*leaf.path, *inside), inside=inside))
+                for graph_leaf, leaf in further_places(call)
+                for number, inside in numbers.get(graph_leaf, ())
+            ],
+        )
+    return known
 
 
 def _aliases(decoded: Decoded) -> tp.Iterator[tuple[int, int, Path]]:

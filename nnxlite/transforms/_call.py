@@ -141,6 +141,7 @@ class Call(Traceable):
         static_argnums: tuple[int, ...] = (),
         captured: bool = False,
         context: tp.Any = None,
+        inside: bool = False,
     ) -> tp.Self:
         """A call under a transform with these options.
 
@@ -149,6 +150,7 @@ class Call(Traceable):
             static_argnums: which of the arguments are static.
             captured: see the class.
             context: what else a trace depends on, where JAX may use it again.
+            inside: whether the leaves inside the values of Variables count, see `Inputs`.
 
         Raises ValueError for a static argument that is not given, or with `graph=False` for an object
         in several places.
@@ -157,7 +159,7 @@ class Call(Traceable):
         if static_argnums:
             name = f"{options.name}({name_of(bound.fun)})"
             args, statics = blank_statics(args, static_argnums, len(bound.args), name)
-        inputs = inputs_in_mode(bound, args, kwargs, options)
+        inputs = inputs_in_mode(bound, args, kwargs, options, inside)
         definition = inputs.define(
             None if context is None else CallKey(context, statics), have_own(statics)
         )

@@ -15,28 +15,11 @@ import numpy as np
 from nnxlite._state import State
 from nnxlite.boundary import CallDef, CameIn, OutDef, enter
 from nnxlite.graph import GraphDef, build_nodes, resolve
-from nnxlite.transforms._tangents import FLOAT0, States, abstract, zero_tangent
+from nnxlite.transforms._tangents import FLOAT0, States, zero_tangent
 from nnxlite.variables import Variable, is_variable
 
 _Primal: tp.Any = jax.custom_derivatives.CustomVJPPrimal
 _Zero: tp.Any = jax.custom_derivatives.SymbolicZero
-
-
-class Shapes(tp.NamedTuple):
-    """Shapes and dtypes of a tree of leaves."""
-
-    leaves: tuple[tp.Any, ...]
-    treedef: tp.Any
-
-    @classmethod
-    def of(cls, tree: tp.Any) -> Shapes:
-        """Those of some values."""
-        leaves, treedef = jax.tree_util.tree_flatten(tree)
-        return cls(tuple(map(abstract, leaves)), treedef)
-
-    def tree(self) -> tp.Any:
-        """The tree, with `jax.ShapeDtypeStruct`s."""
-        return jax.tree_util.tree_unflatten(self.treedef, self.leaves)
 
 
 class Cotangents:
@@ -89,7 +72,8 @@ class Cotangents:
     def updates(self, first: int, numbers: list[int]) -> tuple[tp.Any, ...]:
         """Cotangents of the arguments from number `first` on, None where nothing was written."""
         call, new = self._call, dict(zip(self._definition.written, self._written))
-        values = [new.get(leaf) for leaf in range(call.graphdef.num_leaves)]
+        parts = {leaf: iter(jax.tree_util.tree_leaves(value)) for leaf, value in new.items()}
+        values = [next(parts[leaf]) if leaf in new else None for leaf, _ in call.inside()]
         (args, _), inner = enter(call, [*[None] * call.num_arrays, *values])
         nodes = [inner.nodes[call.graphdef.decoded.leaf_nodes[leaf]] for leaf in new]
         written = set(map(id, nodes))
@@ -176,8 +160,3 @@ def values_of(leaves: tp.Any) -> tp.Any:
         return x.value if isinstance(x, _Primal) else x
 
     return jax.tree_util.tree_map(value, leaves, is_leaf=_is_primal)
-
-
-def is_perturbed(leaf: tp.Any) -> bool:
-    """Whether a leaf is differentiated outside."""
-    return any(x.perturbed for x in jax.tree_util.tree_leaves(leaf, is_leaf=_is_primal))

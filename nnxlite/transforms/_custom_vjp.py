@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import inspect
 import typing as tp
-import weakref
 
 import jax
 import numpy as np
@@ -43,28 +42,17 @@ from nnxlite.boundary import (
     parameters_of,
     replay,
 )
-from nnxlite.transforms._arguments import (
-    blank_statics,
-    fill_statics,
-    naming_arguments,
-    refuse_shared_result,
-)
+from nnxlite.transforms._arguments import naming_arguments, refuse_shared_result
 from nnxlite.transforms._cotangents import (
     Cotangents,
-    Shapes,
     all_zero,
     constant_if,
     instantiated,
-    is_perturbed,
     is_symbolic_zero,
     values_of,
 )
-from nnxlite.transforms._tangents import (
-    TangentForm,
-    by_leaf,
-    tangent_leaves,
-)
-from nnxlite.transforms._wrapper import P, R, Transformed, Unequal, decorated, have_own, name_of
+from nnxlite.transforms._tangents import Tangents, abstract, zero_tangent
+from nnxlite.transforms._wrapper import Options, P, R, Transform, Unequal, decorated, name_of
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
@@ -75,54 +63,28 @@ Bwd = tp.Callable[..., tp.Any]
 Argnums = int | DiffState | tuple[int | DiffState, ...]
 
 
-class ArgumentSplit(tp.NamedTuple):
-    """Which arguments of a call are differentiated, and which are not.
-
-    Attributes:
-        diff: numbers of the arguments that are differentiated, at least in part.
-        nondiff: numbers of the arguments that the backward rule gets unchanged.
-        selected: which leaves are differentiated.
-    """
-
-    diff: list[int]
-    nondiff: list[int]
-    selected: Partition
-
-
-class VjpOptions(tp.NamedTuple):
-    """The options of `custom_vjp`, in one object."""
-
-    name: str
-    nondiff_argnums: tuple[int | DiffState, ...]
-    modes: Modes
-
-
-class CustomVjp(Unequal, Transformed[P, R]):
+class CustomVjp(Unequal, Transform[P, R]):
     """A function with a backward rule of its own, as `custom_vjp` returns it."""
 
-    options: VjpOptions
+    fwd: Fwd | None = None
+    bwd: Bwd | None = None
+    symbolic_zeros = False
+    takes_updates = False
 
-    def __init__(self, fun: tp.Callable[..., tp.Any], options: VjpOptions) -> None:
+    def __init__(self, fun: tp.Callable[..., tp.Any], options: Options) -> None:
         super().__init__(fun, options)
         self.fun = fun
-        self.fwd: Fwd | None = None
-        self.bwd: Bwd | None = None
-        self.symbolic_zeros = False
-        self.takes_updates = False
-        self._updates = options.modes.updates  # structure, too, and the signature of the rule
-        if not self._updates and any(isinstance(n, DiffState) for n in options.nondiff_argnums):
+        self.updates = options.modes.updates  # structure, too, and the signature of the rule
+        if not self.updates and any(isinstance(n, DiffState) for n in options.nondiff_argnums):
             raise ValueError(
                 "custom_vjp: `nondiff_argnums` cannot contain `DiffState` objects when `graph=False` or "
                 "`graph_updates=False`, where cotangents have the form of whole arguments. Remove the "
                 "DiffState, or pass graph=True and graph_updates=True."
             )
         try:
-            self._signature: inspect.Signature | None = inspect.signature(self.bound.fun)
+            self.signature: inspect.Signature | None = inspect.signature(self.bound.fun)
         except (ValueError, TypeError):  # a callable without signature
-            self._signature = None
-        self._splits: weakref.WeakKeyDictionary[CallDef, ArgumentSplit] = (
-            weakref.WeakKeyDictionary()
-        )
+            self.signature = None
 
     def defvjp(self, fwd: Fwd, bwd: Bwd, symbolic_zeros: bool = False) -> None:
         """Give the rules; see `custom_vjp`.
@@ -134,233 +96,251 @@ class CustomVjp(Unequal, Transformed[P, R]):
                 may get `SymbolicZero`s for cotangents.
         """
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
-        self.takes_updates = _takes(bwd, "updates_g") and not self._updates
+        self.takes_updates = _takes(bwd, "updates_g") and not self.updates
 
-    def _with_rules(self) -> tp.Any:
-        """JAX's function for one call; two calls, of two threads say, share nothing."""
-        left: list[OutDef] = []  # what left the function, for the forward rule to compare
-        # Plain functions: JAX asks for their signatures at each call, which is slow for methods.
-        function = jax.custom_vjp(
-            lambda call, chosen, rest: self._run(call.value, chosen, rest, left)
+
+def _run(
+    rules: CustomVjp[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+) -> tp.Any:
+    if rules.fwd is None:
+        raise (ValueError if rules.updates else AttributeError)(
+            f"No VJP defined for custom_vjp function {name_of(rules.__wrapped__)}: call its "
+            "defvjp(fwd, bwd) before the function."
         )
+    args = _positional(rules, args, kwargs)
+    call = _Call(rules, args)
+    inputs = call.enters(args)
+    chosen, rest = call.selected.split(inputs.leaves)
+    with naming_arguments(repr(rules), call.definition, inputs, ", or name it in nondiff_argnums"):
+        # JAX refuses symbolic zeros in a sharding rule, and nothing differentiates there.
+        run = call.run if is_sharding() else call.with_rules()
+        fixed, result, written, fresh = run(chosen, rest)
+    if written and not rules.updates and not rules.takes_updates:
+        written = constant_if([inputs.values[i] for i in fixed.value.written], written)
+    return replay(inputs, Outputs(fixed.value, result, written, fresh))
+
+
+def _positional(
+    rules: CustomVjp[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+) -> tuple[tp.Any, ...]:
+    """All arguments by position, defaults included.
+
+    Raises TypeError where one can only be given by keyword.
+    """
+    args, kwargs = (*rules.bound.args, *args), {**rules.bound.kwargs, **kwargs}
+    if rules.signature is None:
+        return args
+    bound = rules.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    if bound.kwargs:
+        raise TypeError(
+            f"custom_vjp: the arguments {sorted(bound.kwargs)} of {name_of(rules.__wrapped__)} can "
+            "only be given by keyword; the rules take arguments by position."
+        )
+    return bound.args
+
+
+class _Call:
+    """One call of a function with rules, as JAX sees it: between leaves.
+
+    JAX may keep it as long as a program, so it has none of the arguments but static ones.
+
+    Attributes:
+        rules: the function, with its rules.
+        num_bound: how many arguments it carries; they come first.
+        diff: numbers of the arguments that are differentiated, at least in part.
+        nondiff: numbers of the arguments that the backward rule gets unchanged.
+        static: those of them that JAX does not see, by number.
+        definition: the static side of the others.
+        selected: which leaves are differentiated.
+    """
+
+    definition: CallDef
+    selected: Partition
+
+    def __init__(self, rules: CustomVjp[..., tp.Any], args: tuple[tp.Any, ...]) -> None:
+        self.rules, self.name, self.num_bound = (
+            rules,
+            name_of(rules.__wrapped__),
+            len(rules.bound.args),
+        )
+        self._left: OutDef | None = None  # what left the function, for the forward rule to compare
+        self.nondiff, self._states = self._argnums(len(args))
+        self.diff = [n for n in range(self.num_bound, len(args)) if n not in self.nondiff]
+        self.static = {n: args[n] for n in self.nondiff if not _crosses(args[n])}
+
+    def enters(self, args: tuple[tp.Any, ...]) -> Inputs:
+        """The arguments that JAX sees."""
+        seen = tuple([None if n in self.static else x for n, x in enumerate(args)])
+        inputs = Inputs.of_call(seen, {}, self.rules.bound.names, inside=True)
+        inputs = inputs.in_mode(self.rules.options.modes.graph, "custom_vjp")
+        call = self.definition = inputs.define()
+        key = (CustomVjp, *self.diff, *self._states.items())
+        known = call.cache.get(key)
+        self.selected = known or call.remember(key, _select(call, self.diff, self._states))
+        return inputs
+
+    def _argnums(self, num_args: int) -> tuple[list[int], dict[int, DiffState]]:
+        """Numbers of the nondifferentiated arguments, and filters for those in part."""
+        visible = num_args - self.num_bound
+        nondiff: list[int] = []
+        states: dict[int, DiffState] = {}
+        for entry in self.rules.options.nondiff_argnums:
+            number = entry.argnum if isinstance(entry, DiffState) else entry
+            if not -visible <= number < visible:
+                raise ValueError(
+                    f"custom_vjp: nondiff_argnums has {entry!r}, but {self.name} was called with "
+                    f"{visible} arguments. Give numbers from {-visible} to {visible - 1}."
+                )
+            number = self.num_bound + number % visible
+            if isinstance(entry, DiffState):
+                states[number] = entry
+            else:
+                nondiff.append(number)
+        return sorted(nondiff), states
+
+    def with_rules(self) -> tp.Any:
+        """The function with its rules, for JAX; two calls, of two threads say, share nothing."""
+        # Plain functions: JAX asks for their signatures at each call, which is slow for methods.
+        function = jax.custom_vjp(lambda chosen, rest: self.run(chosen, rest))
         # JAX's own symbolic zeros tell which leaves are differentiated outside.
         function.defvjp(
-            lambda call, chosen, rest: self._forward(call.value, chosen, rest, left),
+            lambda chosen, rest: self._forward(chosen, rest),
             lambda residual, cotangents: self._backward(residual, cotangents),
             symbolic_zeros=True,
         )
         return function
 
-    # the call, outside -------------------------------------------------------------------------
+    def _enter(self, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], Inner]:
+        (args, _), inner = enter(self.definition, self.selected.join(chosen, rest))
+        return [self.static.get(n, x) for n, x in enumerate(args)], inner
 
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
-        if self.fwd is None:
-            raise (ValueError if self._updates else AttributeError)(
-                f"No VJP defined for custom_vjp function {name_of(self.fun)}: call its "
-                "defvjp(fwd, bwd) before the function."
-            )
-        args = self._positional(args, kwargs)
-        diff, nondiff, states = self._argnums(len(args))
-        static = [number for number in nondiff if not _crosses(args[number])]
-        args, statics = blank_statics(args, static, 0, repr(self))
-        inputs = Inputs.of_call(args, {}, self.bound.names).in_mode(
-            self.options.modes.graph, "custom_vjp"
-        )
-        call = inputs.define(statics, have_own(statics))
-        if call.shared not in self._splits:
-            selected = _select(call, diff, states)
-            self._splits[call.shared] = ArgumentSplit(diff, nondiff, selected)
-        chosen, rest = self._splits[call.shared].selected.split(inputs.leaves)
-        with naming_arguments(repr(self), call, inputs, ", or name it in nondiff_argnums"):
-            if is_sharding():  # nothing differentiates here, and JAX refuses symbolic zeros
-                fixed, result, written, fresh = self._run(call, chosen, rest, [])
-            else:
-                fixed, result, written, fresh = self._with_rules()(Fixed(call), chosen, rest)
-        if written and not self._updates and not self.takes_updates:
-            written = constant_if([inputs.values[i] for i in fixed.value.written], written)
-        return replay(inputs, Outputs(fixed.value, result, written, fresh))
-
-    def _positional(
-        self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
-    ) -> tuple[tp.Any, ...]:
-        """All arguments by position, defaults included.
-
-        Raises TypeError where one can only be given by keyword.
-        """
-        args, kwargs = (*self.bound.args, *args), {**self.bound.kwargs, **kwargs}
-        if self._signature is None:
-            return args
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        if bound.kwargs:
-            raise TypeError(
-                f"custom_vjp: the arguments {sorted(bound.kwargs)} of {name_of(self.fun)} can only "
-                "be given by keyword; the rules take arguments by position."
-            )
-        return bound.args
-
-    def _argnums(self, num_args: int) -> tuple[list[int], list[int], dict[int, DiffState]]:
-        """Numbers of differentiated and nondifferentiated arguments, and the filters of the former."""
-        first = len(self.bound.args)
-        visible = num_args - first
-        nondiff: list[int] = []
-        states: dict[int, DiffState] = {}
-        for entry in self.options.nondiff_argnums:
-            number = entry.argnum if isinstance(entry, DiffState) else entry
-            if not -visible <= number < visible:
-                raise ValueError(
-                    f"custom_vjp: nondiff_argnums has {entry!r}, but {name_of(self.fun)} was called "
-                    f"with {visible} arguments. Give numbers from {-visible} to {visible - 1}."
-                )
-            number = first + (number if number >= 0 else number + visible)
-            if isinstance(entry, DiffState):
-                states[number] = entry
-            else:
-                nondiff.append(number)
-        diff = [n for n in range(first, num_args) if n not in nondiff]
-        return diff, sorted(nondiff), states
-
-    # what JAX sees -----------------------------------------------------------------------------
-
-    def _arguments(self, call: CallDef, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], Inner]:
-        leaves = self._splits[call.shared].selected.join(chosen, rest)
-        (args, _), inner = enter(call, leaves)
-        return fill_statics(args, call.extra), inner
-
-    def _run(self, call: CallDef, chosen: tp.Any, rest: tp.Any, left: list[OutDef]) -> tp.Any:
+    def run(self, chosen: tp.Any, rest: tp.Any) -> tp.Any:
         """The function itself."""
-        args, inner = self._arguments(call, chosen, rest)
-        result = self.bound.fun(*args)
-        refuse_shared_result(result, "custom_vjp", self.options.modes.graph)
+        args, inner = self._enter(chosen, rest)
+        result = self.rules.bound.fun(*args)
+        refuse_shared_result(result, "custom_vjp", self.rules.options.modes.graph)
         out = self._leave(inner, result)
-        left[:] = [out.definition]
+        self._left = out.definition
         return out.crossing()
 
     def _leave(self, inner: Inner, result: tp.Any, written: tp.Collection[int] = ()) -> Outputs:
         """What leaves the function; Variables that it returns are outputs, even if only read."""
-        out = leave(inner, result, all_written=written, structure=self._updates)
+        structure = self.rules.updates
+        out = leave(inner, result, all_written=written, structure=structure)
         returned = _returned(inner.call, out.definition)
         if returned <= set(out.definition.written):
             return out
-        return leave(inner, result, all_written={*written, *returned}, structure=self._updates)
+        return leave(inner, result, all_written={*written, *returned}, structure=structure)
 
-    def _forward(self, call: CallDef, chosen: tp.Any, rest: tp.Any, left: list[OutDef]) -> tp.Any:
+    def _forward(self, chosen: tp.Any, rest: tp.Any) -> tp.Any:
         """The user's forward rule, between leaves."""
-        self._refuse_lost(call, rest)
+        self._refuse_lost(rest)
         chosen_values, rest_values = values_of(chosen), values_of(rest)
-        args, inner = self._arguments(
-            call, chosen if self.symbolic_zeros else chosen_values, rest_values
-        )
-        pair = tp.cast(Fwd, self.fwd)(*args[len(self.bound.args) :])
+        seen = chosen if self.rules.symbolic_zeros else chosen_values
+        args, inner = self._enter(seen, rest_values)
+        pair = tp.cast(Fwd, self.rules.fwd)(*args[self.num_bound :])
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise TypeError(
-                f"custom_vjp: the forward rule of {name_of(self.fun)} must return a pair (result, "
+                f"custom_vjp: the forward rule of {self.name} must return a pair (result, "
                 f"residual), got {type(pair).__name__}."
             )
         result, residual = pair
-        kept = Inputs(residual, call.trees)
-        known = left[0] if left else None
-        written = known.written if known is not None else ()
-        out = self._leave(inner, result, written)
+        kept = Inputs(residual, self.definition.trees)
+        known = self._left
+        out = self._leave(inner, result, () if known is None else known.written)
         if known is not None and known != out.definition:
-            self._refuse_other(call, known, out.definition)
-        shapes = Shapes.of((chosen_values, rest_values))
-        fixed = Fixed((call, out.definition, kept.define(), shapes))
-        saved_rest = rest_values if self._splits[call.shared].nondiff else None
+            self._refuse_other(known, out.definition)
+        shapes = tuple(map(abstract, self.selected.join(chosen_values, rest_values)))
+        fixed = Fixed((out.definition, kept.define(), shapes))
         crossing = Fixed(out.definition), *values_of((out.result, out.written, out.fresh))
-        return crossing, (fixed, kept.leaves, saved_rest)
+        return crossing, (fixed, kept.leaves, rest_values if self.nondiff else None)
 
     def _backward(self, residual: tp.Any, cotangents: tp.Any) -> tp.Any:
         """The user's backward rule, between leaves."""
         fixed, leaves, rest = residual
-        call, definition, form, shapes = fixed.value
-        chosen_shapes, rest_shapes = shapes.tree()
-        diff, numbers, selected = self._splits[call.shared]
+        rules, (definition, form, shapes) = self.rules, fixed.value
         saved, _ = enter(form, leaves)
         nondiff: list[tp.Any] = []
-        if numbers:
-            blank = jax.tree_util.tree_map(lambda _: None, chosen_shapes)
-            args, _ = self._arguments(call, blank, rest)
-            nondiff = [args[number] for number in numbers]
+        if self.nondiff:
+            args, _ = self._enter([None] * len(self.selected.positions[0]), rest)
+            nondiff = [args[number] for number in self.nondiff]
         written = cotangents[2]
-        if not self.symbolic_zeros:
+        if not rules.symbolic_zeros:
             cotangents = jax.tree_util.tree_map(instantiated, cotangents, is_leaf=is_symbolic_zero)
-        all_shapes = selected.join(chosen_shapes, rest_shapes)
-        given = Cotangents(call, definition, cotangents, call.by_side(all_shapes)[1])
-        if self._updates:
-            shown: tp.Any = (given.inputs(diff), given.result_states())
+        given = Cotangents(
+            self.definition, definition, cotangents, self.definition.whole(shapes)[1]
+        )
+        more = {}
+        if rules.updates:
+            shown: tp.Any = (given.inputs(self.diff), given.result_states())
         else:
             shown = given.result_objects()
-            self._refuse_dropped(call, definition, written)
-        more = (
-            {"updates_g": given.updates(len(self.bound.args), diff)} if self.takes_updates else {}
-        )
-        grads = tp.cast(Bwd, self.bwd)(*nondiff, saved, shown, **more)
-        return Fixed(call), self._checked(call, grads, all_shapes), None
+            if rules.takes_updates:
+                more = {"updates_g": given.updates(self.num_bound, self.diff)}
+            else:
+                self._refuse_dropped(definition, written)
+        return self._checked(tp.cast(Bwd, rules.bwd)(*nondiff, saved, shown, **more), shapes), None
 
-    def _checked(self, call: CallDef, grads: tp.Any, shapes: list[tp.Any]) -> list[tp.Any]:
+    def _checked(self, grads: tp.Any, shapes: tp.Sequence[tp.Any]) -> list[tp.Any]:
         """The result of the backward rule, as leaves.
 
         Raises TypeError where it does not match the arguments, ValueError for another shape.
         """
-        diff, _, selected = self._splits[call.shared]
-        rule = f"custom_vjp: the backward rule of {name_of(self.fun)}"
+        rule, diff = f"custom_vjp: the backward rule of {self.name}", self.diff
         several = isinstance(grads, (tuple, list))
         if not several or len(grads) != len(diff):
             raise TypeError(
                 f"{rule} must return a tuple with one cotangent for each differentiated argument, "
                 f"{len(diff)} of them, got {len(grads) if several else type(grads).__name__}."
             )
-        tree = call.template()[0]
-        pairs = [(tree[n], g) for n, g in zip(diff, grads) if g is not None]
-        form = TangentForm(
-            call,
-            tuple(template for template, _ in pairs),
-            shapes,
-            what="cotangent",
-            error=lambda text: TypeError(f"{rule} does not fit the arguments. {text}"),
-            partial=False,
-            wanted=selected.labels,
+        by_number = dict(zip(diff, grads))
+        args = tuple(map(by_number.get, range(len(self.definition.template()[0]))))
+        form = Tangents(
+            f"{rule}: the cotangent",
+            TypeError,
+            needed="of objects and States",
+            wanted=self.selected.labels,
             lenient=True,
         )
-        given = by_leaf(form, tuple(g for _, g in pairs))
-        return tangent_leaves(form, given, selected.positions[0])
+        given = form.of_leaves(self.definition, shapes, (args, {}))
+        return [
+            zero_tangent(shapes[i]) if given[i] is None else given[i]
+            for i in self.selected.positions[0]
+        ]
 
     # refusals ----------------------------------------------------------------------------------
 
-    def _refuse_other(self, call: CallDef, fun: OutDef, fwd: OutDef) -> tp.NoReturn:
+    def _refuse_other(self, fun: OutDef, fwd: OutDef) -> tp.NoReturn:
         """Raise TypeError: the forward rule has other outputs than the function."""
-        leaves, more = call.graph_leaves(), set(fwd.written) - set(fun.written)
+        leaves, more = self.definition.graph_leaves(), set(fwd.written) - set(fun.written)
         names = ", ".join(f"'{leaves[leaf].text()}'" for leaf in sorted(more))
         what = f"it writes {names}" if names else "result or structure of the arguments differ"
         raise TypeError(
-            f"custom_vjp: the forward rule of {name_of(self.fun)} must return the same result, and "
+            f"custom_vjp: the forward rule of {self.name} must return the same result, and "
             f"leave its arguments in the same structure, as the function itself, but {what}."
         )
 
-    def _refuse_lost(self, call: CallDef, rest: tp.Any) -> None:
+    def _refuse_lost(self, rest: tp.Any) -> None:
         """Raise ValueError where a leaf that has no cotangent is differentiated outside."""
-        positions = self._splits[call.shared].selected.positions[1]
-        for position in [i for i, x in zip(positions, rest) if is_perturbed(x)]:
-            where = call.leaves()[position].text()
-            raise ValueError(
-                f"custom_vjp: '{where}' of {name_of(self.fun)} is being "
-                "differentiated, but nondiff_argnums excludes it: its gradient would be lost. Leave "
-                "it out of nondiff_argnums, or differentiate with respect to something else."
-            )
+        for position, x in zip(self.selected.positions[1], rest):
+            if x.perturbed:
+                raise ValueError(
+                    f"custom_vjp: '{self.definition.leaves()[position].text()}' of {self.name} is being "
+                    "differentiated, but nondiff_argnums excludes it: its gradient would be lost. Leave "
+                    "it out of nondiff_argnums, or differentiate with respect to something else."
+                )
 
-    def _refuse_dropped(self, call: CallDef, definition: OutDef, written: list[tp.Any]) -> None:
+    def _refuse_dropped(self, definition: OutDef, written: list[tp.Any]) -> None:
         """Raise ValueError where a rule without `updates_g` drops the cotangent of what was written.
 
         Only a Variable that is differentiated outside can have one: see `constant_if`.
         """
-        if self.takes_updates:
-            return
         used = [leaf for leaf, tree in zip(definition.written, written) if not all_zero(tree)]
         if used:
-            name = call.graph_leaves()[used[0]].text()
+            name = self.definition.graph_leaves()[used[0]].text()
             raise ValueError(
-                f"custom_vjp: {name_of(self.fun)} writes the Variable '{name}', which is being "
+                f"custom_vjp: {self.name} writes the Variable '{name}', which is being "
                 "differentiated, and the new value is used: its cotangent would be lost. With "
                 "graph_updates=False the backward rule gets the cotangents of what was written as "
                 "its argument 'updates_g', if it has one. Add it, return the new value instead, or "
@@ -471,5 +451,5 @@ def custom_vjp(
     """
     if isinstance(nondiff_argnums, DiffState):
         nondiff_argnums = (nondiff_argnums,)
-    modes = Modes.of(graph, graph_updates)
-    return decorated(CustomVjp, fun, VjpOptions("custom_vjp", as_integers(nondiff_argnums), modes))
+    modes, argnums = Modes.of(graph, graph_updates), as_integers(nondiff_argnums)
+    return decorated(CustomVjp, fun, Options.of("custom_vjp", modes, _run, nondiff_argnums=argnums))

@@ -12,14 +12,15 @@ from nnxlite.boundary import (
     CallDef,
     DiffState,
     Partition,
+    enter,
     labels,
 )
-from nnxlite.graph import STATE, ContainerCode, NodeCode, ObjectDef, build_nodes, resolve
+from nnxlite.graph import STATE, ContainerCode, NodeCode, ObjectDef
 from nnxlite.transforms._arguments import positional
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._derivatives import gradients
 from nnxlite.transforms._tangents import States
-from nnxlite.transforms._wrapper import P, R, Transformed, decorated
+from nnxlite.transforms._wrapper import Options, P, R, Transform, decorated
 from nnxlite.variables import FROZEN, MISSING, Param, VariableDef
 
 if tp.TYPE_CHECKING:
@@ -36,25 +37,9 @@ Argnums = int | DiffState | tp.Sequence[int | DiffState]
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 
-class GradOptions(tp.NamedTuple):
-    """The options of the differentiating transforms, in one object."""
-
-    name: str
-    argnums: tuple[DiffState | int, ...]
-    single: bool
-    has_aux: bool
-    modes: Modes
-    jax_options: tuple[tuple[str, tp.Any], ...]
-
-    @property
-    def numbers(self) -> list[int]:
-        """The argument numbers, negative ones from the end."""
-        return [a.argnum if isinstance(a, DiffState) else a for a in self.argnums]
-
-    @property
-    def as_tree(self) -> bool:
-        """Whether gradients have the arguments' own type instead of being States."""
-        return not self.modes.updates
+def _numbers(options: tp.Any) -> list[int]:
+    """The argument numbers, negative ones from the end."""
+    return [a.argnum if isinstance(a, DiffState) else a for a in options.argnums]
 
 
 def _frozen(call: CallDef) -> list[int]:
@@ -78,112 +63,109 @@ def _is_object(call: CallDef, code: tp.Any) -> bool:
     return isinstance(definition, ObjectDef)
 
 
-class GradWrapped(Transformed[..., tp.Any]):
-    """A differentiated function, as `grad` and `value_and_grad` return it."""
+def _run(
+    differentiated: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+) -> tp.Any:
+    options, bound = differentiated.options, differentiated.bound
+    if kwargs:
+        args, kwargs = positional(bound.fun, args, kwargs, max(_numbers(options)), len(bound.args))
+    call = Call.under(options, bound, args, kwargs, captured=options.modes.updates)
+    selected = _select(call)
+    shown = lambda grads: _gradients(call, selected, grads)
+    remedy = "choose them with DiffState(argnum, filter), or pass allow_int=True"
+    return gradients(call, selected, options, shown, remedy)
 
-    options: GradOptions
 
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        options, bound = self.options, self.bound
-        if kwargs:
-            args, kwargs = positional(
-                bound.fun, args, kwargs, max(options.numbers), len(bound.args)
+def _select(given: Call) -> Partition:
+    """Which leaves are differentiated, and which are not; cached on the call.
+
+    A filter that looks at the values of the graph leaves decides again in each call.
+
+    Raises:
+        TypeError: where an argument number is too large.
+        ValueError: where one is too small or given twice, or a shared Variable is differentiated by
+            one path and not by another.
+    """
+    call = given.definition
+    options, num_bound, as_tree = given.options, given.num_bound, not given.options.modes.updates
+    key = (grad, options.argnums, as_tree, num_bound)
+    known = call.cache.get(key)
+    if known is not None:
+        return known
+    args, _ = call.template()
+    by_leaf: list[tp.Any] = [False] * call.treedef.num_leaves
+    visible = len(args) - num_bound
+    chosen: set[int] = set()
+    for argnum, number in zip(options.argnums, _numbers(options)):
+        if not -visible <= number < visible:
+            needed = number + 1 if number >= 0 else -number
+            error = TypeError if number >= 0 else ValueError  # as in JAX
+            raise error(
+                f"differentiating with respect to argnums={number} requires at least {needed} "
+                f"positional arguments, but the function was called with {visible}."
             )
-        call = Call.under(options, bound, args, kwargs, captured=options.modes.updates)
-        selected = self._select(call)
-        shown = lambda grads: self._gradients(call.definition, selected, grads)
-        remedy = "choose them with DiffState(argnum, filter), or pass allow_int=True"
-        return gradients(call, selected, options, shown, remedy)
+        position = num_bound + number % visible
+        if position in chosen:
+            raise ValueError(
+                f"argnums names argument {position - num_bound} twice. Give it once, with a "
+                "DiffState whose filter matches all that is wanted."
+            )
+        chosen.add(position)
+        for leaf in jax.tree_util.tree_leaves(args[position]):
+            by_leaf[leaf] = argnum if isinstance(argnum, DiffState) else True
+    # Of a Variable in an object and in the same argument itself, the first path decides.
+    first: dict[int, tuple[DiffState | None, bool]] = {}
+    settings: list[tp.Any] = [setting is not False for setting in by_leaf]
+    for root, (leaf, code) in enumerate(zip(call.where, call.graphdef.decoded.roots)):
+        if by_leaf[leaf] is not False:
+            state = by_leaf[leaf] if isinstance(by_leaf[leaf], DiffState) else None
+            whole = not _is_object(call, code) or (as_tree and state is None)
+            first[root] = state, whole or state is None
+            settings[leaf] = whole or state or DiffState(0, Param)
 
-    def _select(self, given: Call) -> Partition:
-        """Which leaves are differentiated, and which are not; cached on the call.
+    def first_decides(root: int, again: int) -> bool:
+        (one, decides), (other, too) = (first.get(i, (i, False)) for i in (root, again))
+        return one is other and (decides or too)
 
-        A filter that looks at the values of the graph leaves decides again in each call.
+    read: list[int] = []  # the leaves whose values a filter asked for
 
-        Raises:
-            TypeError: where an argument number is too large.
-            ValueError: where one is too small or given twice, or a shared Variable is differentiated by
-                one path and not by another.
-        """
-        call = given.definition
-        options, num_bound = self.options, given.num_bound
-        key = (GradWrapped, options.argnums, options.as_tree, num_bound)
-        known = call.cache.get(key)
-        if known is not None:
-            return known
-        args, _ = call.template()
-        by_leaf: list[tp.Any] = [False] * call.treedef.num_leaves
-        visible = len(args) - num_bound
-        chosen: set[int] = set()
-        for argnum, number in zip(options.argnums, options.numbers):
-            if not -visible <= number < visible:
-                needed = number + 1 if number >= 0 else -number
-                error = TypeError if number >= 0 else ValueError  # as in JAX
-                raise error(
-                    f"differentiating with respect to argnums={number} requires at least {needed} "
-                    f"positional arguments, but the function was called with {visible}."
-                )
-            position = num_bound + number % visible
-            if position in chosen:
-                raise ValueError(
-                    f"argnums names argument {position - num_bound} twice. Give it once, with a "
-                    "DiffState whose filter matches all that is wanted."
-                )
-            chosen.add(position)
-            for leaf in jax.tree_util.tree_leaves(args[position]):
-                by_leaf[leaf] = argnum if isinstance(argnum, DiffState) else True
-        # Of a Variable in an object and in the same argument itself, the first path decides.
-        first: dict[int, tuple[DiffState | None, bool]] = {}
-        settings: list[tp.Any] = [setting is not False for setting in by_leaf]
-        for root, (leaf, code) in enumerate(zip(call.where, call.graphdef.decoded.roots)):
-            if by_leaf[leaf] is not False:
-                state = by_leaf[leaf] if isinstance(by_leaf[leaf], DiffState) else None
-                whole = not _is_object(call, code) or (options.as_tree and state is None)
-                first[root] = state, whole or state is None
-                settings[leaf] = whole or state or DiffState(0, Param)
+    def value(leaf: int) -> tp.Any:
+        read.append(leaf)
+        return given.inputs.values[leaf]
 
-        def first_decides(root: int, again: int) -> bool:
-            (one, decides), (other, too) = (first.get(i, (i, False)) for i in (root, again))
-            return one is other and (decides or too)
+    flags = labels(given.definition, settings, "differentiation", value, first_decides)
+    for leaf in _frozen(call):
+        flags[call.num_arrays + leaf] = False
+    selected = Partition(tuple(map(bool, flags)))
+    return selected if read else call.remember(key, selected)
 
-        read: list[int] = []  # the leaves whose values a filter asked for
 
-        def value(leaf: int) -> tp.Any:
-            read.append(leaf)
-            return given.inputs.values[leaf]
-
-        flags = labels(given.definition, settings, "differentiation", value, first_decides)
-        for leaf in _frozen(call):
-            flags[call.num_arrays + leaf] = False
-        selected = Partition(tuple(map(bool, flags)))
-        return selected if read else call.remember(key, selected)
-
-    def _gradients(self, call: CallDef, selected: Partition, grads: list[tp.Any]) -> tp.Any:
-        """Gradients in the form of the arguments, from those of the leaves."""
-        options, num_bound = self.options, len(self.bound.args)
+def _gradients(given: Call, selected: Partition, grads: list[tp.Any]) -> tp.Any:
+    """Gradients in the form of the arguments, from those of the leaves."""
+    call, options, num_bound = given.definition, given.options, given.num_bound
+    args, _ = call.template()
+    visible = len(args) - num_bound
+    positions = [num_bound + number % visible for number in _numbers(options)]
+    if options.modes.updates:
         by_leaf = dict(zip(selected.positions[0], grads))
         arrays = {p: by_leaf.get(i) for i, p in enumerate(call.array_positions())}
-        leaf_grads = {i - call.num_arrays: x for i, x in by_leaf.items() if i >= call.num_arrays}
-        args, _ = call.template()
-        visible = len(args) - num_bound
-        decoded = call.graphdef.decoded
-        roots = {leaf: root for root, leaf in enumerate(call.where)}
-        if options.as_tree:
-            every = [leaf_grads.get(i) for i in range(decoded.num_leaves)]
-            nodes = build_nodes(decoded, every) if call.where else []
-            of_root: tp.Any = lambda root: resolve(decoded.roots[root], nodes, every)
-        else:
-            of_root = States(call.graphdef, leaf_grads).of_root
+        in_graph = {i - call.num_arrays: x for i, x in by_leaf.items() if i >= call.num_arrays}
+        states, where = States(call.graphdef, in_graph), call.where
 
-        def of_leaf(leaf: int) -> tp.Any:
-            return of_root(roots[leaf]) if leaf in roots else arrays[leaf]
+        def of_position(position: int) -> tp.Any:
+            if position in arrays:
+                return arrays[position]
+            return states.of_root(where.index(position))
 
-        positions = [num_bound + number % visible for number in options.numbers]
-        out = [jax.tree_util.tree_map(of_leaf, args[position]) for position in positions]
-        return out[0] if options.single else tuple(out)
+        out = [jax.tree_util.tree_map(of_position, args[n]) for n in positions]
+    else:
+        (args, _), _ = enter(call, selected.join(grads))
+        out = [args[n] for n in positions]
+    return out[0] if options.single else tuple(out)
 
 
-def grad_options(
+def _decorated(
+    f: tp.Any,
     name: str,
     argnums: Argnums,
     has_aux: bool,
@@ -192,8 +174,8 @@ def grad_options(
     reduce_axes: tp.Sequence[tp.Any],
     graph: bool | None,
     graph_updates: bool | None,
-) -> GradOptions:
-    """Check and collect the options of `grad`.
+) -> tp.Any:
+    """A function under `grad` or `value_and_grad`, or a decorator.
 
     Raises TypeError where `argnums` is not an int, DiffState, or sequence of these; ValueError where it
     is empty, or contains a DiffState although gradients have the arguments' own type.
@@ -226,7 +208,9 @@ def grad_options(
             "every leaf there. Use graph=True and graph_updates=True, or split the argument and "
             "differentiate one of the states."
         )
-    return GradOptions(name, tuple(checked), single, has_aux, modes, tuple(jax_options.items()))
+    more = {"argnums": tuple(checked), "single": single, "has_aux": has_aux}
+    options = Options.of(name, modes, _run, **more, jax_options=tuple(jax_options.items()))
+    return decorated(Transform, f, options)
 
 
 @tp.overload
@@ -252,7 +236,7 @@ def grad(
     argnums: DiffState,
     has_aux: tp.Literal[False] = False,
     **options: tp.Unpack[GraphGradKeywords],
-) -> Transformed[P, AnyState]: ...
+) -> Transform[P, AnyState]: ...
 @tp.overload
 def grad(
     f: tp.Callable[P, tp.Any],
@@ -260,11 +244,11 @@ def grad(
     argnums: Argnums = 0,
     has_aux: bool = False,
     **options: tp.Unpack[GradKeywords],
-) -> Transformed[P, tp.Any]: ...
+) -> Transform[P, tp.Any]: ...
 @tp.overload
 def grad(
     *, argnums: Argnums = 0, has_aux: bool = False, **options: tp.Unpack[GradKeywords]
-) -> tp.Callable[[tp.Callable[P, tp.Any]], Transformed[P, tp.Any]]: ...
+) -> tp.Callable[[tp.Callable[P, tp.Any]], Transform[P, tp.Any]]: ...
 def grad(
     f: tp.Any = MISSING,
     *,
@@ -317,7 +301,7 @@ def grad(
     (['bias'], (4, 3))
     """
     given = (argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
-    return decorated(GradWrapped, f, grad_options("grad", *given))
+    return _decorated(f, "grad", *given)
 
 
 @tp.overload
@@ -335,7 +319,7 @@ def value_and_grad(
     argnums: DiffState,
     has_aux: bool = False,
     **options: tp.Unpack[GraphGradKeywords],
-) -> Transformed[P, tuple[R, AnyState]]: ...
+) -> Transform[P, tuple[R, AnyState]]: ...
 @tp.overload
 def value_and_grad(
     f: tp.Callable[P, R],
@@ -343,11 +327,11 @@ def value_and_grad(
     argnums: Argnums = 0,
     has_aux: bool = False,
     **options: tp.Unpack[GradKeywords],
-) -> Transformed[P, tuple[R, tp.Any]]: ...
+) -> Transform[P, tuple[R, tp.Any]]: ...
 @tp.overload
 def value_and_grad(
     *, argnums: Argnums = 0, has_aux: bool = False, **options: tp.Unpack[GradKeywords]
-) -> tp.Callable[[tp.Callable[P, R]], Transformed[P, tuple[R, tp.Any]]]: ...
+) -> tp.Callable[[tp.Callable[P, R]], Transform[P, tuple[R, tp.Any]]]: ...
 def value_and_grad(
     f: tp.Any = MISSING,
     *,
@@ -380,4 +364,4 @@ def value_and_grad(
     (0.0, [1.0, 1.0, 1.0])
     """
     given = (argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
-    return decorated(GradWrapped, f, grad_options("value_and_grad", *given))
+    return _decorated(f, "value_and_grad", *given)

@@ -8,193 +8,144 @@ so static attributes do not matter; what is shared in the primal must be shared 
 from __future__ import annotations
 
 import functools
-import itertools
 import typing as tp
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._errors import path_text, short_type
 from nnxlite._jax import is_ref, new_ref
 from nnxlite._state import State
-from nnxlite.boundary import CallDef, Inputs, further_places, is_root, leaves_of_code
-from nnxlite.graph import STATE, ArrayCode, Code, ContainerCode, GraphDef, NodeCode, Path, StaticDef
-from nnxlite.variables import Variable, VariableDef, make
-
-Place = tuple[int, Path]
-"""The root of a leaf, by number, and the path from there."""
-
-MISSING_LEAF: tp.Any = object()
+from nnxlite.boundary import CallDef, Inputs, further_leaves, leaves_of_code
+from nnxlite.graph import STATE, ArrayCode, Code, ContainerCode, GraphDef, Path, StaticDef
+from nnxlite.variables import VariableDef, make
 
 
-class TangentForm(tp.NamedTuple):
-    """What tangents are compared with.
+class Tangents(tp.NamedTuple):
+    """What tangents have to be like.
 
     Attributes:
-        call: the values, without their leaves.
-        template: the part of the values' tree that has tangents, with positions for leaves.
-        leaves: the leaves of the values.
-        what: "tangent" or "cotangent".
-        error: makes the errors about structure.
-        partial: whether a State may lack leaves, which are then zero.
-        wanted: for each leaf whether it can have a tangent; None for all.
+        what: the tangents, for messages.
+        error: the class of errors about structure.
+        dtype_error: that of errors about dtypes.
+        needed: which leaves must have one: all, none, or those of each object that has some tangents,
+            and of each State that has some.
+        wanted: which leaves can have one; None for all.
         lenient: whether any tangent of a leaf without a derivative is ignored.
     """
 
-    call: CallDef
-    template: tp.Any
-    leaves: tp.Sequence[tp.Any]
     what: str
-    error: tp.Callable[[str], Exception]
-    partial: bool = True
+    error: type[Exception]
+    dtype_error: type[Exception] = TypeError
+    needed: tp.Literal["none", "of objects", "of objects and States", "all"] = "none"
     wanted: tp.Sequence[bool] | None = None
     lenient: bool = False
 
-    def text_of(self, place: Place) -> str:
-        """The path of a graph leaf, for messages."""
-        return self.call.text_of(*place)
+    def of_leaves(self, call: CallDef, leaves: tp.Sequence[tp.Any], given: tp.Any) -> list[tp.Any]:
+        """The tangent of each leaf; None for a leaf that has none.
 
+        Args:
+            call, leaves: the values, or their shapes.
+            given: the tangents, in the form of the values.
 
-def by_leaf(form: TangentForm, given: tp.Any) -> dict[int, tp.Any]:
-    """The leaves of a tangent, by number of the leaf of the values that they belong to.
-
-    Raises `form.error` where the tangent has another structure.
-    """
-    positions, treedef = jax.tree_util.tree_flatten(form.template)
-    try:
-        parts = treedef.flatten_up_to(given)
-    except (ValueError, TypeError) as error:
-        raise form.error(
-            f"The {form.what} must have the tree structure of what it belongs to, {treedef}. "
-            f"({error})"
-        ) from None
-    number = {position: leaf for leaf, position in enumerate(form.call.array_positions())}
-    root_of = {position: root for root, position in enumerate(form.call.where)}
-    arrays: dict[int, tp.Any] = {}
-    roots: dict[int, tp.Any] = {}
-    for position, part in zip(positions, parts):
-        if position in root_of:
-            roots[root_of[position]] = part
+        Raises:
+            ValueError: for a tangent of another shape.
+            error: for one of another structure, or of a leaf without a derivative.
+            dtype_error: for one of another dtype.
+        """
+        other = Inputs(given, call.trees, call.names, inside=True)
+        offered, values = other.definition, other.leaves
+        if _same_leaves(call, offered):
+            found = dict(enumerate(values))
         else:
-            value = part._box.value if isinstance(part, Variable) else part
-            arrays[number[position]] = value
-    graph = _graph_leaves(form, roots)
-    return {**arrays, **{form.call.num_arrays + leaf: x for leaf, x in graph.items()}}
+            found = self._by_path(call, leaves, other)
+        return [self._checked(call, i, x, found.get(i)) for i, x in enumerate(leaves)]
 
+    def _by_path(
+        self, call: CallDef, leaves: tp.Sequence[tp.Any], given: Inputs
+    ) -> dict[int, tp.Any]:
+        """The tangents by the number of the leaf that they belong to."""
+        offered, values = given.definition, given.leaves
+        number_of = {leaf.path: i for i, leaf in (*enumerate(call.leaves()), *further_leaves(call))}
+        source: dict[int, tuple[int, Path]] = {}
+        for other, place in (*enumerate(offered.leaves()), *further_leaves(offered)):
+            leaf, path = number_of.get(place.path), place.path
+            if leaf is None:
+                raise self.error(
+                    f"{self.what} at '{path_text(path)}' is a {short_type(values[other])}, where "
+                    "there is no leaf. Give it the form of what it belongs to; a State may stand for "
+                    "an object, and None for all that has none."
+                )
+            known, first = source.setdefault(leaf, (other, path))
+            if (
+                known != other and not call.trees
+            ):  # a tree may have lost its sharing in `jax.tree.map`
+                raise self.error(
+                    f"{self.what}: the leaf shared by '{path_text(first)}' and '{path_text(path)}' has "
+                    "two different ones. Share them in the same way."
+                )
+        places, roots = call.leaves(), offered.leaves()
+        whole = {
+            places[leaf].root
+            for leaf, (other, _) in source.items()
+            if (root := roots[other].root) is not None
+            if self.needed != "of objects" or not isinstance(given.roots[root], State)
+        }
+        for leaf, place in enumerate(places):
+            partial = self.needed == "none" or (self.needed != "all" and place.root not in whole)
+            if leaf not in source and not partial and self._is_wanted(leaf, leaves[leaf]):
+                raise self.error(
+                    f"{self.what} at '{place.text()}' is nothing, where the "
+                    f"{short_type(leaves[leaf])} needs an array of its shape."
+                )
+        return {leaf: values[other] for leaf, (other, _) in source.items()}
 
-def _graph_leaves(form: TangentForm, roots: dict[int, tp.Any]) -> dict[int, tp.Any]:
-    """The tangents of graph leaves, by leaf number, from those of the roots."""
-    decoded = form.call.graphdef.decoded
-    objects: dict[int, tp.Any] = {}
-    out: dict[int, tp.Any] = {}
-    for root, part in roots.items():
-        code = decoded.roots[root]
-        leaf = decoded.node_leaves[code.number] if isinstance(code, NodeCode) else -1
-        if is_root(part):
-            objects[root] = part
-        elif part is None:
-            continue
-        elif leaf >= 0 and jax.tree_util.tree_structure(part) == jax.tree_util.tree_structure(
-            form.leaves[form.call.num_arrays + leaf]
-        ):
-            out[leaf] = part
-        else:
-            raise form.error(
-                f"The {form.what} of '{form.text_of((root, ()))}' must be an object of the same "
-                f"form, a State, or None, got {type(part).__name__}."
+    def _is_wanted(self, leaf: int, value: tp.Any) -> bool:
+        if self.wanted is not None and not self.wanted[leaf]:
+            return False
+        return has_derivative(value)
+
+    def _checked(self, call: CallDef, leaf: int, value: tp.Any, tangent: tp.Any) -> tp.Any:
+        """The tangent of a leaf, as an array; a Python float is one of any floating-point dtype."""
+        if tangent is None or getattr(tangent, "dtype", None) == FLOAT0:
+            return None
+        at = f"{self.what} at '{call.leaves()[leaf].text()}' is"
+        if not self._is_wanted(leaf, value):
+            if self.lenient and (self.wanted is None or self.wanted[leaf]):
+                return None
+            raise self.error(
+                f"{at} a {short_type(tangent)}, but the {short_type(value)} there is not "
+                "differentiated: it must be None."
             )
-    if not objects:
-        return out
-    given = Inputs(list(objects.values()), form.call.trees)
-    whole = len(objects) == len(decoded.roots) and (form.wanted is None or all(form.wanted))
-    if whole and given.graphdef is form.call.graphdef:
-        return {**out, **dict(enumerate(given.values))}
-    return {**out, **_matched(form, objects, given)}
-
-
-def _matched(form: TangentForm, objects: dict[int, tp.Any], given: Inputs) -> dict[int, tp.Any]:
-    """Tangents of graph leaves, matched by their paths."""
-    back = dict(enumerate(objects))
-    wanted = places(form.call)
-    if form.wanted is not None:
-        flags = form.call.by_side(form.wanted)[1]
-        wanted = {place: leaf for place, leaf in wanted.items() if flags[leaf]}
-    offered = {(back[root], path): leaf for (root, path), leaf in places(given.define()).items()}
-    unknown = [place for place in offered if place not in wanted]
-    if unknown:
-        raise form.error(
-            f"The {form.what} has a leaf at '{form.text_of(unknown[0])}', where there is none to "
-            "differentiate."
-        )
-    source: dict[int, tuple[int, Place]] = {}
-    for place, leaf in wanted.items():
-        other = offered.get(place)
-        if other is None:
-            continue
-        known, first = source.setdefault(leaf, (other, place))
-        if known != other:
-            raise form.error(
-                f"The leaf shared by '{form.text_of(first)}' and '{form.text_of(place)}' has two "
-                f"different {form.what}s. Share the {form.what} in the same way."
-            )
-    for (root, path), leaf in wanted.items():
-        if root in objects and leaf not in source:
-            if not (form.partial and isinstance(objects[root], State)):
-                raise form.error(f"The {form.what} has no leaf at '{form.text_of((root, path))}'.")
-    return {leaf: given.values[other] for leaf, (other, _) in source.items()}
-
-
-def places(call: CallDef) -> dict[Place, int]:
-    """Each graph leaf by every path that it has."""
-    every = itertools.chain(enumerate(call.graph_leaves()), further_places(call))
-    return {(tp.cast(int, place.root), place.below): leaf for leaf, place in every}
-
-
-def tangent_leaves(
-    form: TangentForm, tangents: tp.Mapping[int, tp.Any], wanted: tp.Iterable[int]
-) -> list[tp.Any]:
-    """The tangents of some leaves; zero where none was given.
-
-    Raises:
-        ValueError: for a tangent of another shape.
-        TypeError: for a tangent of another dtype.
-    """
-    return [_checked(form, i, form.leaves[i], tangents.get(i, MISSING_LEAF)) for i in wanted]
-
-
-def _checked(form: TangentForm, leaf: int, value: tp.Any, tangent: tp.Any) -> tp.Any:
-    """The tangent of a leaf that has this value."""
-
-    def name() -> str:
-        return form.call.leaves()[leaf].text()
-
-    if is_ref(value):  # its tangent is a reference, too
-        content = tangent[...] if is_ref(tangent) else tangent
-        return new_ref(_checked(form, leaf, abstract(value), content))
-    leaves, treedef = jax.tree_util.tree_flatten(value)
-    dtypes = [tangent_dtype(leaf) for leaf in leaves]
-    if form.lenient and all(dtype == FLOAT0 for dtype in dtypes):
-        tangent = MISSING_LEAF
-    if tangent is MISSING_LEAF or (tangent is None and value is not None):
-        return jax.tree_util.tree_map(zero_tangent, value)
-    given, other = jax.tree_util.tree_flatten(tangent)
-    if other != treedef:
-        raise form.error(
-            f"The {form.what} of '{name()}' has the tree structure {other}, the value has "
-            f"{treedef}."
-        )
-    for x, t, dtype in zip(leaves, given, dtypes):
-        if _shape(x) != _shape(t):
+        if is_ref(value):  # its tangent is a reference, too
+            content = tangent[...] if is_ref(tangent) else tangent
+            return new_ref(self._checked(call, leaf, abstract(value), content))
+        is_number = isinstance(tangent, (bool, int, float, complex))
+        if not (is_number or hasattr(tangent, "dtype")) or _shape(tangent) != _shape(value):
             raise ValueError(
-                f"The {form.what} of '{name()}' has the shape {_shape(t)}, the value has "
-                f"{_shape(x)}."
+                f"{at} {short_type(tangent)}, where {short_type(value)} needs one of its shape."
             )
-        if _dtype(t) != dtype:
-            why = " (an integer has no derivative)" if dtype == FLOAT0 else ""
-            raise TypeError(
-                f"The {form.what} of '{name()}' has the dtype {_dtype(t)}, expected {dtype}{why}."
-            )
-    return tangent
+        dtype = _dtype(value)
+        array = tangent if isinstance(tangent, jax.Array) else jnp.asarray(tangent)
+        if array.dtype == dtype:
+            return array
+        if type(tangent) is float and jnp.issubdtype(dtype, jnp.floating):
+            return array.astype(dtype)
+        raise self.dtype_error(
+            f"{at} {short_type(array)}, where {short_type(value)} needs one of its own dtype. "
+            f"Convert it with .astype({str(dtype)!r})."
+        )
+
+
+def _same_leaves(one: CallDef, other: CallDef) -> bool:
+    """Whether two calls have the same leaves at the same paths."""
+    return (
+        one.treedef == other.treedef
+        and one.where == other.where
+        and one.graphdef.structure is other.graphdef.structure
+        and one.structure == other.structure
+    )
 
 
 class States:
@@ -274,6 +225,11 @@ def tangent_dtype(x: tp.Any) -> tp.Any:
 @functools.cache
 def _tangents_of(dtype: tp.Any) -> tp.Any:
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else FLOAT0
+
+
+def has_derivative(x: tp.Any) -> bool:
+    """Whether a value is one of floating-point or complex numbers; TypeError for what is no array."""
+    return tangent_dtype(x) != FLOAT0
 
 
 def zero_tangent(x: tp.Any) -> tp.Any:

@@ -17,11 +17,13 @@ from nnxlite._errors import path_text
 from nnxlite._jax import key_name
 from nnxlite._state import State
 from nnxlite.boundary import (
+    CallDef,
     Inputs,
     MergeContext,
     NodePrefix,
     SplitContext,
     broadcast,
+    further_places,
     is_root,
     labels,
     merge_context,
@@ -30,7 +32,6 @@ from nnxlite.boundary import (
 )
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import GraphDef, Path, is_graph_node
-from nnxlite.transforms._tangents import places
 from nnxlite.variables import MISSING, Variable, is_variable
 
 KeyPath = tuple[tp.Any, ...]
@@ -262,6 +263,12 @@ def _refuse_inconsistent_prefixes(tree: tp.Any, prefix: tp.Any) -> None:
     labels(call, settings, "prefix")
 
 
+def _places(call: CallDef) -> dict[tuple[int, Path], int]:
+    """Each graph leaf by every path that it has: the number of its root, and the path from there."""
+    every = (*enumerate(call.graph_leaves()), *further_places(call))
+    return {(tp.cast(int, place.root), place.below): leaf for leaf, place in every}
+
+
 def prefix(
     node: tp.Any,
     filter_map: tp.Mapping[Filter, tp.Any] | tp.Callable[[Path, tp.Any], tp.Any],
@@ -323,7 +330,7 @@ def _node_prefixes(
     settings: list[dict[Path, tp.Any]] = [{} for _ in roots]
     aliases: list[list[tuple[Path, Path | None]]] = [[] for _ in roots]
     first: dict[int, tuple[int, Path]] = {}
-    for (root, path), leaf in places(inputs.define()).items():
+    for (root, path), leaf in _places(inputs.define()).items():
         if leaf in first:
             at, other = first[leaf]
             settings[root][path] = settings[at][other]

@@ -12,20 +12,12 @@ import typing as tp
 import jax
 
 from nnxlite._config import Modes
-from nnxlite._jax import is_ref
-from nnxlite.boundary import CallDef, Inputs, Partition, enter, labels
+from nnxlite._jax import is_ref, new_ref
+from nnxlite.boundary import Partition, labels
 from nnxlite.transforms._call import Call
-from nnxlite.transforms._derivatives import Parts, of_chosen
-from nnxlite.transforms._tangents import (
-    FLOAT0,
-    TangentForm,
-    abstract,
-    by_leaf,
-    tangent_dtype,
-    tangent_leaves,
-    zero_tangent,
-)
-from nnxlite.transforms._wrapper import R, Transform, decorated, unbind
+from nnxlite.transforms._derivatives import of_arguments, pulled_back, pushed_forward
+from nnxlite.transforms._tangents import Tangents, abstract, has_derivative, zero_tangent
+from nnxlite.transforms._wrapper import Options, R, Transform, decorated, unbind
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
@@ -35,34 +27,12 @@ Primals = tp.TypeVarTuple("Primals")
 Aux = tp.TypeVar("Aux")
 
 
-class JacobianOptions(tp.NamedTuple):
-    """The options of `vjp` and `jvp`, in one object."""
-
-    name: str
-    modes: Modes
-
-
-def _selected(call: Call) -> Partition:
-    """Which leaves are differentiated: those of the arguments that the function does not carry."""
+def _visible(call: Call) -> list[bool]:
+    """Which leaves can be differentiated: those of the arguments that the function does not carry."""
     template = call.definition.template()[0][call.num_bound :]
     visible = set(jax.tree_util.tree_leaves(template))
     settings: list[tp.Any] = [i in visible for i in range(call.definition.treedef.num_leaves)]
-    flags = labels(call.definition, settings, "differentiation")
-    # JAX has no tangents for references to integers.
-    pairs = zip(flags, call.leaves)
-    return Partition(
-        tuple(flag and not (is_ref(x) and tangent_dtype(x) == FLOAT0) for flag, x in pairs)
-    )
-
-
-def _parts(call: Call) -> tp.Callable[[tp.Any], Parts]:
-    """Divides a value into all its leaves and the rest; it also crosses as a whole, as an object."""
-
-    def parts(value: tp.Any) -> Parts:
-        shown = Inputs(value, call.definition.trees)
-        return shown.leaves, shown.define(), value
-
-    return parts
+    return labels(call.definition, settings, "differentiation")
 
 
 @tp.overload
@@ -132,48 +102,35 @@ def vjp(
     modes = Modes.of(graph, graph_updates)
     if f is MISSING or not primals:
         given = {"has_aux": has_aux, "reduce_axes": tuple(reduce_axes)}
-        return decorated(Later, f, LaterOptions(vjp, modes, given))
-    call = Call.under(JacobianOptions("vjp", modes), unbind(f), primals, {})
-    selected = _selected(call)
-    run, chosen = of_chosen(call, selected, has_aux, _parts(call))
+        return decorated(Transform, f, Options.of("vjp", modes, _run_later, **given))
+    call = Call.under(Options.of("vjp", modes, vjp), unbind(f), primals, {}, inside=True)
     extra = {"reduce_axes": tuple(reduce_axes)} if reduce_axes else {}
     with call.naming_arguments():
-        leaves, pull_leaves, (form, crossing) = jax.vjp(run, chosen, has_aux=True, **extra)
-    result = call.put_back(crossing)
-    pull = _pull_back(call, selected, form.value, leaves, pull_leaves)
-    return (result[0], pull, result[1]) if has_aux else (result, pull)
+        visible = _visible(call)
+        selected = Partition(
+            tuple([seen and has_derivative(x) for seen, x in zip(visible, call.leaves)])
+        )
+        zeros = [
+            zero_tangent(abstract(x)) if seen or is_ref(x) else None
+            for seen, x in zip(selected.split(visible)[1], selected.split(call.leaves)[1])
+        ]
+        form = Tangents("vjp: the cotangent", ValueError, needed="of objects")
+        out = pulled_back(call, selected, has_aux, has_derivative, form, zeros, **extra)
+    references = [i for i in selected.positions[0] if is_ref(call.leaves[i])]
+    return _without_cotangents(call, references[0], out) if references else out
 
 
-def _pull_back(
-    given: Call,
-    selected: Partition,
-    form: CallDef,
-    leaves: list[tp.Any],
-    pull_leaves: tp.Callable[..., tp.Any],
-) -> tp.Callable[[tp.Any], tuple[tp.Any, ...]]:
-    """The function that `vjp` returns; it keeps only those primals alive that the derivative needs."""
-    call, num_bound = given.definition, given.num_bound
-    shapes = jax.tree_util.tree_map(abstract, leaves)
-    shown = TangentForm(form, form.template(), shapes, what="cotangent", error=ValueError)
-    references = [i for i in selected.positions[0] if is_ref(given.leaves[i])]
-    name, named = given.name, given.definition
-    others = (given.leaves[i] for i in selected.positions[1])
-    nothing = [zero_tangent(abstract(x)) if is_ref(x) else None for x in others]
+def _without_cotangents(call: Call, leaf: int, out: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
+    """What `vjp` returns for a call with a reference: its pullback raises an error that names it."""
+    message = (
+        f"{call.name}: '{call.leaf_text(leaf)}' is an array reference, of which JAX returns no "
+        "cotangent. Pass an object without references (nnx.to_arrays), or let the function capture it."
+    )
 
-    def vjp_fun(cotangent: tp.Any) -> tuple[tp.Any, ...]:
-        """Cotangents of the arguments, from one of the value."""
-        if references:
-            raise ValueError(
-                f"{name}: '{named.leaves()[references[0]].text()}' is an array reference, of which "
-                "JAX returns no cotangent. Pass an object without references (nnx.to_arrays), or let "
-                "the function capture it."
-            )
-        given = by_leaf(shown, cotangent)
-        (grads,) = pull_leaves(tangent_leaves(shown, given, range(len(shapes))))
-        (args, _), _ = enter(call, selected.join(grads, nothing))
-        return args[num_bound:]
+    def vjp_fun(cotangent: tp.Any) -> tp.NoReturn:
+        raise ValueError(message)
 
-    return vjp_fun
+    return (out[0], vjp_fun, *out[2:])
 
 
 @tp.overload
@@ -237,50 +194,32 @@ def jvp(
     """
     modes = Modes.of(graph, graph_updates)
     if f is MISSING or primals is MISSING or tangents is MISSING:
-        return decorated(Later, f, LaterOptions(jvp, modes, {"has_aux": has_aux}))
+        return decorated(Transform, f, Options.of("jvp", modes, _run_later, has_aux=has_aux))
     if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
         raise TypeError(
             "primal and tangent arguments to jvp must be tuples or lists, one entry for each "
             f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
         )
-    call = Call.under(JacobianOptions("jvp", modes), unbind(f), tuple(primals), {})
-    template, selected = call.definition.template()[0][call.num_bound :], _selected(call)
-    form = TangentForm(call.definition, template, call.leaves, "tangent", TypeError)
-    given = by_leaf(form, tuple(tangents))
-    run, chosen = of_chosen(call, selected, has_aux, _parts(call))
+    call = Call.under(Options.of("jvp", modes, jvp), unbind(f), tuple(primals), {}, inside=True)
     with call.naming_arguments():
-        along = tangent_leaves(form, given, selected.positions[0])
-        _, moved, (shown, crossing) = jax.jvp(run, (chosen,), (along,), has_aux=True)
-    tangent, _ = enter(shown.value, moved)
-    result = call.put_back(crossing)
-    return (result[0], tangent, result[1]) if has_aux else (result, tangent)
+        form = Tangents("jvp: the tangent", TypeError, needed="of objects", wanted=_visible(call))
+        given = of_arguments(form, call, tangents)
+        for leaf, value in enumerate(call.leaves):  # what is written into a reference has a tangent
+            if given[leaf] is None and is_ref(value) and has_derivative(value):
+                given[leaf] = new_ref(zero_tangent(abstract(value)))
+        return pushed_forward(call, given, has_aux, has_derivative, zeros=True)
 
 
-class LaterOptions(tp.NamedTuple):
-    """The options of a call of `vjp` or `jvp` without primals."""
-
-    transform: tp.Callable[..., tp.Any]
-    modes: Modes
-    given: dict[str, tp.Any]
-
-
-class Later(Transform[..., tp.Any]):
-    """A function to differentiate, waiting for its primals."""
-
-    options: LaterOptions
-
-    @property
-    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Of the transform."""
-        return self.options.transform.__name__
-
-    def __call__(self, *args: tp.Any, **given: tp.Any) -> tp.Any:
-        transform, (graph, updates), first = self.options
-        options = {"graph": graph, "graph_updates": updates, **first, **given}
-        return transform(self.__wrapped__, *args, **options)
-
-    def __get__(self, instance: tp.Any, owner: tp.Any = None) -> tp.Any:
-        bound = super().__get__(instance, owner)
-        if instance is None or self.options.transform is vjp:  # the instance is the first primal
-            return bound
-        return Later(functools.partial(self.__wrapped__, instance), self.options)
+def _run_later(later: Transform[..., tp.Any], args: tp.Any, kwargs: dict[str, tp.Any]) -> tp.Any:
+    """Differentiate a function that has waited for its primals, and for its tangents with `jvp`."""
+    name, (graph, updates), _, more = later.options
+    options = {"graph": graph, "graph_updates": updates, **dict(more), **kwargs}
+    if name == "vjp":
+        return vjp(later.__wrapped__, *args, **options)
+    # The object of a method comes before primals and tangents.
+    carried = len(args) - len({"primals", "tangents"} - kwargs.keys())
+    if carried > 0:
+        return jvp(
+            functools.partial(later.__wrapped__, *args[:carried]), *args[carried:], **options
+        )
+    return jvp(later.__wrapped__, *args, **options)

@@ -18,7 +18,7 @@ import weakref
 import jax
 
 from nnxlite._config import Modes
-from nnxlite._jax import EAGER, trace_state
+from nnxlite._jax import EAGER, drop_hidden_frames, trace_state
 from nnxlite._statics import ById, UnhashableStatic, facts, static_key
 from nnxlite.boundary import Inputs, is_root, parameter_names, parameters_of
 from nnxlite.objects import BoundMethod, Module, in_scope
@@ -90,7 +90,11 @@ class Transform(tp.Generic[P, R]):
         return self.options.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.options.run(self, args, kwargs)
+        try:
+            return self.options.run(self, args, kwargs)
+        except Exception as error:
+            drop_hidden_frames(error)
+            raise
 
     @tp.overload
     def __get__(self, instance: None, owner: tp.Any = None) -> tp.Self: ...
@@ -348,10 +352,15 @@ def call_object(fun: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
 
 
 def inputs_in_mode(
-    bound: Unbound, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], options: tp.Any
+    bound: Unbound,
+    args: tuple[tp.Any, ...],
+    kwargs: dict[str, tp.Any],
+    options: tp.Any,
+    inside: bool = False,
 ) -> Inputs:
     """The arguments of a call, after those that the function carries."""
-    inputs = Inputs.of_call((*bound.args, *args), {**bound.kwargs, **kwargs}, bound.names)
+    args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
+    inputs = Inputs.of_call(args, kwargs, bound.names, inside=inside)
     return inputs.in_mode(options.modes.graph, options.name)
 
 

@@ -320,7 +320,7 @@ def test_a_diff_state_names_the_variables_that_are_differentiated():
         nnx.grad(f)(m)
 
     f.defvjp(lambda m: (f(m), None), lambda residual, g: (g[0][0],))
-    with pytest.raises(TypeError, match="cotangent has a leaf at 'm.n', where there is none"):
+    with pytest.raises(TypeError, match="cotangent at 'm.n' is a .*not differentiated"):
         nnx.grad(f, argnums=only_x)(m)
 
 
@@ -470,14 +470,26 @@ def test_a_call_before_defvjp_is_refused():
     [
         (lambda r, g: (g[0][0],), TypeError, "one cotangent for each differentiated argument, 2"),
         (lambda r, g: 3.0, TypeError, "of them, got float"),
-        (lambda r, g: (1.0, 1.0), TypeError, "cotangent of 'm' must be an object of the same form"),
-        (lambda r, g: (nnx.State({"x": nnx.Param(1.0)}), 1.0), TypeError, "no leaf at 'm.n'"),
-        (lambda r, g: (nnx.State({"q": nnx.Param(1.0)}), 1.0), TypeError, "a leaf at 'm.q'"),
-        (lambda r, g: (None, jnp.ones(2)), ValueError, r"of 'x' has the shape \(2,\)"),
+        (lambda r, g: (1.0, 1.0), TypeError, "'m' is a float, where there is no leaf. Give"),
+        (
+            lambda r, g: (nnx.State({"x": nnx.Param(1.0)}), 1.0),
+            TypeError,
+            "the cotangent at 'm.n' is nothing",
+        ),
+        (
+            lambda r, g: (nnx.State({"q": nnx.Param(1.0)}), 1.0),
+            TypeError,
+            "'m.q' is a float, where there is no",
+        ),
+        (
+            lambda r, g: (None, jnp.ones(2)),
+            ValueError,
+            r"at 'x' is float32\[2\], where float32\[\] needs",
+        ),
         (
             lambda r, g: (None, jnp.array(1)),
             TypeError,
-            "of 'x' has the dtype int32, expected float32",
+            r"at 'x' is int32\[\], where float32\[\] needs one of its own dtype",
         ),
     ],
 )

@@ -234,8 +234,11 @@ def test_sharing_is_refused_in_tree_mode():
 @pytest.mark.parametrize(
     "cotangent, message",
     [
-        (jnp.ones(3), r"cotangent of '<root>' has the shape \(3,\), the value has \(2,\)"),
-        ((jnp.ones(2),), "has the tree structure .*, the value has"),
+        (jnp.ones(3), r"cotangent at '<root>' is float32\[3\], where float32\[2\] needs one of"),
+        (
+            (jnp.ones(2),),
+            r"cotangent at '0' is a float32\[2\], where there is no leaf. Give it the",
+        ),
     ],
 )
 def test_a_cotangent_that_does_not_fit_is_refused(cotangent, message):
@@ -246,15 +249,22 @@ def test_a_cotangent_that_does_not_fit_is_refused(cotangent, message):
 
 def test_cotangents_of_objects_are_matched_by_path():
     _, pull = nnx.vjp(lambda m: {"m": m}, Foo())
-    with pytest.raises(ValueError, match="cotangent has a leaf at 'm.z'"):
+    with pytest.raises(ValueError, match="cotangent at 'm.z' is a float, where there is no leaf"):
         pull({"m": nnx.State({"z": nnx.Param(1.0)})})
-    with pytest.raises(ValueError, match=r"of 'm.x' has the shape \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"at 'm.x' is float32\[2\], where float32\[\] needs one of its shape"
+    ):
         pull({"m": nnx.State({"x": nnx.Param(jnp.ones(2))})})
-    with pytest.raises(ValueError, match="cotangent has no leaf at 'm.n'"):
+    with pytest.raises(ValueError, match="cotangent at 'm.n' is nothing, where the float32"):
         pull({"m": nnx.Dict(x=nnx.Param(1.0), y=nnx.Param(1.0))})
-    with pytest.raises(ValueError, match="cotangent of 'm' must be an object of the same form"):
+    with pytest.raises(
+        ValueError, match="cotangent at 'm' is a float, where there is no leaf.*a State may stand"
+    ):
         pull({"m": 3.0})
-    with pytest.raises(TypeError, match="of 'm.x' has the dtype int32, expected float32"):
+    with pytest.raises(
+        TypeError,
+        match=r"'m.x' is int32\[\], where float32\[\] needs one of its own dtype. .*astype",
+    ):
         pull({"m": nnx.State({"x": nnx.Param(jnp.array(1))})})
 
 
@@ -339,32 +349,42 @@ def test_jvp_composes():
     "primals, tangents, error, message",
     [
         (1.0, 1.0, TypeError, "must be tuples or lists"),
-        ((1.0,), (1.0, 2.0), TypeError, "must have the tree structure of what it belongs to"),
+        ((1.0,), (1.0, 2.0), TypeError, "1 primals and 2 tangents; give one"),
         (
             (1.0,),
             (jnp.ones(2),),
             ValueError,
-            r"tangent of 'args\[0\]' has the shape \(2,\), the value has \(\)",
+            r"tangent at 'args\[0\]' is float32\[2\], where float needs one of its shape",
         ),
-        ((1,), (1,), TypeError, r"dtype int32, expected .*float0.*an integer has no derivative"),
+        (
+            (1,),
+            (1,),
+            TypeError,
+            r"'args\[0\]' is a int, but the int there is not differentiated: it must be None",
+        ),
         (
             (Foo(),),
             (nnx.Dict(q=nnx.Param(1.0)),),
             TypeError,
-            r"tangent has a leaf at 'args\[0\].q'",
+            r"tangent at 'args\[0\].q' is a float, where there is no leaf",
         ),
         (
             (Foo(),),
             (nnx.Dict(x=nnx.Param(1.0)),),
             TypeError,
-            r"tangent has no leaf at 'args\[0\].n'",
+            r"tangent at 'args\[0\].n' is nothing, where",
         ),
-        ((Foo(),), (2.0,), TypeError, r"tangent of 'args\[0\]' must be an object of the same form"),
+        (
+            (Foo(),),
+            (2.0,),
+            TypeError,
+            r"tangent at 'args\[0\]' is a float, where there is no leaf.*a State may stand",
+        ),
         (
             (Foo(),),
             (nnx.State({"x": nnx.Param(jnp.ones(2))}),),
             ValueError,
-            r"tangent of 'args\[0\].x' has the shape \(2,\)",
+            r"tangent at 'args\[0\].x' is float32\[2\], where float32\[\] needs one of its shape",
         ),
     ],
 )
@@ -376,7 +396,7 @@ def test_tangents_that_do_not_fit_are_refused_by_path(primals, tangents, error, 
 def test_a_shared_variable_has_one_tangent():
     m = Foo()
     tangents = nnx.state(m, nnx.Param), nnx.State({"x": nnx.Param(1.0)})
-    with pytest.raises(TypeError, match="shared by 'a.x' and 'b.x' has two different tangents"):
+    with pytest.raises(TypeError, match="shared by 'a.x' and 'b.x' has two different ones"):
         nnx.jvp(lambda a, b: a.x * b.x, (m, m), tangents)
     shared = nnx.state(m, nnx.Param)
     assert float(nnx.jvp(lambda a, b: a.x * b.x, (m, m), (shared, shared))[1]) == 2.0
@@ -387,7 +407,7 @@ def test_a_value_that_is_a_pytree_has_a_tangent_of_its_structure():
     t = nnx.Param({"a": jnp.array(10.0), "b": jnp.array(20.0)})
     y, dy = nnx.jvp(lambda v: v.value["a"] * v.value["b"], (v,), (t,))
     assert (float(y), float(dy)) == (2.0, 40.0)
-    with pytest.raises(TypeError, match="has the tree structure"):
+    with pytest.raises(TypeError, match="tangent at 'v.b' is nothing"):
         nnx.jvp(lambda v: v.value["a"], (v,), (nnx.Param({"a": 1.0}),))
 
 
@@ -413,7 +433,7 @@ def test_jvp_differentiates_along_array_references():
         m.r[...] = 1.0
         y, dy = nnx.jvp(scaled_by_reference, (m,), (tangent,))
         assert (float(y), float(dy), float(m.r.value)) == (6.0, 4.0, 3.0)
-    with pytest.raises(ValueError, match=r"The tangent of 'm.r' has the shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"tangent at 'm.r' is float32\[2\], where .* its shape"):
         nnx.jvp(scaled_by_reference, (m,), (nnx.State({"r": jnp.ones(2)}),))
 
 
