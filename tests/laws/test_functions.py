@@ -339,8 +339,11 @@ def call_bare(model):
 PLACES = [place for name, place in sorted(globals().items()) if name.startswith(("in_", "as_"))]
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+PAIRS = [(w, p) for i, w in enumerate(WAYS) for j, p in enumerate(PLACES) if (i + j) % 3 == 0]
+"""A third: each way in a third of the places, each place for a third of the ways."""
+
+
+@pytest.mark.parametrize("way, place", PAIRS, ids=lambda function: function.__name__)
 def test_a_function_that_is_defined_again_is_traced_again(way, place):
     if place is in_shapes:  # the two functions are equal to themselves only: refused, not stale
         with pytest.raises(TypeError, match="act|structure"):

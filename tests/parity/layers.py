@@ -1,10 +1,8 @@
-"""Comparing a layer with the reference's: states bit for bit, results, gradients, signatures."""
+"""Comparing a layer with the reference's: states bit for bit, results, gradients."""
 
 from __future__ import annotations
 
 import functools
-import inspect
-import typing as tp
 
 import jax
 import jax.numpy as jnp
@@ -86,19 +84,6 @@ def assert_same_programs(ours, theirs, x, run=lambda layer, x: layer(x), factor=
     if str(jax.make_jaxpr(f)(values, x)) != str(jax.make_jaxpr(g)(values_, x)):
         quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
         assert_equal_results(quick(f)(values, x), quick(g)(values_, x), factor)
-
-
-def assert_equal_signature(mine, theirs, more=()):
-    """The same parameters, kinds and defaults; `more` names further ones of ours, at the end."""
-    ours = [p for p in inspect.signature(mine).parameters.values() if p.name not in more]
-    for parameter, other in zip(ours, inspect.signature(theirs).parameters.values(), strict=True):
-        assert (parameter.name, parameter.kind) == (other.name, other.kind)
-        if parameter.default is other.default or callable(other.default):
-            continue
-        if isinstance(other.default, tp.Mapping):
-            assert dict(parameter.default) == dict(other.default)
-        else:
-            assert parameter.default == other.default
 
 
 def static_attributes(lib, layer):

@@ -14,7 +14,6 @@ from tests.nn.quick import QUICK, normal
 from tests.parity.layers import (
     OLDER,
     assert_equal_results,
-    assert_equal_signature,
     assert_equal_state,
     assert_same_programs,
     leaves,
@@ -90,7 +89,6 @@ def test_weights_alone_are_those_of_the_reference():
     results = []
     for lib in (nnx, ref):
         weights, found = lib.nn.attention.dot_product_attention_weights, []
-        assert_equal_signature(nnx.nn.attention.dot_product_attention_weights, weights)
         for shapes in ({}, {"batch": ()}, {"kv_heads": 2}, {"batch": (2, 3)}, {"dtype": BF16}):
             query, key, _ = arrays(**shapes)
             found.append(weights(query, key, is_causal=True))
@@ -262,35 +260,6 @@ def test_where_the_reference_decodes_wrongly_we_do_not():
         np.testing.assert_allclose(y, wanted[:, i : i + 1], rtol=1e-4, atol=1e-5)
         wrong = max(wrong, float(jnp.abs(theirs(x, decode=True, is_causal=True) - y).max()))
     assert (wrong > 1e-2) == OLDER
-
-
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("dot_product_attention", ("implementation",)),
-        ("dot_product_attention_with_rope", ("attention_fn",)),
-        ("make_attention_mask", ()),
-        ("make_causal_mask", ()),
-        ("combine_masks", ()),
-    ],
-)
-@needs_newer
-def test_signatures_of_functions_are_those_of_the_reference(name, more):
-    assert_equal_signature(getattr(nnx, name), getattr(ref, name), more)
-
-
-@pytest.mark.parametrize("method", ["__init__", "__call__", "init_cache", "set_view"])
-@needs_newer
-def test_signatures_of_the_layer_are_those_of_the_reference(method):
-    assert_equal_signature(
-        getattr(nnx.MultiHeadAttention, method), getattr(ref.MultiHeadAttention, method)
-    )
-
-
-@needs_newer
-def test_signatures_of_rope_are_those_of_the_reference():
-    for method in ("__init__", "__call__"):
-        assert_equal_signature(getattr(nnx.RoPE, method), getattr(ref.RoPE, method))
 
 
 def test_bad_input_raises_what_the_reference_raises():

@@ -20,7 +20,6 @@ import nnxlite as nnx
 from tests.nn.quick import QUICK, quick
 from tests.parity.layers import (
     OLDER,
-    assert_equal_signature,
     assert_equal_state,
     assert_same_programs,
     leaves,
@@ -284,21 +283,6 @@ def test_attributes_are_those_of_the_reference(name):
     ours, theirs = made(nnx, name), made(ref, name)
     for attribute in STATIC[name].split():
         assert getattr(ours, attribute) == getattr(theirs, attribute), attribute
-
-
-SIGNATURES = [
-    *[(name, method) for name in (*MADE, "LoRALinear") for method in ("__init__", "__call__")],
-    ("Sequential", "__init__"),
-    *([] if OLDER else [("Sequential", "__call__")]),
-    ("Dropout", "set_view"),
-    ("Embed", "attend"),
-]
-
-
-@pytest.mark.parametrize(("name", "method"), SIGNATURES)
-def test_signatures_are_those_of_the_reference(name, method):
-    ours, theirs = (getattr(getattr(lib, name), method) for lib in (nnx, ref))
-    assert_equal_signature(ours, theirs)
 
 
 METADATA = [

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import types
+import typing as tp
 
 import pytest
 
 import nnxlite as nnx
 
 flax_nnx = pytest.importorskip("flax.nnx")
+
+from tests.parity.layers import OLDER, ref  # noqa: E402
 
 # Parameters that differ on purpose.
 EXTRA_ALLOWED = {"jit": {"donate"}}
@@ -69,3 +72,48 @@ def test_classes_are_made_with_the_same_parameters(name):
     theirs, ours = getattr(flax_nnx, name), getattr(nnx, name)
     if isinstance(ours, type):
         _check(theirs.__init__, ours.__init__)
+
+
+def assert_equal_signature(mine, theirs, more=()):
+    """The same parameters, kinds and defaults; `more` names further ones of ours, at the end."""
+    ours = [p for p in inspect.signature(mine).parameters.values() if p.name not in more]
+    for parameter, other in zip(ours, inspect.signature(theirs).parameters.values(), strict=True):
+        assert (parameter.name, parameter.kind) == (other.name, other.kind)
+        if parameter.default is other.default or callable(other.default):
+            continue
+        if isinstance(other.default, tp.Mapping):
+            assert dict(parameter.default) == dict(other.default)
+        else:
+            assert parameter.default == other.default
+
+
+LAYERS = """
+BatchNorm Bidirectional Conv ConvTranspose Dropout Einsum Embed GRUCell GroupNorm InstanceNorm
+LSTMCell LayerNorm Linear LinearGeneral LoRA LoRALinear MultiHeadAttention OptimizedLSTMCell PReLU
+RMSNorm RNN RNNCellBase RoPE Sequential SimpleCell SpectralNorm WeightNorm
+""".split()
+METHODS = ("__init__", "__call__", "attend", "initialize_carry", "init_cache", "set_view")
+NEWER = ("MultiHeadAttention", "RoPE", "Sequential")
+"""Layers whose methods have other parameters in an older reference."""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_methods_of_layers_have_the_parameters_and_defaults_of_the_reference(name):
+    if OLDER and name in NEWER:
+        pytest.skip("the installed reference is older than the one we follow")
+    for method in METHODS:
+        theirs = getattr(getattr(ref, name), method, None)
+        if theirs and (name, method) != ("RNNCellBase", "__init__"):  # which is that of `object`
+            assert_equal_signature(getattr(getattr(nnx, name), method), theirs)
+
+
+@pytest.mark.skipif(OLDER, reason="the installed reference is older than the one we follow")
+def test_functions_of_attention_have_the_parameters_and_defaults_of_the_reference():
+    more = {
+        "dot_product_attention": ("implementation",),
+        "dot_product_attention_with_rope": ("attention_fn",),
+    }
+    for name in (*more, "make_attention_mask", "make_causal_mask", "combine_masks"):
+        assert_equal_signature(getattr(nnx, name), getattr(ref, name), more.get(name, ()))
+    name = "dot_product_attention_weights"
+    assert_equal_signature(getattr(nnx.nn.attention, name), getattr(ref.nn.attention, name))
