@@ -78,28 +78,40 @@ class Tangents(tp.NamedTuple):
                     "an object, and None for all that has none."
                 )
             known, first = source.setdefault(leaf, (other, path))
-            if (
-                known != other and not call.trees
-            ):  # a tree may have lost its sharing in `jax.tree.map`
+            # A tree may have lost its sharing in `jax.tree.map`.
+            if known != other and not call.trees:
                 raise self.error(
                     f"{self.what}: the leaf shared by '{path_text(first)}' and '{path_text(path)}' has "
                     "two different ones. Share them in the same way."
                 )
-        places, roots = call.leaves(), offered.leaves()
-        whole = {
-            places[leaf].root
-            for leaf, (other, _) in source.items()
-            if (root := roots[other].root) is not None
-            if self.needed != "of objects" or not isinstance(given.roots[root], State)
-        }
+        if self.needed != "none":
+            self._refuse_missing(call, leaves, given, source)
+        return {leaf: values[other] for leaf, (other, _) in source.items()}
+
+    def _refuse_missing(
+        self,
+        call: CallDef,
+        leaves: tp.Sequence[tp.Any],
+        given: Inputs,
+        source: dict[int, tuple[int, Path]],
+    ) -> None:
+        """Raise an error for a leaf that must have a tangent, and has none."""
+        places, offered = call.leaves(), given.definition
+        root_at = {path: root for root, path in enumerate(call.root_paths())}
+        partial = [self.needed == "of objects" and isinstance(x, State) for x in given.roots]
+        whole = {root_at.get(path) for path, free in zip(offered.root_paths(), partial) if not free}
+        of_given = offered.leaves()
+        for leaf, (other, _) in source.items():
+            root = of_given[other].root
+            if root is None or not partial[root]:
+                whole.add(places[leaf].root)
         for leaf, place in enumerate(places):
-            partial = self.needed == "none" or (self.needed != "all" and place.root not in whole)
-            if leaf not in source and not partial and self._is_wanted(leaf, leaves[leaf]):
+            needed = self.needed == "all" or (place.root is not None and place.root in whole)
+            if needed and leaf not in source and self._is_wanted(leaf, leaves[leaf]):
                 raise self.error(
                     f"{self.what} at '{place.text()}' is nothing, where the "
                     f"{short_type(leaves[leaf])} needs an array of its shape."
                 )
-        return {leaf: values[other] for leaf, (other, _) in source.items()}
 
     def _is_wanted(self, leaf: int, value: tp.Any) -> bool:
         if self.wanted is not None and not self.wanted[leaf]:

@@ -231,41 +231,24 @@ def test_sharing_is_refused_in_tree_mode():
         nnx.vjp(lambda a, b: a.x * b.y, m, m, graph=False)
 
 
-@pytest.mark.parametrize(
-    "cotangent, message",
-    [
-        (jnp.ones(3), r"cotangent at '<root>' is float32\[3\], where float32\[2\] needs one of"),
-        (
-            (jnp.ones(2),),
-            r"cotangent at '0' is a float32\[2\], where there is no leaf. Give it the",
-        ),
-    ],
-)
-def test_a_cotangent_that_does_not_fit_is_refused(cotangent, message):
-    _, pull = nnx.vjp(call, Counted(), 1.0)
-    with pytest.raises(ValueError, match=message):
-        pull(cotangent)
-
-
-def test_cotangents_of_objects_are_matched_by_path():
+def test_cotangents_are_matched_by_path():
     _, pull = nnx.vjp(lambda m: {"m": m}, Foo())
-    with pytest.raises(ValueError, match="cotangent at 'm.z' is a float, where there is no leaf"):
-        pull({"m": nnx.State({"z": nnx.Param(1.0)})})
-    with pytest.raises(
-        ValueError, match=r"at 'm.x' is float32\[2\], where float32\[\] needs one of its shape"
+    for cotangent, error, message in (
+        (
+            nnx.State({"z": nnx.Param(1.0)}),
+            ValueError,
+            "cotangent at 'm.z' is a float, where there is",
+        ),
+        (
+            nnx.Dict(x=nnx.Param(1.0)),
+            ValueError,
+            "cotangent at 'm.n' is nothing, where the float32",
+        ),
+        (3.0, ValueError, "cotangent at 'm' is a float, where there is no leaf.*a State may stand"),
+        (nnx.State({"x": jnp.array(1)}), TypeError, r"'m.x' is int32\[\], .* needs one of its own"),
     ):
-        pull({"m": nnx.State({"x": nnx.Param(jnp.ones(2))})})
-    with pytest.raises(ValueError, match="cotangent at 'm.n' is nothing, where the float32"):
-        pull({"m": nnx.Dict(x=nnx.Param(1.0), y=nnx.Param(1.0))})
-    with pytest.raises(
-        ValueError, match="cotangent at 'm' is a float, where there is no leaf.*a State may stand"
-    ):
-        pull({"m": 3.0})
-    with pytest.raises(
-        TypeError,
-        match=r"'m.x' is int32\[\], where float32\[\] needs one of its own dtype. .*astype",
-    ):
-        pull({"m": nnx.State({"x": nnx.Param(jnp.array(1))})})
+        with pytest.raises(error, match=message):
+            pull({"m": cotangent})
 
 
 # jvp ---------------------------------------------------------------------------------------------
@@ -345,6 +328,9 @@ def test_jvp_composes():
     assert float(nnx.jit(third)(Foo(2.0))) == 12.0
 
 
+FLOAT, X2 = r"tangent at 'args\[0\].x' is float32\[2\], where float32\[\] needs", jnp.ones(2)
+
+
 @pytest.mark.parametrize(
     "primals, tangents, error, message",
     [
@@ -352,40 +338,30 @@ def test_jvp_composes():
         ((1.0,), (1.0, 2.0), TypeError, "1 primals and 2 tangents; give one"),
         (
             (1.0,),
-            (jnp.ones(2),),
+            (X2,),
             ValueError,
-            r"tangent at 'args\[0\]' is float32\[2\], where float needs one of its shape",
+            r"at 'args\[0\]' is float32\[2\], where float needs one of its",
         ),
         (
             (1,),
             (1,),
             TypeError,
-            r"'args\[0\]' is a int, but the int there is not differentiated: it must be None",
+            r"at 'args\[0\]' is a int, but .* not differentiated: it must be None",
         ),
         (
             (Foo(),),
-            (nnx.Dict(q=nnx.Param(1.0)),),
+            (nnx.Dict(q=X2),),
             TypeError,
-            r"tangent at 'args\[0\].q' is a float, where there is no leaf",
+            r"at 'args\[0\].q' is a float32.* there is no",
         ),
-        (
-            (Foo(),),
-            (nnx.Dict(x=nnx.Param(1.0)),),
-            TypeError,
-            r"tangent at 'args\[0\].n' is nothing, where",
-        ),
+        ((Foo(),), (nnx.Dict(x=1.0),), TypeError, r"at 'args\[0\].n' is nothing, where"),
         (
             (Foo(),),
             (2.0,),
             TypeError,
-            r"tangent at 'args\[0\]' is a float, where there is no leaf.*a State may stand",
+            r"at 'args\[0\]' is a float, where there is no leaf.*a State may",
         ),
-        (
-            (Foo(),),
-            (nnx.State({"x": nnx.Param(jnp.ones(2))}),),
-            ValueError,
-            r"tangent at 'args\[0\].x' is float32\[2\], where float32\[\] needs one of its shape",
-        ),
+        ((Foo(),), (nnx.State({"x": X2}),), ValueError, FLOAT),
     ],
 )
 def test_tangents_that_do_not_fit_are_refused_by_path(primals, tangents, error, message):
