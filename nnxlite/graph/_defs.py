@@ -31,7 +31,7 @@ from nnxlite._jax import static_part, with_static_part
 from nnxlite._state import sort_key, sorted_keys
 from nnxlite._statics import Facts, alike, atoms, content_key, facts, is_constant, own_copy
 from nnxlite._together import Writes
-from nnxlite._versions import epoch, observe, touch
+from nnxlite._versions import epoch, next_number, observe, touch
 from nnxlite.graph._kinds import (
     CONTAINERS,
     PYTREE,
@@ -299,15 +299,15 @@ def set_static(node: GraphNode, name: tp.Any, value: tp.Any) -> None:
         new = old.with_static(name, value)
     attributes: tp.Any = node._nnx_dict
     with LOCK:
+        start = next_number()
         is_current = node._nnx_def is old
         _set_def(node, None)  # what interrupts this must not leave a plan valid
         epoch.move()
-        start = epoch.now
         attributes[name] = value
         if new is not None and is_current:
             _set_def(node, new)
-            if epoch.now == start:  # no signal handler or finalizer has edited it in between
-                epoch.move()
+            epoch.move()
+            if epoch.now == start + 2:  # no signal handler or finalizer has edited it in between
                 return
     set_definition(node, None)
 

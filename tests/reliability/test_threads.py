@@ -239,7 +239,7 @@ EDITS = {
     "an attribute": lambda model: setattr(model, "extra", nnx.Param(jnp.ones(2))),
     "removed": lambda model: delattr(model, "tied"),
     "metadata": lambda model: model.first.kernel.set_metadata(tag=1),
-    "mode": lambda model: setattr(model, "tag", "b"),
+    "another setting": lambda model: setattr(model.dropout, "rate", 0.25),
 }
 
 
