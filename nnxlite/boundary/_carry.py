@@ -26,9 +26,10 @@ from nnxlite.boundary._differences import (
     tree_difference,
 )
 from nnxlite.boundary._inputs import CallDef, Inner
+from nnxlite.boundary._labels import leaves_of_code
 from nnxlite.boundary._outdef import CameIn, OutGraph, Outputs, Source
 from nnxlite.boundary._outputs import only_structure_of
-from nnxlite.boundary._prefixes import Carry, leaves_of_code
+from nnxlite.boundary._prefixes import Carry
 from nnxlite.graph import (
     ArrayCode,
     Code,

@@ -16,6 +16,14 @@ import numpy as np
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
 from nnxlite.boundary._inputs import CallDef, paths_of, template_of
+from nnxlite.boundary._labels import (
+    array_settings,
+    broadcast,
+    conflict,
+    leaves_of_code,
+    setting_of,
+    shown,
+)
 from nnxlite.boundary._outdef import (
     CameIn,
     OutDef,
@@ -25,16 +33,7 @@ from nnxlite.boundary._outdef import (
     output_paths,
 )
 from nnxlite.boundary._partition import Division, Partition
-from nnxlite.boundary._prefixes import (
-    PrefixMapping,
-    array_settings,
-    broadcast,
-    conflict,
-    is_setting,
-    leaves_of_code,
-    setting_of,
-    shown,
-)
+from nnxlite.boundary._prefixes import PrefixMapping, is_setting
 from nnxlite.graph import Path
 
 

@@ -5,7 +5,7 @@ itself (a bool, or an axis), a function of the leaf, or a Variable filter of the
 `PathContains("head")`, `Not(...)`), which looks at the leaf's path and Variable.  Where the tree
 has a graph object the spec may have one of the same form, whose leaves are literals.
 
-How a spec is divided among the leaves is that of every prefix (`boundary/_prefixes.py`): here is only
+How a spec is divided among the leaves is that of every prefix (`boundary/_labels.py`): here is only
 which parts of it are literals, and what one answers.
 """
 

@@ -1,0 +1,352 @@
+"""Labels: one setting for each leaf of the arguments of a transform.
+
+`broadcast` gives each part of a tree its setting in a prefix, and `labels` each leaf below; all paths of
+a shared leaf must agree.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import numpy as np
+
+from nnxlite._errors import path_text
+from nnxlite._jax import PyTreeDef
+from nnxlite.boundary._inputs import FLAT, ArgumentLeaf, CallDef, paths_of
+from nnxlite.boundary._prefixes import NodePrefix, PrefixMapping, Stops, is_setting, leaf_kind
+from nnxlite.graph import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
+from nnxlite.variables import MISSING, VariableDef, make
+
+
+def broadcast(
+    prefix: tp.Any, tree: tp.Any, what: str, stops: Stops = is_setting, chooser: str = ""
+) -> list[tp.Any]:
+    """The setting of each leaf of a tree.
+
+    Args:
+        prefix, tree: the settings, and what they are for.
+        what: the settings, for messages.
+        stops: which parts of the prefix are settings.
+        chooser: what chooses by Variable, for messages.
+
+    Raises ValueError where the prefix does not match the tree.
+    """
+    settings, treedef = jax.tree_util.tree_flatten(prefix, is_leaf=stops)
+    try:
+        below = treedef.flatten_up_to(tree)
+    except (ValueError, TypeError):
+        of = {"in": "arguments", "out": "result"}.get(what.partition("_")[0], "tree")
+        structure = jax.tree_util.tree_structure(tree)
+        chooser = chooser or f"nnx.State{'Axes' if what.endswith('axes') else 'Sharding'}"
+        raise ValueError(
+            f"{what} is not a prefix of the {of}: {what}={prefix!r} has the structure {treedef}, the "
+            f"structure of the {of} is {structure}. Give one setting to each part, or to all; an "
+            f"object is one part, and {chooser} chooses by Variable."
+        ) from None
+    out: list[tp.Any] = []
+    for setting, part in zip(settings, below):
+        out += [setting] * len(jax.tree_util.tree_leaves(part))
+    return out
+
+
+def labels(
+    call: CallDef,
+    settings: list[tp.Any],
+    what: str,
+    value: tp.Callable[[int], tp.Any] | None = None,
+    first_decides: tp.Callable[[int, int], bool] = lambda first, again: False,
+) -> list[tp.Any]:
+    """The one setting of each leaf of the arguments, from that of each position of their treedef.
+
+    A setting of an object may be a `PrefixMapping`, such as `StateAxes` and `DiffState`, which chooses
+    for each leaf; `broadcast` makes such a list of a prefix.
+
+    Args:
+        call, settings: the arguments, and the settings.
+        what: the settings, for messages.
+        value: gives the value of a graph leaf, for a filter that asks for it: the result is then for
+            this call alone. Without it such a filter raises TypeError.
+        first_decides: whether the first path decides for a leaf that is in two roots, given by number;
+            otherwise both must agree.
+
+    Raises ValueError where a shared Variable would get two different settings.
+    """
+    arrays = array_settings(settings, call.treedef, call.where, what, call.paths)
+    by_root = [settings[i] for i in call.where]
+    in_graph = _graph_labels(call, by_root, what, value, first_decides)
+    if call.structure is not FLAT:
+        in_graph = [in_graph[number] for number, _ in call.inside()]
+    return arrays + in_graph
+
+
+def array_settings(
+    settings: list[tp.Any],
+    treedef: PyTreeDef,
+    where: tp.Sequence[int],
+    what: str,
+    paths: tp.Callable[[], list[Path]] | None = None,
+) -> list[tp.Any]:
+    """The settings of the leaves of a tree that are not roots.
+
+    Args:
+        settings: by position.
+        treedef, where: the tree, and which of its leaves are roots.
+        what: the settings.
+        paths: gives those of a call, where the tree is one.
+
+    Raises ValueError where one of them depends on the Variable.
+    """
+    roots = set(where)
+    arrays = [i for i in range(treedef.num_leaves) if i not in roots]
+    bad = next((i for i in arrays if isinstance(settings[i], PrefixMapping)), None)
+    if bad is not None:
+        path = paths_of(treedef)[bad] if paths is None else paths()[bad]
+        raise not_for_arrays(settings[bad], what, path_text(path))
+    return [settings[i] for i in arrays]
+
+
+def not_for_arrays(setting: PrefixMapping, what: str, where: str) -> ValueError:
+    """The error for a setting that depends on the Variable, and is given to a leaf without any."""
+    return ValueError(
+        f"Cannot use {setting!r} on non-graph nodes: as {what} it is given to the leaf at '{where}', "
+        "which has no Variables. Give the leaf a setting of its own."
+    )
+
+
+def _graph_labels(
+    call: CallDef,
+    by_root: list[tp.Any],
+    what: str,
+    value: tp.Callable[[int], tp.Any] | None,
+    first_decides: tp.Callable[[int, int], bool],
+) -> list[tp.Any]:
+    """The setting of each graph leaf, from that of each root; see `labels`."""
+    decoded = call.graphdef.decoded
+    if all(s is by_root[0] and not isinstance(s, PrefixMapping) for s in by_root):
+        return by_root[:1] * len(decoded.leaf_nodes)  # sharing cannot disagree
+    unseen = [_Unseen() for _ in decoded.leaf_nodes]
+    seen = [shown(decoded, leaf, stand_in) for leaf, stand_in in enumerate(unseen)]
+    asked: dict[int, list[Path]] = {i: [] for i, s in enumerate(by_root) if type(s) is NodePrefix}
+    places = call.graph_leaves()
+
+    def decided(decide: tp.Callable[[Path, tp.Any], tp.Any], leaf: int, below: Path) -> tp.Any:
+        """What a filter says of a leaf, without its value, or with it if the filter asked for it."""
+        stand_in = unseen[leaf]
+        try:
+            answer = decide(below, seen[leaf])
+        except Exception:
+            if value is None or not stand_in.asked:
+                raise  # the filter's own: it runs no second time
+            answer = MISSING
+        if value is None or not stand_in.asked:
+            return answer
+        stand_in.asked = False
+        seen[leaf] = shown(decoded, leaf, value(leaf))
+        return decide(below, seen[leaf])
+
+    def setting(leaf: int, place: ArgumentLeaf) -> tp.Any:
+        root, first = tp.cast(int, place.root), places[leaf]
+        part = by_root[root]
+        if not isinstance(part, PrefixMapping):
+            return part
+        again = place is not first
+        if root in asked:
+            asked[root].append(place.below)
+        elif again and root == first.root:
+            return decided(part.lookup, leaf, place.below)
+        return decided(part.map_prefix, leaf, place.below)
+
+    further = [
+        (leaf, place)
+        for leaf, place in further_places(call)
+        if not first_decides(tp.cast(int, places[leaf].root), tp.cast(int, place.root))
+    ]
+    out = agreed(what, places, further, setting, seen.__getitem__)
+    for root, paths in asked.items():
+        by_root[root].refuse_unused(paths)
+    return out
+
+
+def setting_of(part: tp.Any, path: Path, variable: tp.Any) -> tp.Any:
+    """What a part of a prefix says of a Variable (or array), by its path from there."""
+    return part.map_prefix(path, variable) if isinstance(part, PrefixMapping) else part
+
+
+def agreed(
+    what: str,
+    places: tp.Sequence[ArgumentLeaf],
+    further: tp.Iterable[tuple[int, ArgumentLeaf]],
+    setting: tp.Callable[[int, ArgumentLeaf], tp.Any],
+    variable: tp.Callable[[int], tp.Any],
+) -> list[tp.Any]:
+    """The setting of each leaf, which must be the same by all of its paths.
+
+    Args:
+        what: the settings, for messages.
+        places: the first path of each leaf.
+        further: the leaves that have further paths, each with one of them.
+        setting: gives that of a leaf by one of its paths; MISSING where the first path decides.
+        variable: gives what filters see of a leaf.
+
+    Raises ValueError where a shared leaf would get two different settings.
+    """
+    out = [setting(leaf, place) for leaf, place in enumerate(places)]
+    for leaf, place in further:
+        one, other = out[leaf], setting(leaf, place)
+        if not (other is one or other is MISSING or other == one):
+            first, again = (f"at '{x.text()}'" for x in (places[leaf], place))
+            raise conflict(what, variable(leaf), first, one, again, other)
+    return out
+
+
+def conflict(
+    what: str, variable: tp.Any, first: str, one: tp.Any, again: str, other: tp.Any
+) -> ValueError:
+    """The error for a shared leaf with two different settings, and where it has them."""
+    return ValueError(
+        f"Inconsistent aliasing detected: different {what} for a shared {leaf_kind(variable)}: "
+        f"{first} it is {one!r}, {again} it is {other!r}. Give both the same setting, or use a copy "
+        "(nnx.clone) in one of the places."
+    )
+
+
+class _Unseen(jax.Array):
+    """Stands for an array when filters look at it; raises for every question about its value.
+
+    Attributes:
+        asked: whether there was one.
+    """
+
+    type = jax.Array
+    __slots__ = ("asked",)
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __getattribute__(self, name: str) -> tp.Any:
+        if name in _OWN or (name.startswith("__") and name not in _OPERATORS):
+            return object.__getattribute__(self, name)
+        if not hasattr(jax.Array, name):
+            self.asked = hasattr(np.ndarray, name)  # as concrete arrays have, such as `tolist`
+            raise AttributeError(f"An array has no attribute {name!r}.")
+        return self._refuse(name)
+
+    def _refuse(self, name: str) -> tp.NoReturn:
+        self.asked = True
+        raise TypeError(
+            "A filter given to a transform decides by path, class and metadata, not by the value, "
+            f"and asked for {name!r}. Mark the Variables that are meant, with set_metadata."
+        )
+
+    def __repr__(self) -> str:
+        return "array"
+
+
+_OWN = frozenset({"asked", "type", "_refuse"})
+# Python looks for operators on the class.
+_OPERATORS = {name for name in {*dir(jax.Array)} - {*dir(object)} if name.startswith("__")}
+_OPERATORS |= {f"__{name}__" for name in "len iter contains eq lt le gt ge".split()}
+for _name in _OPERATORS:
+    if callable(getattr(jax.Array, _name, len)):
+        setattr(_Unseen, _name, lambda self, *_, name=_name: self._refuse(name))
+
+
+def shown(decoded: Decoded, leaf: int, value: tp.Any = MISSING) -> tp.Any:
+    """What filters see of a leaf: its Variable, or the array; without a value, unless one is given."""
+    value = _Unseen() if value is MISSING else value
+    node = decoded.leaf_nodes[leaf]
+    definition = decoded.node_defs[node] if node >= 0 else None
+    if not isinstance(definition, VariableDef):
+        return value
+    if type(value) is _Unseen:  # no hook can read it
+        definition = VariableDef(definition.type, definition.metadata, None)
+        definition.plain_read = True
+    return make(definition, value)
+
+
+def further_places(call: CallDef) -> tp.Iterator[tuple[int, ArgumentLeaf]]:
+    """Every further path of the graph leaves that have several, each with the number of the leaf."""
+    decoded, paths = call.graphdef.decoded, call.paths()
+    for number, root, path in _aliases(decoded):
+        for leaf, tail in leaves_of_code(decoded, NodeCode(number)):
+            position, below = call.where[root], (*path, *tail)
+            yield leaf, ArgumentLeaf(position, root, below, (*paths[position], *below), leaf)
+
+
+def further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
+    """The further paths of the leaves that have several, each with the number of the leaf."""
+    known = call.cache.get("further")
+    if known is None:
+        numbers: dict[int | None, list[tuple[int, Path]]] = {}
+        for number, leaf in enumerate(call.leaves()):
+            numbers.setdefault(leaf.graph_leaf, []).append((number, leaf.inside))
+        known = call.remember(
+            "further",
+            [
+                (number, leaf._replace(path=(*leaf.path, *inside), inside=inside))
+                for graph_leaf, leaf in further_places(call)
+                for number, inside in numbers.get(graph_leaf, ())
+            ],
+        )
+    return known
+
+
+def _aliases(decoded: Decoded) -> tp.Iterator[tuple[int, int, Path]]:
+    """Every further path of a node: (node, root, path from that root)."""
+    seen: set[int] = set()
+
+    def visit(code: Code, path: Path) -> tp.Iterator[tuple[int, Path]]:
+        if isinstance(code, ContainerCode):
+            for key, child in zip(code.definition.keys, code.codes):
+                yield from visit(child, (*path, key))
+        elif isinstance(code, NodeCode):
+            yield code.number, path
+
+    places: list[tuple[int, Path]] = []
+    for root, code in enumerate(decoded.roots):
+        places += [(n, (root, *p)) for n, p in visit(code, ())]
+    for number, codes in decoded.children.items():
+        base = decoded.path(decoded.node_frames[number])
+        for name, code in zip(decoded.node_defs[number].layout.data, codes):
+            places += [(n, (*base, *p)) for n, p in visit(code, (name,))]
+    for number, path in places:
+        if decoded.path(decoded.node_frames[number]) == path and number not in seen:
+            seen.add(number)
+            continue
+        yield number, path[0], path[1:]
+
+
+def leaves_of_code(decoded: Decoded, code: Code) -> list[tuple[int, Path]]:
+    """The leaves at or below what a code describes, each with its path from there."""
+    codes_of = dict(decoded.children)
+    out: list[tuple[int, Path]] = []
+    done: set[int] = set()
+    pending: list[tuple[Code, Path]] = [(code, ())]
+    while pending:
+        code, path = pending.pop()
+        match code:
+            case ContainerCode(definition=definition, codes=codes):
+                pending.extend((c, (*path, key)) for key, c in zip(definition.keys, codes))
+            case ArrayCode(leaf):
+                out.append((leaf, path))
+            case NodeCode(number) if decoded.node_leaves[number] >= 0:
+                out.append((decoded.node_leaves[number], path))
+            case NodeCode(number) if number not in done:
+                done.add(number)
+                names = decoded.node_defs[number].layout.data
+                pending.extend((c, (*path, name)) for name, c in zip(names, codes_of[number]))
+            case _:
+                pass  # a static value, or an object that was entered before
+    return out
+
+
+def leaf_shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], list[tp.Any]]:
+    """`in_shardings` of `jit` as shardings of the leaves, and of the roots."""
+    args, kwargs = call.template()
+    if isinstance(in_shardings, list):
+        in_shardings = tuple(in_shardings)
+    settings = broadcast(in_shardings, args, "in_shardings")
+    settings += [None] * len(jax.tree_util.tree_leaves(kwargs))
+    by_leaf = labels(call, settings, "sharding")
+    return by_leaf, [settings[i] for i in call.where]
