@@ -500,7 +500,8 @@ def test_calls_of_the_same_arguments_are_kept_apart():
 
 
 @pytest.mark.parametrize(
-    "name, inside", zip(TRANSFORMS, itertools.cycle(["eager", "nnx.jit", "jax.jit"]), strict=False)
+    "name, inside",
+    [*zip(TRANSFORMS, itertools.cycle(["eager", "nnx.jit", "jax.jit"]), strict=False)],
 )
 def test_nothing_leaks_where_jax_looks_for_leaks(name, inside):
     """Scopes, paths in messages and caches keep no tracer until the end of its trace."""
