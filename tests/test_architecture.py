@@ -83,7 +83,7 @@ ORDER = {
     "graph": """_kinds _defs _rebuild _traverse _compare _graphdef _graphstate _plan _functional
         _walk _edit""",
     "boundary": """_partition _inputs _operands _outdef _refusals _outputs _replay _context _prefixes
-        _streams _body _carry _differences _settings""",
+        _labels _body _differences _carry _settings""",
 }
 """The files of a package, each of which imports only those before it."""
 
