@@ -62,7 +62,7 @@ def shapes(run, layer, x):
 
 every_layer_in_one_way = pytest.mark.parametrize(
     "name, how",
-    zip(filter(CALLED.get, LAYERS), itertools.cycle([eagerly, jitted, shapes]), strict=False),
+    [*zip(filter(CALLED.get, LAYERS), itertools.cycle([eagerly, jitted, shapes]), strict=False)],
 )
 
 
