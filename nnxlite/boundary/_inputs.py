@@ -142,12 +142,39 @@ class StaticLeaves:
         static = set(self.numbers)
         return [leaf for number, leaf in enumerate(leaves) if number not in static]
 
-    def join(self, leaves: tp.Iterable[tp.Any]) -> list[tp.Any]:
-        """All leaves, from the others."""
+    def join(self, leaves: tp.Iterable[tp.Any], blank: bool = False) -> list[tp.Any]:
+        """All leaves, from the others; with `blank` these are None."""
         out = [*leaves]
         for number, value in zip(self.numbers, self.values):
-            out.insert(number, value)
+            out.insert(number, None if blank else value)
         return out
+
+
+def static_leaves(
+    leaves: tp.Sequence[tp.Any],
+    chosen: tp.Iterable[tp.Any],
+    refuse: tp.Callable[[int], Exception] | None = None,
+) -> StaticLeaves | None:
+    """The leaves for which `chosen` is true; None if there are none.
+
+    Args:
+        leaves, chosen: something for each leaf.
+        refuse: gives the error for a leaf that is unhashable; without it, that counts by identity.
+    """
+    numbers = tuple([number for number, static in enumerate(chosen) if static])
+    if not numbers:
+        return None
+    keys, exact = list[tp.Any](), True
+    for number in numbers:
+        value = leaves[number]
+        try:
+            keys.append(static_key(value))
+            exact = exact and facts(value).exact
+        except UnhashableStatic:
+            if refuse is not None:
+                raise refuse(number) from None
+            keys.append(ById(value))
+    return StaticLeaves(numbers, [leaves[number] for number in numbers], tuple(keys), exact)
 
 
 class CallDef:
@@ -233,10 +260,15 @@ class CallDef:
         """Something for each leaf, as two lists: for the array leaves, and for the graph leaves."""
         return [*leaves[: self.num_arrays]], [*leaves[self.num_arrays :]]
 
-    def whole(self, leaves: tp.Sequence[tp.Any]) -> tuple[list[tp.Any], list[tp.Any]]:
-        """All array leaves, and the values of the graph's leaves, from the leaves that cross."""
+    def whole(
+        self, leaves: tp.Sequence[tp.Any], blank: bool = False
+    ) -> tuple[list[tp.Any], list[tp.Any]]:
+        """All array leaves, and the values of the graph's leaves, from the leaves that cross.
+
+        With `blank` the static leaves are None.
+        """
         if self.static is not None:
-            leaves = self.static.join(leaves)
+            leaves = self.static.join(leaves, blank)
         arrays, values = self.by_side(leaves)
         if self.structure is not FLAT:
             values = jax.tree_util.tree_unflatten(self.structure, values)
@@ -295,6 +327,10 @@ class CallDef:
             out.append(ArgumentLeaf(self.where[root], root, tuple(below), path, number))
         return out
 
+    def build(self, leaves: tp.Sequence[tp.Any], blank: bool = False) -> tp.Any:
+        """The tree with these leaves; its objects are new. With `blank` the static leaves are None."""
+        return _entered(self, *self.whole(leaves, blank))[0]
+
     def text_of(self, root: int, below: tp.Iterable[tp.Any]) -> str:
         """Where something below a root is among the arguments."""
         return path_text((*self.paths()[self.where[root]], *below))
@@ -311,22 +347,25 @@ class OwnCall(CallDef):
     """A CallDef with static values of this very call, which an equal one does not have.
 
     It is equal where what it shares is the same, so that programs are shared; the trace of a program
-    sees the values of the call that caused it.
+    sees the values of the call that caused it. One that shares nothing, because its tree has static
+    data without a hash, is compared by content.
     """
 
     __slots__ = ("_shared",)
 
-    def __init__(self, shared: CallDef, *key: tp.Any) -> None:
+    def __init__(self, shared: CallDef | None, *key: tp.Any) -> None:
         super().__init__(*key)
         self._shared = shared
 
     @property
     def shared(self) -> CallDef:
         """What it shares with equal ones: the interned one."""
-        return self._shared
+        return self._shared or self
 
     def __eq__(self, other: tp.Any) -> bool:
-        return type(other) is OwnCall and self._shared is other._shared
+        if type(other) is not OwnCall or self._shared is not other._shared:
+            return False
+        return self._shared is not None or self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self._shared)
@@ -541,27 +580,35 @@ class Inputs:
         leaves = [*self.arrays, *values]
         return leaves if self.static is None else self.static.split(leaves)
 
-    def make_static(self, chosen: tp.Iterable[tp.Any], what: object) -> None:
+    def make_static(self, chosen: tp.Iterable[tp.Any], what: object = None) -> None:
         """Make the leaves for which `chosen` is true part of the key, instead of leaves that cross.
 
-        Raises ValueError naming `what`, the function, and the path of one that is unhashable.
+        Args:
+            chosen: something for each leaf.
+            what: the function of the key, for messages; without it, unhashable leaves count by identity.
+
+        Raises ValueError naming the path of a leaf that is unhashable.
         """
         leaves = self.leaves
-        numbers = tuple([number for number, static in enumerate(chosen) if static])
-        values, keys, exact = [leaves[number] for number in numbers], list[tp.Any](), True
-        for number, value in zip(numbers, values):
-            try:
-                keys.append(static_key(value))
-            except UnhashableStatic:
-                path = self.definition.leaves()[number].text()
-                raise ValueError(
-                    f"{what!r}: the static leaf at '{path}' of the arguments is unhashable: it is of "
-                    f"type '{type(value).__name__}'. Static leaves are part of the key of a compiled "
-                    "program. Pass a hashable value, such as a tuple or frozenset, or an array."
-                ) from None
-            exact = exact and facts(value).exact
-        if numbers:
-            self.static = StaticLeaves(numbers, values, tuple(keys), exact)
+
+        def refuse(number: int) -> ValueError:
+            path = self.definition.leaves()[number].text()
+            return ValueError(
+                f"{what!r}: the static leaf at '{path}' of the arguments is unhashable: it is of "
+                f"type '{type(leaves[number]).__name__}'. Static leaves are part of the key of a "
+                "compiled program. Pass a hashable value, such as a tuple or frozenset, or an array."
+            )
+
+        self.static = static_leaves(leaves, chosen, None if what is None else refuse)
+
+    def variables(self) -> list[tp.Any]:
+        """What Variable filters see of each leaf: the Variable that contains it, or the leaf itself."""
+        nodes, of_leaves = self.nodes(), self.graphdef.decoded.leaf_nodes
+        seen = [nodes[n] if n >= 0 else value for n, value in zip(of_leaves, self.values)]
+        if self.structure is not FLAT:
+            seen = [seen[number] for number, _ in self.definition.inside()]
+        leaves = [*self.arrays, *seen]
+        return leaves if self.static is None else self.static.split(leaves)
 
     @property
     def definition(self) -> CallDef:
@@ -569,7 +616,7 @@ class Inputs:
         try:
             return self.define()
         except TypeError:
-            return CallDef(*self._key(None))
+            return OwnCall(None, *self._key(None))
 
     def nodes(self) -> list[tp.Any]:
         """The caller's own objects and Variables, by node number."""
@@ -679,7 +726,10 @@ class Inner:
 
 def enter(call: CallDef, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
     """The argument tree, rebuilt with new objects at the current trace level."""
-    arrays, values = call.whole(leaves)
+    return _entered(call, *call.whole(leaves))
+
+
+def _entered(call: CallDef, arrays: list[tp.Any], values: list[tp.Any]) -> tuple[tp.Any, Inner]:
     inner = Inner(call, values)
     if not call.where:
         return jax.tree_util.tree_unflatten(call.treedef, arrays), inner

@@ -16,7 +16,7 @@ import weakref
 
 import jax
 
-from nnxlite.boundary._inputs import CallDef
+from nnxlite.boundary._inputs import ArgumentLeaf, CallDef
 
 
 class Operands:
@@ -55,12 +55,17 @@ class ArgumentNames(tp.NamedTuple):
 
 def argument_names(call: CallDef) -> ArgumentNames:
     """The names of the leaves and roots of a call `(args, kwargs)`."""
+    roots = [ArgumentLeaf(position, root, (), ()) for root, position in enumerate(call.where)]
+    return ArgumentNames(leaf_names(call, call.leaves()), leaf_names(call, roots))
+
+
+def leaf_names(call: CallDef, leaves: tp.Iterable[ArgumentLeaf]) -> list[str]:
+    """The names of some leaves of a call `(args, kwargs)`."""
     keys = [path[2:] for path, _ in jax.tree_util.tree_leaves_with_path(call.template())]
     arguments = [path[0] for path in call.paths()]
     starts = [name + jax.tree_util.keystr(inside) for name, inside in zip(arguments, keys)]
-    inside = lambda leaf: "".join(map(_step, leaf.below)) + "".join(f"[{k!r}]" for k in leaf.inside)
-    leaves = [starts[leaf.position] + inside(leaf) for leaf in call.leaves()]
-    return ArgumentNames(leaves, [starts[position] for position in call.where])
+    end = lambda leaf: "".join([*map(_step, leaf.below), *(f"[{key!r}]" for key in leaf.inside)])
+    return [starts[leaf.position] + end(leaf) for leaf in leaves]
 
 
 def _step(name: tp.Any) -> str:

@@ -9,7 +9,7 @@ import jax
 
 from nnxlite._jax import PyTreeDef
 from nnxlite._statics import ById
-from nnxlite.boundary._inputs import CallDef, paths_of
+from nnxlite.boundary._inputs import CallDef, StaticLeaves, paths_of, static_leaves
 from nnxlite.graph import GraphDef, NodeCode, Path
 from nnxlite.variables import VariableDef
 
@@ -121,6 +121,7 @@ class OutDef:
         where: positions of the roots among the leaves of the result.
         nodes: without structure changes, each root of the result, among the nodes that came in.
         graph: the structure changes, or None.
+        static: the structure of all outputs, and the static leaves among them; None if all are arrays.
     """
 
     written: tuple[int, ...]
@@ -128,15 +129,18 @@ class OutDef:
     where: tuple[int, ...]
     nodes: tuple[NodeCode, ...]
     graph: OutGraph | None
+    static: tuple[PyTreeDef, StaticLeaves] | None = None
 
     def __eq__(self, other: tp.Any) -> bool:
         if not isinstance(other, OutDef) or (self.treedef is None) != (other.treedef is None):
             return False  # treedefs do not compare with None
-        mine = (self.written, self.where, self.nodes, self.graph, self.treedef)
-        return mine == (other.written, other.where, other.nodes, other.graph, other.treedef)
+        return self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((self.written, self.where, self.nodes, self.graph, self.treedef))
+        return hash(self._key())
+
+    def _key(self) -> tp.Any:
+        return self.written, self.where, self.nodes, self.graph, self.treedef, self.static
 
 
 def output_roots(call: CallDef, definition: OutDef) -> list[Path]:
@@ -214,11 +218,33 @@ class Outputs(tp.NamedTuple):
         """The value of each output, in the order of `output_paths`."""
         return [*jax.tree_util.tree_leaves(self.result), *self.written, *self.fresh]
 
-    def crossing(self) -> Crossing:
-        """The outputs as they cross a JAX transform: a static node, and trees of leaves."""
+    def crossing(self, is_array: tp.Callable[[tp.Any], bool] | None = None) -> Crossing:
+        """The outputs as they cross a JAX transform: a static node, and trees of leaves.
+
+        Leaves that are not arrays are part of the static node, where `is_array` decides about them;
+        without it all leaves are arrays, or JAX refuses them.
+        """
         definition, result, written, fresh = self
+        if is_array is not None:
+            leaves, treedef = jax.tree_util.tree_flatten((result, written, fresh))
+            static = static_leaves(leaves, [not is_array(leaf) for leaf in leaves])
+            if static is not None:
+                definition = dataclasses.replace(definition, static=(treedef, static))
+                result, written, fresh = static.split(leaves), [], []
         return Fixed(definition), result, written, fresh
 
 
 Crossing = tuple[Fixed, tp.Any, list[tp.Any], list[tp.Any]]
-"""What leaves a transform: definition, result, written values, fresh values."""
+"""What leaves a transform: definition, result, written values, fresh values.
+
+Where some leaves are static, the arrays of all three are in the place of the result.
+"""
+
+
+def outputs_of(crossing: Crossing) -> Outputs:
+    """The inverse of `Outputs.crossing`."""
+    fixed, *parts = crossing
+    if fixed.value.static is not None:
+        treedef, static = fixed.value.static
+        parts = jax.tree_util.tree_unflatten(treedef, static.join(parts[0]))
+    return Outputs(fixed.value, *parts)

@@ -15,7 +15,7 @@ from nnxlite._jax import new_ref, trace_state
 from nnxlite._statics import own_copy
 from nnxlite._together import Writes
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._outdef import Crossing, Fresh, OutGraph, Outputs, Source
+from nnxlite.boundary._outdef import Crossing, Fresh, OutGraph, Outputs, Source, outputs_of
 from nnxlite.boundary._refusals import refuse_fixed
 from nnxlite.graph import (
     REF_LEAF,
@@ -59,8 +59,7 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
 
 def replay_crossing(inputs: Inputs, crossing: Crossing) -> tp.Any:
     """`replay` of outputs in the form in which they crossed."""
-    fixed, *leaves = crossing
-    return replay(inputs, Outputs(fixed.value, *leaves))
+    return replay(inputs, outputs_of(crossing))
 
 
 def write_leaves(inputs: Inputs, new: tp.Mapping[int, tp.Any]) -> None:

@@ -7,8 +7,8 @@ import typing as tp
 import numpy as np
 
 from nnxlite._errors import listed, short_type
+from nnxlite.filtered._crossing import Call
 from nnxlite.filtered._errors import must_be_traced
-from nnxlite.filtered._leaves import Leaves
 from nnxlite.filtered._predicates import is_array_like
 from nnxlite.filtered._specs import SpecKind
 
@@ -28,7 +28,7 @@ def is_mapped(axis: tp.Any) -> bool:
     return axis is not None and not isinstance(axis, bool)
 
 
-def check_axes(what: str, tree: Leaves, axes: list[tp.Any], axis_size: int | None) -> None:
+def check_axes(what: str, tree: Call, axes: list[tp.Any], axis_size: int | None) -> None:
     """Raise an error where the leaves of some arguments cannot be mapped over their axes.
 
     Args:
@@ -43,7 +43,7 @@ def check_axes(what: str, tree: Leaves, axes: list[tp.Any], axis_size: int | Non
     """
     sizes = set() if axis_size is None else {axis_size}
     mapped = []
-    for place, leaf, axis in zip(tree.form.places, tree.leaves, axes):
+    for place, leaf, axis in zip(tree.definition.leaves(), tree.leaves, axes):
         if axis is None or axis is False:
             continue
         if not is_array_like(leaf):

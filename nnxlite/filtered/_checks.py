@@ -92,7 +92,7 @@ def branched_error_if(
     tree = leaves_of(x)
     if on_error == "nan":
         bad = jnp.any(jnp.asarray(pred))
-        return tree.form.build(
+        return tree.definition.build(
             [jnp.where(bad, jnp.nan, y) if is_inexact_array(y) else y for y in tree.leaves]
         )
 
@@ -127,4 +127,4 @@ def branched_error_if(
             raise
         raise failed from None
     carry = lambda y: jnp.where(fine, y, jnp.zeros_like(y))
-    return tree.form.build([carry(y) if is_array(y) else y for y in tree.leaves])
+    return tree.definition.build([carry(y) if is_array(y) else y for y in tree.leaves])

@@ -6,28 +6,22 @@ other transforms).  On the way out, leaves that are not arrays cross as static d
 
 from __future__ import annotations
 
-import dataclasses
 import typing as tp
-
-import jax
 
 from nnxlite import transforms
 from nnxlite._jax import is_pytree_leaf
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
+    Crossing,
     Division,
     Fixed,
     Inner,
     Inputs,
-    Layout,
-    Outputs,
     Partition,
     leave,
     paths_of,
-    replay,
-    unpack,
 )
-from nnxlite.filtered._leaves import Form, Leaves, leaves_of
+from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import is_array
 from nnxlite.transforms import (
     Transform,
@@ -45,9 +39,6 @@ def chosen_first(chosen: tp.Iterable[tp.Any]) -> Partition:
     return Partition(tuple(map(bool, chosen)))
 
 
-# Out ----------------------------------------------------------------------------------------------
-
-
 def divide(
     leaves: tp.Sequence[tp.Any], partition: Partition
 ) -> tuple[Division, list[list[tp.Any]]]:
@@ -56,53 +47,20 @@ def divide(
     return Division(partition, tuple(map(boxed, statics))), groups
 
 
-Crossed = tuple[Fixed, list[tp.Any]]
-
-
-def take_out(out: Outputs) -> Crossed:
-    """The outputs of a transform as static data and a list of arrays."""
-    leaves, treedef = jax.tree_util.tree_flatten((out.result, out.written, out.fresh))
-    division, (arrays,) = divide(leaves, chosen_first(map(is_array, leaves)))
-    return Fixed(Layout(out.definition, treedef, division)), arrays
-
-
-def put_back(inputs: Inputs, crossed: Crossed) -> tp.Any:
-    """Write the outputs of a transform back; returns the caller's result."""
-    return replay(inputs, unpack(crossed[0].value, crossed[1:]))
-
-
-@dataclasses.dataclass(frozen=True)
-class TreeForm:
-    """The static side of a tree that crosses on its own: its objects are new on the other side."""
-
-    form: Form
-    division: Division
-
-    def build(self, arrays: tp.Sequence[tp.Any]) -> tp.Any:
-        """The tree of its arrays and static leaves."""
-        return self.form.build(self.division.join(arrays))
-
-    def only(self, arrays: tp.Sequence[tp.Any]) -> tp.Any:
-        """The tree of its arrays, with None at the other leaves."""
-        return self.form.build(self.division.partition.join(arrays))
-
-
-def tree_out(tree: tp.Any, is_dynamic: tp.Callable[[tp.Any], bool] = is_array) -> Crossed:
-    """A tree as static data (a `TreeForm`) and a list of arrays."""
+def tree_out(
+    tree: tp.Any, is_dynamic: tp.Callable[[tp.Any], bool] = is_array
+) -> tuple[Fixed, list[tp.Any]]:
+    """A tree that crosses on its own, as a `CallDef` and a list of arrays; its objects will be new."""
     parts = leaves_of(tree)
-    division, (arrays,) = divide(parts.leaves, chosen_first(map(is_dynamic, parts.leaves)))
-    return Fixed(TreeForm(parts.form, division)), arrays
+    parts.make_static([not is_dynamic(leaf) for leaf in parts.leaves])
+    return Fixed(parts.definition), parts.leaves
 
 
-# Calls --------------------------------------------------------------------------------------------
-
-
-class Call(transforms.Call, Leaves):
+class Call(transforms.Call):
     """One call of a function with leaves of any type: arrays cross, all else is static or captured."""
 
     def __init__(self, bound: Unbound, inputs: Inputs) -> None:
-        Leaves.__init__(self, inputs)
-        transforms.Call.__init__(self, bound, inputs, self.leaves, self.form.call)
+        super().__init__(bound, inputs, inputs.leaves, inputs.definition)
 
     @classmethod
     def of(cls, fun: tp.Any, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:
@@ -117,32 +75,24 @@ class Call(transforms.Call, Leaves):
             number = key if by_name else key - self.num_bound
             return number if by_name or number >= 0 else None
 
-        paths = paths_of(self.form.treedef)
-        return [owner(*paths[place.position]) for place in self.form.places]
+        paths = paths_of(self.definition.treedef)
+        return [owner(*paths[leaf.position]) for leaf in self.definition.leaves()]
 
-    def leaf_text(self, leaf: int) -> str:
-        """The same of a leaf by number."""
-        return self.form.places[leaf].text()
+    def variables(self) -> list[tp.Any]:
+        """What Variable filters see of each leaf."""
+        return self.inputs.variables()
 
-    def enter(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
-        """The arguments `(args, kwargs)` with other leaves, and the objects that `leave` needs."""
-        return self.form.enter(leaves)
-
-    def leave(self, inner: Inner, result: tp.Any) -> Crossed:
+    def leave(self, inner: Inner, result: tp.Any) -> Crossing:
         """What leaves the function with this result, as static data and arrays."""
-        return take_out(leave(inner, result))
+        return leave(inner, result).crossing(is_array)
 
-    def run_out(self, leaves: tp.Sequence[tp.Any]) -> Crossed:
+    def run_out(self, leaves: tp.Sequence[tp.Any]) -> Crossing:
         """The function between leaves: from those of the arguments to what leaves it."""
         return self.leave(*self.run(leaves))
 
-    def put_back(self, crossing: Crossed) -> tp.Any:
-        """Write what left the function into the caller's objects; returns the caller's result."""
-        return put_back(self.inputs, crossing)
-
     def arguments(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, ...]:
         """The positional arguments of the caller, with other leaves; their objects are new."""
-        return self.form.build(leaves)[0][self.num_bound :]
+        return self.definition.build(leaves)[0][self.num_bound :]
 
 
 class Filtered(Transform[P, R]):
@@ -161,7 +111,7 @@ def inputs_of_call(bound: Unbound, args: tp.Iterable[tp.Any], kwargs: dict[str, 
     """The arguments of a call, after those that the function carries."""
     if bound.args or bound.kwargs:
         args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
-    return Inputs.of_call(tuple(args), kwargs, bound.names, trees=True)
+    return Inputs.of_call(tuple(args), kwargs, bound.names, trees=True, inside=True)
 
 
 def unbound(fun: tp.Any) -> Unbound:

@@ -12,14 +12,11 @@ from jax.custom_derivatives import SymbolicZero
 from nnxlite._jax import is_sharding, jaxpr_as_fun
 from nnxlite._statics import ById
 from nnxlite._typing import P, R
-from nnxlite.boundary import Fixed, Inputs, leave, parameter_names
+from nnxlite.boundary import CallDef, Fixed, Inputs, enter, leave, parameter_names, replay_crossing
 from nnxlite.filtered._crossing import (
     Call,
     Filtered,
-    TreeForm,
     chosen_first,
-    put_back,
-    take_out,
     tree_out,
 )
 from nnxlite.filtered._errors import refuse_writes
@@ -122,7 +119,7 @@ class FilterCustomJvp(_Rule[P, R]):
             directions = partition.join(given)
             self._refuse_perturbed(call, [t is not None for t in directions])
             values = partition.join(_arrays(primals[0]), rest)
-            (inner, named), entered = call.form.enter(values)
+            (inner, named), entered = call.enter(values)
             value, tangent = rule(inner[call.num_bound :], call.arguments(directions), **named)
             refuse_writes(entered, f"the rule of {self!r}")
             fixed, out = tree_out(value)
@@ -136,7 +133,7 @@ class FilterCustomJvp(_Rule[P, R]):
         """A tangent for each array of the value."""
         tree = leaves_of(value)
         inexact = chosen_first(map(is_inexact_array, tree.leaves))
-        given = aligned(tree.form, tree.leaves, tangent, inexact, f"the tangent of {self!r}")
+        given = aligned(tree.definition, tree.leaves, tangent, inexact, f"the tangent of {self!r}")
         return [
             zero_tangent(leaf) if direction is None else direction
             for leaf, direction in zip(tree.leaves, inexact.join(given))
@@ -217,7 +214,7 @@ class FilterCustomVjp(_Rule[P, R]):
                 f"{self!r} has no rules yet: define them with .defvjp, or .def_fwd and .def_bwd."
             )
         call = self.call((vjp_arg, *args), kwargs)
-        form, bound = call.form, call.num_bound
+        form, bound = call.definition, call.num_bound
         partition = chosen_first(map(is_array, call.leaves))
         arrays, rest = partition.split(call.leaves)
 
@@ -232,7 +229,7 @@ class FilterCustomVjp(_Rule[P, R]):
             perturbed = tuple(map(bool, partition.join([x.perturbed for x in given])))
             self._refuse_perturbed(call, perturbed)
             values = _arrays(x.value for x in given)
-            (inner, named), entered = form.enter(partition.join(values, rest))
+            (inner, named), entered = call.enter(partition.join(values, rest))
             value, residuals = self._fwd(*flags(perturbed), *inner[bound:], **named)
             refuse_writes(entered, f"the forward rule of {self!r}")
             return tree_out(value), (tree_out(residuals), Fixed(perturbed), values)
@@ -243,7 +240,7 @@ class FilterCustomVjp(_Rule[P, R]):
             inner, named = form.build(partition.join(values, rest))
             gradient = self._bwd(
                 fixed_residuals.value.build(residuals),
-                fixed.value.only([None if _is_zero(x) else x for x in cotangents]),
+                fixed.value.build([None if _is_zero(x) else x for x in cotangents], blank=True),
                 *flags(fixed_perturbed.value),
                 *inner[bound:],
                 **named,
@@ -302,7 +299,7 @@ class _Traced(tp.NamedTuple):
     jaxpr: tp.Any
     given: Fixed
     in_shapes: list[tp.Any]
-    out: Fixed
+    out: tp.Any
     out_shapes: list[tp.Any]
 
 
@@ -337,8 +334,9 @@ class ClosureConverted(tp.Generic[P, R]):
         """The result, with a `jax.ShapeDtypeStruct` for each array."""
         traced = self._traced
         like = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in traced.in_shapes]
-        return put_back(
-            Inputs(traced.given.value.build(like), trees=True), (traced.out, traced.out_shapes)
+        return replay_crossing(
+            Inputs(traced.given.value.build(like), trees=True),
+            jax.tree_util.tree_unflatten(traced.out, traced.out_shapes),
         )
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -351,7 +349,8 @@ class ClosureConverted(tp.Generic[P, R]):
                 "structure, shapes and static leaves of the example."
             )
         out = jaxpr_as_fun(traced.jaxpr, self.consts)(*arrays)
-        return put_back(inputs, (traced.out, list(map(jnp.asarray, out))))
+        crossing = jax.tree_util.tree_unflatten(traced.out, map(jnp.asarray, out))
+        return replay_crossing(inputs, crossing)
 
     def __repr__(self) -> str:
         return f"ClosureConverted({self._traced.name}, {len(self.consts)} consts)"
@@ -392,11 +391,12 @@ def filter_closure_convert(
     given, arrays = tree_out((args, kwargs), has_shape)
 
     def run(*traced: tp.Any) -> tp.Any:
-        form: TreeForm = given.value
-        (inner_args, named), inner = form.form.enter(form.division.join(traced))
-        return take_out(leave(inner, fn(*inner_args, **named)))  # pyright: ignore[reportCallIssue] - of examples
+        (inner_args, named), inner = enter(tp.cast(CallDef, given.value), traced)
+        out = leave(inner, fn(*inner_args, **named))  # pyright: ignore[reportCallIssue] - of examples
+        return out.crossing(is_array)
 
-    closed, (out, shapes) = jax.make_jaxpr(run, return_shape=True)(*arrays)
+    closed, crossing = jax.make_jaxpr(run, return_shape=True)(*arrays)
+    shapes, out = jax.tree_util.tree_flatten(crossing)
     struct = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
     traced = _Traced(
         name_of(fn),

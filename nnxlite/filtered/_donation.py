@@ -73,12 +73,14 @@ def is_donated(what: object, donate: Donated, call: Call) -> tp.Callable[[int | 
     return chosen.__contains__
 
 
-def grouped(what: object, call: Call, groups: tp.Sequence[str]) -> Partition:
+def grouped(
+    what: object, call: Call, groups: tp.Sequence[str], order: tuple[str, ...] = GROUPS
+) -> Partition:
     """The leaves of a call of `what` in their groups.
 
     Raises ValueError where one buffer would be donated twice, or donated and read.
     """
-    partition = Partition(tuple(groups), GROUPS)
-    find_texts = lambda: [f"'{place.text()}'" for place in call.form.places]
+    partition = Partition(tuple(groups), order)
+    find_texts = lambda: [f"'{place.text()}'" for place in call.definition.leaves()]
     refuse_shared_buffers(what, call.leaves, partition.positions[1], find_texts)
     return partition

@@ -15,15 +15,16 @@ import numpy as np
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import in_this_trace
 from nnxlite._typing import P, R
-from nnxlite.boundary import Partition
+from nnxlite.boundary import CallDef, Partition, further_leaves
 from nnxlite.filtered._crossing import Call, Filtered, chosen_first
-from nnxlite.filtered._leaves import Form, leaves_of
+from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import (
     is_array_like,
     is_inexact_array,
     is_inexact_array_like,
 )
 from nnxlite.filtered._specs import answers
+from nnxlite.graph import Path
 from nnxlite.transforms import decorated, gradients, of_chosen
 from nnxlite.variables import MISSING
 
@@ -162,7 +163,7 @@ def filter_value_and_grad(
 
 
 def aligned(
-    form: Form,
+    form: CallDef,
     leaves: tp.Sequence[tp.Any],
     given: tp.Any,
     partition: Partition,
@@ -179,9 +180,9 @@ def aligned(
         error: for a tangent of another dtype.
     """
     other = leaves_of(given, form.names)
-    by_path = dict(zip(other.form.paths(), other.leaves))
+    by_path = dict(zip(_paths(other.definition), other.leaves))
     tangents: list[tp.Any] = []
-    for path, leaf, chosen in zip(form.paths(), leaves, partition.labels):
+    for path, leaf, chosen in zip(_paths(form), leaves, partition.labels):
         value = by_path.pop(path, None)
         at = f"{what}: at '{path_text(path)}' is"
         if not chosen:
@@ -197,7 +198,7 @@ def aligned(
             )
         tangents.append(None if value is None else _as_tangent(value, leaf, at, error))
     if by_path:  # the other tree may have lost its sharing
-        known = {place.path for _, place in form.further_places}
+        known = {place.path for _, place in further_leaves(form)}
         unknown = next((path for path in by_path if path not in known), None)
         if unknown is not None:
             raise ValueError(
@@ -205,6 +206,10 @@ def aligned(
                 "there is no leaf."
             )
     return tangents
+
+
+def _paths(call: CallDef) -> list[Path]:
+    return [leaf.path for leaf in call.leaves()]
 
 
 def _as_tangent(value: tp.Any, leaf: tp.Any, at: str, error: type[Exception]) -> tp.Any:
@@ -233,7 +238,7 @@ class Result(tp.NamedTuple):
         leaves: shapes of the former, None for the rest.
     """
 
-    form: Form
+    form: CallDef
     partition: Partition
     leaves: tuple[tp.Any, ...]
 
@@ -250,7 +255,7 @@ def _parts(wanted: tp.Callable[[tp.Any], bool]) -> tp.Callable[[tp.Any], tp.Any]
         partition = chosen_first(map(wanted, tree.leaves))
         leaves = [jnp.asarray(x) for x in partition.split(tree.leaves)[0]]
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
-        return leaves, Result(tree.form, partition, tuple(partition.join(shapes))), value
+        return leaves, Result(tree.definition, partition, tuple(partition.join(shapes))), value
 
     return parts
 
@@ -259,7 +264,7 @@ class Pullback:
     """From a cotangent of the result to cotangents of the arguments, in their own forms."""
 
     def __init__(self, call: Call, partition: Partition, result: Result) -> None:
-        self._form, self._num_bound, self._partition = call.form, call.num_bound, partition
+        self._form, self._num_bound, self._partition = call.definition, call.num_bound, partition
         self._result = result
 
     def __call__(self, vjp: tp.Callable[..., tp.Any], cotangent: tp.Any) -> tuple[tp.Any, ...]:
@@ -314,7 +319,7 @@ def filter_jvp(
     call = Call.of(fn, primals, kwargs)
     possible = chosen_first(map(is_inexact_array_like, call.leaves))
     shown = ((*[None] * call.num_bound, *tangents), {})
-    given = aligned(call.form, call.leaves, shown, possible, "filter_jvp: tangents")
+    given = aligned(call.definition, call.leaves, shown, possible, "filter_jvp: tangents")
     partition = chosen_first(t is not None for t in possible.join(given))
     depends = lambda x: is_inexact_array(x) and in_this_trace(x)
     run, chosen = of_chosen(call, partition, False, _parts(depends))

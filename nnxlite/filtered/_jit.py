@@ -11,33 +11,29 @@ from jax.core import Tracer
 
 from nnxlite._config import context_key
 from nnxlite._integers import as_integer
-from nnxlite._jax import PyTreeDef
-from nnxlite._statics import UnhashableStatic, facts, static_key
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
     CallDef,
-    Division,
+    Crossing,
     Inputs,
     Operands,
+    Partition,
     argument_names,
     call_difference,
     describe,
     enter,
     leave,
+    replay_crossing,
 )
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import (
     Call,
-    Crossed,
     Filtered,
     inputs_of_call,
-    put_back,
-    take_out,
 )
 from nnxlite.filtered._donation import (
     DONATED,
     KEPT,
-    STATIC,
     Donate,
     Donated,
     as_donated,
@@ -46,7 +42,7 @@ from nnxlite.filtered._donation import (
     without_warnings,
 )
 from nnxlite.filtered._errors import must_be_traced
-from nnxlite.filtered._leaves import form_of, leaves_of
+from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
 from nnxlite.objects import note_deleted
@@ -55,7 +51,6 @@ from nnxlite.transforms import (
     Lowered,
     PerFunction,
     Staged,
-    StaticArgument,
     Traces,
     Waiting,
     checks_noted,
@@ -84,30 +79,26 @@ class FilterJitOptions(tp.NamedTuple):
 
 
 class FilterJitKey(tp.NamedTuple):
-    """What besides the structure of the arguments identifies a compiled program.
-
-    It is the context alone if all leaves are traced and none is donated.
+    """What besides the arguments identifies a compiled program; the context alone if none is donated.
 
     Attributes:
         context: settings in force.
-        division: the group of each leaf, and the static leaves.
-        values: the structure of the values of graph leaves; see `Form`.
+        donated: the leaves that are kept, and those that are donated.
     """
 
     context: tp.Any
-    division: Division
-    values: PyTreeDef
+    donated: Partition
 
 
-def _finish_in_turn(inputs: Inputs, crossed: Crossed) -> tp.Any:
-    wait_in_turn(crossed[1])
-    return put_back(inputs, crossed)
+def _finish_in_turn(inputs: Inputs, crossing: Crossing) -> tp.Any:
+    wait_in_turn(crossing[1:])
+    return replay_crossing(inputs, crossing)
 
 
 class FilterJitCore:
     """The compiled side of one function under one set of options; shared by equal wrappers."""
 
-    finish: tp.Callable[[Inputs, Crossed], tp.Any] = staticmethod(put_back)
+    finish: tp.Callable[[Inputs, Crossing], tp.Any] = staticmethod(replay_crossing)
     names = staticmethod(argument_names)
 
     def __init__(self, fun: tp.Callable[..., tp.Any], options: FilterJitOptions) -> None:
@@ -122,16 +113,8 @@ class FilterJitCore:
 
     def named(self, operands: Operands, *donated: list[tp.Any]) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, with the names of their arguments."""
-        call = operands.call
-        names = argument_names(call).leaves
-        groups: tp.Sequence[tp.Any] = (names,)
-        if isinstance(call.extra, FilterJitKey):
-            form = form_of(call, call.extra.values)
-            inside = [
-                names[call.num_arrays + n] + "".join(f"[{k!r}]" for k in keys)
-                for n, keys in form.inside
-            ]
-            groups = call.extra.division.partition.split([*names[: call.num_arrays], *inside])
+        key, names = operands.call.extra, argument_names(operands.call).leaves
+        groups = key.donated.split(names) if isinstance(key, FilterJitKey) else (names,)
         for group, leaves in zip(groups, (operands, *donated)):
             yield from zip(group, leaves)
 
@@ -139,20 +122,20 @@ class FilterJitCore:
         """The function that JAX traces, from leaves to the outputs of the call."""
         call, leaves = operands.call, operands.leaves
         key: tp.Any = call.extra
-        donated: tp.Collection[int] = ()
-        if has_several_cpus() and self.finish is put_back:
+        donated: tp.Collection[int | None] = ()
+        if has_several_cpus() and self.finish is replay_crossing:
             self.finish = _finish_in_turn
         checks = checks_noted()
         if isinstance(key, FilterJitKey):
-            form = form_of(call, key.values)
-            leaves = form.for_boundary(key.division.join(leaves, *donated_leaves))
-            donated = form.numbers([x == DONATED for x in key.division.partition.labels])
+            leaves = key.donated.join(leaves, *donated_leaves)
+            flags = zip(call.leaves(), key.donated.labels)
+            donated = {leaf.graph_leaf for leaf, label in flags if label == DONATED}
         with self.traces.recorded(call, argument_names, leaves):
             (args, kwargs), inner = enter(call, leaves)
             result = self.fun()(*args, **kwargs)
             if self.options.out is not is_array:
                 result = _checked_result(result, self.options.out)
-            out = take_out(leave(inner, result, all_written=donated))
+            out = leave(inner, result, all_written=donated).crossing(is_array)
         if checks_noted() != checks and not isinstance(self.finish, Waiting):
             self.finish = Waiting(self.finish)
         return out
@@ -171,7 +154,7 @@ def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
     tree = leaves_of(result)
     leaves = []
     mask = answers(tree, spec, MASK._replace(name="out"))
-    for place, leaf, traced in zip(tree.form.places, tree.leaves, mask):
+    for place, leaf, traced in zip(tree.definition.leaves(), tree.leaves, mask):
         if traced and not is_array(leaf):
             if not is_array_like(leaf):
                 raise must_be_traced("filter_jit(out=)", place.text(), leaf)
@@ -182,7 +165,7 @@ def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
                 "computed from traced values."
             )
         leaves.append(leaf)
-    return result if tree.form.where else tree.form.build(leaves)
+    return result if tree.where else tree.definition.build(leaves)
 
 
 # As for `jit`: one `jax.jit` object for each function and options, which lives as long as the function.
@@ -205,67 +188,41 @@ class FilterJit(Filtered[P, R], Jitted):
     def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef, tp.Any]:
         """The arguments, the key of the program, and the groups of leaves that it takes."""
         inputs = inputs_of_call(self.bound, args, kwargs)
-        # Training loops pass arrays only and donate nothing: no leaf needs a check of its own. That is
-        # 1.4x of `jax.jit` for 72 arrays, and would be 2.3x (benchmarks/filtered.py).
         leaves = inputs.leaves
-        if self._default and only_arrays(leaves):
+        if not (self.options.specs == ARRAYS and only_arrays(leaves)):
+            inputs.make_static([not t for t in self._traced(inputs, leaves, args, kwargs)], self)
+            leaves = inputs.leaves
+        if self.options.donate == "none":
             call = inputs.define(context_key())
             return inputs, call, (Operands(call, leaves),)
-        key, (kept, donated) = self._divided(Call(self.bound, inputs), args, kwargs)
-        own = not all(box.exact for box in key.division.statics)
-        call = inputs.define(key, own)
+        partition = self._donate(Call(self.bound, inputs))
+        call = inputs.define(FilterJitKey(context_key(), partition))
+        kept, donated = partition.split(leaves)
         return inputs, call, (Operands(call, kept), donated)
 
-    def _divided(self, call: Call, args: tp.Any, kwargs: tp.Any) -> tuple[FilterJitKey, tp.Any]:
-        """The key and the groups, from a check of each leaf."""
-        traced = self._traced(call, args, kwargs)
-        groups = [KEPT if t else STATIC for t in traced]
-        if self.options.donate != "none":
-            self._donate(call, groups)
-        partition = grouped(self, call, groups)
-        kept, donated, _ = partition.split(call.leaves)
-        division = Division(partition, self._boxes(call, partition.positions[2]))
-        return FilterJitKey(context_key(), division, call.form.values), (kept, donated)
-
-    def _traced(self, call: Call, args: tp.Any, kwargs: tp.Any) -> list[bool]:
+    def _traced(
+        self, inputs: Inputs, leaves: list[tp.Any], args: tp.Any, kwargs: tp.Any
+    ) -> list[bool]:
         """Whether each leaf is traced.
 
         Raises TypeError for a leaf that must be traced and cannot be.
         """
         if self.options.specs == ARRAYS:
-            return are_arrays(call.leaves)
+            return are_arrays(leaves)
         spec = self.options.specs.of_call(self.__wrapped__, self.bound, args, kwargs, self.name)
-        traced = answers(call, spec, MASK._replace(name="filter_jit's spec"))
-        for number, (leaf, wanted) in enumerate(zip(call.leaves, traced)):
+        traced = answers(inputs, spec, MASK._replace(name="filter_jit's spec"))
+        for number, (leaf, wanted) in enumerate(zip(leaves, traced)):
             if wanted and not is_array_like(leaf):
-                raise must_be_traced(repr(self), call.form.places[number].text(), leaf)
+                place = inputs.definition.leaves()[number]
+                raise must_be_traced(repr(self), place.text(), leaf)
         return traced
 
-    def _donate(self, call: Call, groups: list[str]) -> None:
-        """Move the donated leaves to their group."""
+    def _donate(self, call: Call) -> Partition:
+        """The leaves that are kept, and those that are donated."""
         wanted = is_donated(self, self.options.donate, call)
-        for number, (leaf, owner) in enumerate(zip(call.leaves, call.owners())):
-            if groups[number] == KEPT and is_array(leaf) and wanted(owner):
-                groups[number] = DONATED
-
-    def _boxes(self, call: Call, numbers: list[int]) -> tuple[StaticArgument, ...]:
-        """Static leaves, given by number, as part of a key.
-
-        Raises ValueError for one that is unhashable.
-        """
-        out = []
-        for number in numbers:
-            leaf = call.leaves[number]
-            try:
-                out.append(StaticArgument(leaf, static_key(leaf), facts(leaf).exact))
-            except UnhashableStatic:
-                path = call.form.places[number].text()
-                raise ValueError(
-                    f"{self!r}: the static leaf at '{path}' of the arguments is unhashable: it is of "
-                    f"type '{type(leaf).__name__}'. Static leaves are part of the key of a compiled "
-                    "program. Pass a hashable value, such as a tuple or frozenset, or an array."
-                ) from None
-        return tuple(out)
+        owners = zip(call.leaves, call.owners())
+        groups = [DONATED if is_array(leaf) and wanted(o) else KEPT for leaf, o in owners]
+        return grouped(self, call, groups, (KEPT, DONATED))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         inputs, call, groups = self._enter(args, kwargs)

@@ -29,6 +29,7 @@ from nnxlite.boundary import (
     Partition,
     Source,
     call_difference,
+    enter,
     fresh_variables,
     leave,
     output_paths,
@@ -117,7 +118,7 @@ class FilterVmap(Filtered[P, R]):
         try:
             if self.options.donate == "none":
                 return finish(jitted(*arguments))
-            named = lambda: zip((place.text() for place in call.form.places), call.leaves)
+            named = lambda: zip((place.text() for place in call.definition.leaves()), call.leaves)
             with without_warnings(self.options.donate):
                 return run_donating(jitted, arguments, finish, named)
         except ValueError as error:
@@ -171,7 +172,7 @@ class FilterPmap(FilterVmap[P, R]):
             program = _Program(call, division, axes, spec, self.options.out_axes)
             return program, self._transform(jax.pmap, program, donate_argnums=(2,))
 
-        key = call.inputs.define((context_key(), division, axes, call.form.values))
+        key = call.inputs.define((context_key(), division, axes, call.definition.structure))
         return key, *_programs.get(call.fun, (key.exactly, boxed(self.options)), make)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
@@ -198,7 +199,7 @@ class _Program:
     """A function of slices of leaves; it refers to no object, and weakly to the user's function.
 
     Attributes:
-        form, division, axes: of the arguments.
+        call, division, axes: of the arguments.
         root_specs: the parts of `in_axes` for graph objects, which new leaves in them follow.
         whole_paths: the paths of results that are not mapped, after a trace.
     """
@@ -214,8 +215,13 @@ class _Program:
         out_axes: tp.Any,
     ) -> None:
         self._find_function = weakly(call.fun)
-        self.form, self.division, self.axes, self._out_axes = call.form, division, axes, out_axes
-        self.root_specs = root_parts(call.form, in_axes, IN_AXES)
+        self.call, self.division, self.axes, self._out_axes = (
+            call.definition,
+            division,
+            axes,
+            out_axes,
+        )
+        self.root_specs = root_parts(call.definition, in_axes, IN_AXES)
         self.whole_paths: list[Path] = []
 
     @marks_errors
@@ -223,9 +229,10 @@ class _Program:
         self, size: tp.Any, kept: list[tp.Any], donated: list[tp.Any]
     ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
         leaves = self.division.join(kept, donated)
-        (args, kwargs), inner = self.form.enter(leaves)
+        (args, kwargs), inner = enter(self.call, leaves)
         result = self._find_function()(*args, **kwargs)
-        gone = self.form.numbers([x == DONATED for x in self.division.partition.labels])
+        labels = zip(self.call.leaves(), self.division.partition.labels)
+        gone = {leaf.graph_leaf for leaf, label in labels if label == DONATED} - {None}
         return self._take_out(leave(inner, result, all_written=gone), leaves)
 
     def _take_out(
@@ -256,11 +263,10 @@ class _Program:
             axis = OUT_AXES.answer(setting, path, variable, leaves[0] if leaves else None)
             return axis if is_mapped(axis) else None
 
-        call = self.form.call
-        in_graph = self.axes[call.num_arrays :]
-        by_number = {number: axis for (number, _), axis in zip(self.form.inside, in_graph)}
-        values_in = self.form.for_boundary(inputs)[call.num_arrays :]
-        by_root = {place.root: axis for place, axis in zip(self.form.places, self.axes)}
+        call = self.call
+        by_number = {leaf.graph_leaf: axis for leaf, axis in zip(call.leaves(), self.axes)}
+        by_root = {leaf.root: axis for leaf, axis in zip(call.leaves(), self.axes)}
+        values_in = call.whole(inputs)[1]
         specs = enumerate(self.root_specs)
         settings = output_settings(
             call,

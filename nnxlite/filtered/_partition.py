@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing as tp
 
 import jax
 
-from nnxlite.boundary import is_root
-from nnxlite.filtered._leaves import IsLeaf, Leaves, close, leaves_of
+from nnxlite.boundary import Inputs, is_root
+from nnxlite.filtered._leaves import IsLeaf, leaves_of
 from nnxlite.filtered._specs import MASK, answers
 from nnxlite.filtered._walk import combined
 
@@ -52,16 +53,28 @@ def filter(
     return rest if inverse else chosen
 
 
-def _leaves(tree: tp.Any, spec: tp.Any, is_leaf: IsLeaf | None) -> Leaves:
+def _leaves(tree: tp.Any, spec: tp.Any, is_leaf: IsLeaf | None) -> Inputs:
     """The leaves of a tree; `is_leaf` is called only for parts below the literals of the spec."""
     if is_leaf is None:
         return leaves_of(tree)
     ends = lambda part: is_root(part) or MASK.is_literal(part)
+    stops = lambda part: is_root(part) or is_leaf(part)
+    close = lambda part: _Closed(part) if is_leaf(part) else part
+    below = lambda _, part: jax.tree_util.tree_map(close, part, is_leaf=stops)
     try:
-        closed = jax.tree_util.tree_map(lambda _, x: close(x, is_leaf), spec, tree, is_leaf=ends)
+        closed = jax.tree_util.tree_map(below, spec, tree, is_leaf=ends)
     except ValueError:  # the spec is not a prefix, and `answers` has a better message for it
         closed = tree
-    return leaves_of(closed)
+    parts = leaves_of(closed)
+    parts.arrays = [x.value if type(x) is _Closed else x for x in parts.arrays]
+    return parts
+
+
+@dataclasses.dataclass
+class _Closed:
+    """A part of a tree that counts as one leaf."""
+
+    value: tp.Any
 
 
 def partition(
@@ -92,8 +105,9 @@ def partition(
     """
     tree = _leaves(pytree, filter_spec, is_leaf)
     mask = answers(tree, filter_spec)
-    chosen = tree.form.build([x if m else replace for x, m in zip(tree.leaves, mask)])
-    rest = tree.form.build([replace if m else x for x, m in zip(tree.leaves, mask)])
+    call, leaves = tree.definition, tree.leaves
+    chosen = call.build([x if m else replace for x, m in zip(leaves, mask)])
+    rest = call.build([replace if m else x for x, m in zip(leaves, mask)])
     return chosen, rest
 
 

@@ -10,11 +10,12 @@ from jax.core import Tracer
 
 from nnxlite._jax import without_literals
 from nnxlite._typing import P, R
-from nnxlite.boundary import Inputs
-from nnxlite.filtered._crossing import Call, Filtered, chosen_first, put_back, tree_out
+from nnxlite.boundary import Inputs, replay_crossing
+from nnxlite.filtered._crossing import Call, Filtered, chosen_first, tree_out
 from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import has_shape, is_array
 from nnxlite.filtered._specs import SpecKind, answers
+from nnxlite.graph import Path
 from nnxlite.transforms import decorated
 from nnxlite.variables import MISSING
 
@@ -59,7 +60,7 @@ def filter_make_jaxpr(
 
         jaxpr, (fixed, shapes) = jax.make_jaxpr(run, return_shape=True)(*given)
         form = fixed.value
-        return jaxpr, form.only(shapes), form.build([None] * len(shapes))
+        return jaxpr, form.build(shapes, blank=True), form.build([None] * len(shapes))
 
     return make
 
@@ -85,7 +86,7 @@ def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.A
     given, rest = partition.split(call.leaves)
     run = lambda traced: call.run_out(partition.join(traced, rest))
     crossed = jax.eval_shape(run, given)
-    return put_back(Inputs(call.form.build(call.leaves), trees=True), crossed)
+    return replay_crossing(Inputs(call.definition.build(call.leaves), trees=True), crossed)
 
 
 @tp.overload
@@ -163,7 +164,7 @@ def filter_shard(x: T, device_or_shardings: tp.Any) -> T:
     """
     tree = leaves_of(x)
     shardings = answers(tree, device_or_shardings, SHARDING)
-    return tree.form.build(list(map(_placed, tree.leaves, shardings)))
+    return tree.definition.build(list(map(_placed, tree.leaves, shardings)))
 
 
 def _placed(leaf: tp.Any, sharding: tp.Any) -> tp.Any:
@@ -234,15 +235,19 @@ def filter_pure_callback(
     shapes, others = wanted.split(result.leaves)
 
     def run(*arrays: tp.Any) -> list[tp.Any]:
-        inner_args, named = given.form.build(partition.join(arrays, rest))
+        inner_args, named = given.definition.build(partition.join(arrays, rest))
         returned = leaves_of(callback(*inner_args, **named))
-        if returned.form.paths() != result.form.paths():
+        if _paths(returned) != _paths(result):
             raise ValueError(
                 f"filter_pure_callback: the callback returned a result of structure "
-                f"{returned.form.treedef}, result_shape_dtypes has {result.form.treedef}."
+                f"{returned.treedef}, result_shape_dtypes has {result.treedef}."
             )
         return wanted.split(returned.leaves)[0]
 
     structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes]
     out = jax.pure_callback(run, structs, *arrays, sharding=sharding, vmap_method=vmap_method)
-    return result.form.build(wanted.join(out, others))
+    return result.definition.build(wanted.join(out, others))
+
+
+def _paths(tree: Inputs) -> list[Path]:
+    return [leaf.path for leaf in tree.definition.leaves()]

@@ -19,15 +19,20 @@ from nnxlite._errors import path_text, short_type
 from nnxlite._integers import as_integer
 from nnxlite.boundary import (
     ArgumentLeaf,
+    CallDef,
+    Inputs,
     NodePrefix,
     agreed,
     broadcast,
+    further_leaves,
     is_root,
     node_prefix,
     not_for_arrays,
 )
-from nnxlite.filtered._leaves import Form, Leaves
 from nnxlite.graph import Path
+
+if tp.TYPE_CHECKING:
+    from nnxlite.filtered._crossing import Call
 
 _PATH_FILTERS = (filters.PathContains, filters.PathIn, filters._Joined, filters.Not)
 _FILTERS = (
@@ -102,39 +107,39 @@ MASK = SpecKind(
 )
 
 
-def answers(tree: Leaves, spec: tp.Any, kind: SpecKind = MASK) -> list[tp.Any]:
+def answers(tree: Inputs | Call, spec: tp.Any, kind: SpecKind = MASK) -> list[tp.Any]:
     """The answer for each leaf of a tree.
 
     Raises ValueError where the spec is not a prefix of the tree, for an invalid literal, and where a
     shared Variable would get two answers.
     """
-    form = tree.form
-    parts = _by_position(form, spec, kind)
+    call, leaves, variables = tree.definition, tree.leaves, tree.variables()
+    parts = _by_position(call, spec, kind)
 
     def answer(leaf: int, place: ArgumentLeaf) -> tp.Any:
-        part, variable = parts[place.position], tree.variable(leaf)
+        part, variable = parts[place.position], variables[leaf]
         path = place.path if place.root is None else place.below
         if isinstance(part, NodePrefix):
             if place.root is None:
                 raise not_for_arrays(part, kind.name, place.text())
             part = part.map_prefix(path, variable)
-        return kind.answer(part, path, variable, tree.leaves[leaf])
+        return kind.answer(part, path, variable, leaves[leaf])
 
-    first = parts[form.where[0]] if form.where else None
+    first = parts[call.where[0]] if call.where else None
     asks_path = isinstance(first, (NodePrefix, *_PATH_FILTERS))
-    differ = asks_path or any(parts[position] is not first for position in form.where)
-    further = form.further_places if differ else ()  # one literal gives all paths the same answer
-    return agreed(kind.name, form.places, further, answer, tree.variable)
+    differ = asks_path or any(parts[position] is not first for position in call.where)
+    further = further_leaves(call) if differ else ()  # one literal gives all paths the same answer
+    return agreed(kind.name, call.leaves(), further, answer, variables.__getitem__)
 
 
-def root_parts(form: Form, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
+def root_parts(call: CallDef, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
     """The part of a spec that belongs to each graph object of a tree."""
-    parts = _by_position(form, spec, kind)
-    return [parts[position] for position in form.where]
+    parts = _by_position(call, spec, kind)
+    return [parts[position] for position in call.where]
 
 
-def _by_position(form: Form, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
+def _by_position(call: CallDef, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
     """The part of a spec that belongs to each argument leaf or root."""
     stops = lambda part: is_root(part) or kind.is_literal(part)
-    parts = broadcast(spec, form.call.template(), kind.name, stops, "a filter")
+    parts = broadcast(spec, call.template(), kind.name, stops, "a filter")
     return [node_prefix(x, kind.is_literal) if is_root(x) else x for x in parts]

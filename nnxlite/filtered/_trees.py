@@ -76,7 +76,7 @@ def tree_equal(
     first, *others = map(leaves_of, pytrees)
     answer: tp.Any = True
     for other in others:
-        if first.form != other.form:
+        if first.definition.key != other.definition.key:
             return False
         for x, y in zip(first.leaves, other.leaves):
             same = _same_leaf(x, y, typematch, rtol, atol)
@@ -182,7 +182,7 @@ def tree_inference(pytree: T, value: bool = True) -> T:
     (True, False)
     """
     tree = leaves_of(pytree)
-    new = tree.form.build(tree.leaves)
+    new = tree.definition.build(tree.leaves)
     for _, node in iter_graph(new):
         if kind_of(node) == OBJECT:
             for name in _MODES:

@@ -28,7 +28,7 @@ from jax.core import Tracer
 from nnxlite._errors import listed
 from nnxlite._interning import LOCK
 from nnxlite._text import Atom, safely, short
-from nnxlite.boundary import ArgumentNames, CallDef, described
+from nnxlite.boundary import ArgumentNames, CallDef, described, leaf_names
 from nnxlite.graph import SHOWN, Difference, compare
 from nnxlite.objects import failing_layer
 from nnxlite.transforms._looking_inside import sides_text
@@ -60,12 +60,17 @@ class Trace:
         """The names of the arguments."""
         return self.find_names(self.call)
 
+    def texts(self) -> dict[str, str]:
+        """The type of each leaf, or the value of a static one, by name."""
+        static = {name: _type_text(value) for name, (_, value) in _static_leaves(self).items()}
+        return {**dict(zip(self.names.leaves, self.types)), **static}
+
     def causes(self, before: Trace) -> list[str]:
         """The differences from an earlier trace, a line for each."""
         old, new = before.call, self.call
         causes = [] if old is new else [*_structure(before, self), *_statics(before, self)]
-        known = dict(zip(before.names.leaves, before.types))
-        for name, now in zip(self.names.leaves, self.types):
+        known = before.texts()
+        for name, now in self.texts().items():
             then = known.get(name, now)
             if then != now:
                 causes.append(f"{name}: {then} -> {now}")
@@ -108,14 +113,14 @@ def _arrow(difference: Difference) -> str:
 _NOT_GIVEN = Atom("not given")
 
 
-def _static_leaves(trace: Trace) -> dict[str, tp.Any]:
-    """The static leaves of a call of `filter_jit`, boxed, by name."""
-    division = getattr(trace.call.extra, "division", None)
-    if division is None or not division.statics:
+def _static_leaves(trace: Trace) -> dict[str, tuple[tp.Any, tp.Any]]:
+    """The key and the value of each static leaf, by name."""
+    call = trace.call
+    if call.static is None:
         return {}
-    names = trace.names.leaves
-    numbers = division.partition.positions[-1]
-    return {names[n]: box for n, box in zip(numbers, division.statics) if n < len(names)}
+    leaves = call.all_leaves()
+    names = leaf_names(call, [leaves[number] for number in call.static.numbers])
+    return dict(zip(names, zip(call.static.key[1], call.static.values)))
 
 
 def _statics(before: Trace, after: Trace) -> tp.Iterator[str]:
@@ -129,9 +134,11 @@ def _statics(before: Trace, after: Trace) -> tp.Iterator[str]:
             yield sides_text(name, *sides)
     old, new = (_static_leaves(trace) for trace in (before, after))
     for name in (name for name in old if name in new):
-        looks = [safely(short, side[name].value) for side in (old, new)]
-        if looks[0] == looks[1] and old[name] != new[name]:  # else its type says it
-            yield sides_text(name, old[name].value, new[name].value)
+        (key, value), (other_key, other) = old[name], new[name]
+        if key != other_key and safely(short, value) == safely(
+            short, other
+        ):  # else its text says it
+            yield sides_text(name, value, other)
     contexts = [dict(getattr(extra, "context", extra) or ()) for extra in extras]
     for name in {**contexts[0], **contexts[1]}:
         one, other = (context.get(name, "default") for context in contexts)
