@@ -36,10 +36,10 @@ from nnxlite.boundary._inputs import ArgumentLeaf as ArgumentLeaf
 from nnxlite.boundary._inputs import CallDef as CallDef
 from nnxlite.boundary._inputs import Inner as Inner
 from nnxlite.boundary._inputs import Inputs as Inputs
+from nnxlite.boundary._inputs import StaticLeaves as StaticLeaves
 from nnxlite.boundary._inputs import enter as enter
 from nnxlite.boundary._inputs import is_root as is_root
 from nnxlite.boundary._inputs import paths_of as paths_of
-from nnxlite.boundary._inputs import static_leaves as static_leaves
 from nnxlite.boundary._inputs import template_of as template_of
 from nnxlite.boundary._labels import agreed as agreed
 from nnxlite.boundary._labels import broadcast as broadcast
@@ -49,9 +49,7 @@ from nnxlite.boundary._labels import labels as labels
 from nnxlite.boundary._labels import leaf_shardings as leaf_shardings
 from nnxlite.boundary._labels import leaves_of_code as leaves_of_code
 from nnxlite.boundary._labels import not_for_arrays as not_for_arrays
-from nnxlite.boundary._operands import ArgumentNames as ArgumentNames
 from nnxlite.boundary._operands import Operands as Operands
-from nnxlite.boundary._operands import argument_names as argument_names
 from nnxlite.boundary._operands import describe as describe
 from nnxlite.boundary._operands import leaf_names as leaf_names
 from nnxlite.boundary._operands import names_by_position as names_by_position

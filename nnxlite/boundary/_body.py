@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from nnxlite._errors import warn_user
 from nnxlite._jax import jaxpr_as_fun
 from nnxlite.boundary._inputs import CallDef, Inner, enter
-from nnxlite.boundary._operands import argument_names, describe
+from nnxlite.boundary._operands import describe, leaf_names
 from nnxlite.boundary._outdef import CameIn, Fixed, Fresh, OutDef, Outputs
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._refusals import refuse_foreign_outputs
@@ -92,7 +92,7 @@ def trace_body(
         out, static = fun(inner, tree, *more)
         return Fixed((out.definition, static)), out.result, out.written, out.fresh
 
-    pairs = lambda leaves, more: [*zip(argument_names(call).leaves, leaves), ("more", more)]
+    pairs = lambda leaves, more: [*zip(leaf_names(call), leaves), ("more", more)]
     body = describe(run, user, "run", pairs)
     closed, shapes = jax.make_jaxpr(body, return_shape=True)([*leaves], more)
     return Body(closed, shapes)

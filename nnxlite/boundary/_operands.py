@@ -39,33 +39,20 @@ jax.tree_util.register_pytree_node(
 )
 
 
-class ArgumentNames(tp.NamedTuple):
-    """The names of the arguments of a call: `model.layers[0].kernel`, `args[1]`.
+def leaf_names(call: CallDef, leaves: tp.Iterable[ArgumentLeaf] | None = None) -> list[str]:
+    """The names of the leaves of a call `(args, kwargs)`: `model.layers[0].kernel`, `args[1]`.
 
-    Attributes:
-        leaves: the name of each leaf.
-        roots: the name of each root.
-        statics: the names of static arguments that are given by number.
+    Args:
+        call: the arguments.
+        leaves: which of their leaves; by default those that cross.
     """
-
-    leaves: list[str]
-    roots: list[str]
-    statics: tp.Mapping[int, str] = types.MappingProxyType({})
-
-
-def argument_names(call: CallDef) -> ArgumentNames:
-    """The names of the leaves and roots of a call `(args, kwargs)`."""
-    roots = [ArgumentLeaf(position, root, (), ()) for root, position in enumerate(call.where)]
-    return ArgumentNames(leaf_names(call, call.leaves()), leaf_names(call, roots))
-
-
-def leaf_names(call: CallDef, leaves: tp.Iterable[ArgumentLeaf]) -> list[str]:
-    """The names of some leaves of a call `(args, kwargs)`."""
     keys = [path[2:] for path, _ in jax.tree_util.tree_leaves_with_path(call.template())]
     arguments = [path[0] for path in call.paths()]
     starts = [name + jax.tree_util.keystr(inside) for name, inside in zip(arguments, keys)]
     end = lambda leaf: "".join([*map(_step, leaf.below), *(f"[{key!r}]" for key in leaf.inside)])
-    return [starts[leaf.position] + end(leaf) for leaf in leaves]
+    return [
+        starts[leaf.position] + end(leaf) for leaf in (call.leaves() if leaves is None else leaves)
+    ]
 
 
 def _step(name: tp.Any) -> str:

@@ -19,7 +19,6 @@ from nnxlite.boundary import (
     Inputs,
     Partition,
     leave,
-    paths_of,
 )
 from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import is_array
@@ -28,6 +27,7 @@ from nnxlite.transforms import (
     Unbound,
     boxed,
     call_object,
+    owners,
     rewrap,
     unbind,
     unwrapped,
@@ -70,13 +70,7 @@ class Call(transforms.Call):
 
     def owners(self) -> list[int | str | None]:
         """For each leaf the number or name of its argument; None where the function carries it."""
-
-        def owner(by_name: int, key: tp.Any, *_: tp.Any) -> tp.Any:
-            number = key if by_name else key - self.num_bound
-            return number if by_name or number >= 0 else None
-
-        paths = paths_of(self.definition.treedef)
-        return [owner(*paths[leaf.position]) for leaf in self.definition.leaves()]
+        return owners(self.definition, self.num_bound)
 
     def variables(self) -> list[tp.Any]:
         """What Variable filters see of each leaf."""

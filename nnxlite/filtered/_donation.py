@@ -7,9 +7,9 @@ import typing as tp
 import warnings
 
 from nnxlite._integers import as_integers
-from nnxlite.boundary import Partition, parameter_names
+from nnxlite.boundary import Partition
 from nnxlite.filtered._crossing import Call
-from nnxlite.transforms import refuse_shared_buffers
+from nnxlite.transforms import Owner, refuse_shared_buffers
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 Donated: tp.TypeAlias = str | tuple[int | str, ...]
@@ -47,30 +47,36 @@ def as_donated(donate: tp.Any) -> Donated:
     return given
 
 
-def is_donated(what: object, donate: Donated, call: Call) -> tp.Callable[[int | str | None], bool]:
-    """Whether the arrays of an argument, given by number or name as in `Call.owners`, are donated.
+def donated_owners(
+    what: str, donate: Donated, names: tp.Sequence[str], owners: tp.Sequence[Owner]
+) -> tp.Container[Owner]:
+    """The arguments whose arrays are donated.
+
+    Args:
+        what: the transform and its function, for messages.
+        donate: the option.
+        names: of the parameters that may be given by position.
+        owners: the arguments of the leaves of a call.
 
     Raises ValueError for an argument that the call does not have.
     """
+    found = dict.fromkeys(owners)
     if isinstance(donate, str):
-        spare_first = donate.endswith("except-first")
-        return lambda owner: not (spare_first and owner == 0)
-    owners = dict.fromkeys(call.owners())
-    names = parameter_names(call.fun)[call.num_bound :]
-    chosen: set[int | str | None] = set()
+        return [o for o in found if o != 0 or not donate.endswith("except-first")]
+    chosen: set[Owner] = set()
     for one in donate:
         number = names.index(one) if one in names else one
         if isinstance(number, int) and number < 0:
-            number += sum(isinstance(owner, int) for owner in owners)
+            number += sum(isinstance(owner, int) for owner in found)
         name = names[number] if isinstance(number, int) and number < len(names) else one
-        found = {owner for owner in (number, name) if owner in owners}
-        if not found:
+        here = {owner for owner in (number, name) if owner in found}
+        if not here:
             raise ValueError(
                 f"{what}: donate= names the argument {one!r}, and the call has arrays in "
-                f"{[owner for owner in owners if owner is not None]}."
+                f"{[owner for owner in found if owner is not None]}."
             )
-        chosen |= found
-    return chosen.__contains__
+        chosen |= here
+    return chosen
 
 
 def grouped(

@@ -12,13 +12,16 @@ from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
 from nnxlite.transforms._derivatives import gradients as gradients
 from nnxlite.transforms._derivatives import of_chosen as of_chosen
 from nnxlite.transforms._derivatives import value_and_aux as value_and_aux
+from nnxlite.transforms._donation import Owner as Owner
+from nnxlite.transforms._donation import owners as owners
 from nnxlite.transforms._donation import refuse_shared_buffers as refuse_shared_buffers
 from nnxlite.transforms._donation import run_donating as run_donating
 from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
 from nnxlite.transforms._in_flight import has_several_cpus as has_several_cpus
 from nnxlite.transforms._in_flight import wait_in_turn as wait_in_turn
-from nnxlite.transforms._jit import Jitted as Jitted
+from nnxlite.transforms._jit import JitOptions as JitOptions
+from nnxlite.transforms._jit import JitWrapped as JitWrapped
 from nnxlite.transforms._jit import jit as jit
 from nnxlite.transforms._loops import fori_loop as fori_loop
 from nnxlite.transforms._loops import while_loop as while_loop

@@ -14,6 +14,7 @@ from nnxlite._statics import facts
 from nnxlite.boundary import (
     CallDef,
     Inputs,
+    StaticLeaves,
     first_foreign,
     is_root,
     names_by_position,
@@ -85,22 +86,32 @@ def _shown(name: int | str, fun: tp.Callable[..., tp.Any]) -> str:
 
 
 def with_statics(
-    statics: tp.Iterable[tuple[int | str, StaticArgument]],
+    statics: tp.Iterable[tuple[int | str, tp.Any]],
     args: tuple[tp.Any, ...],
     kwargs: dict[str, tp.Any],
-    first: int = 0,
+    first: int,
 ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
     """Arguments with the static ones inserted; `first` is the number of the first argument given."""
-    if not statics:
-        return args, kwargs
     out = list(args)
     kwargs = dict(kwargs)
-    for where, box in statics:
+    for where, value in statics:
         if isinstance(where, str):
-            kwargs[where] = box.value
+            kwargs[where] = value
         elif where >= first:
-            out.insert(where - first, box.value)
+            out.insert(where - first, value)
     return tuple(out), kwargs
+
+
+def unboxed(inputs: Inputs) -> None:
+    """Make the static arguments among some inputs, which are boxed, static leaves."""
+    numbers = tuple([n for n, leaf in enumerate(inputs.arrays) if type(leaf) is StaticArgument])
+    if numbers:
+        boxes: list[StaticArgument] = [inputs.arrays[number] for number in numbers]
+        for number, box in zip(numbers, boxes):
+            inputs.arrays[number] = box.value
+        exact = all(box.exact for box in boxes)
+        keys = tuple([box.key for box in boxes])
+        inputs.static = StaticLeaves(numbers, [box.value for box in boxes], keys, exact)
 
 
 Statics = tuple[tuple[int, StaticArgument], ...]
@@ -151,8 +162,8 @@ def fill_statics(args: tuple[tp.Any, ...], statics: Statics) -> list[tp.Any]:
 class Selection(tp.NamedTuple):
     """Arguments chosen by number and by name."""
 
-    numbers: frozenset[int]
-    names: frozenset[str]
+    numbers: frozenset[int] = frozenset()
+    names: frozenset[str] = frozenset()
 
     @property
     def any(self) -> bool:
@@ -169,7 +180,7 @@ def select_arguments(
     """
     numbers, names = set(as_integers(argnums)), set(as_integers(argnames))
     if not numbers and not names:
-        return _NOTHING
+        return Selection()
     parameters = parameters_of(fun)
     if parameters is None:
         return Selection(frozenset(numbers), frozenset(names))
@@ -197,9 +208,6 @@ def select_arguments(
     names |= {positional[n] for n in numbers if 0 <= n < count and positional[n] in by_name}
     numbers |= {positional.index(name) for name in names if name in positional}
     return Selection(frozenset(numbers), frozenset(names))
-
-
-_NOTHING = Selection(frozenset(), frozenset())
 
 
 def refuse_shared_result(result: tp.Any, name: str, graph: bool) -> None:

@@ -28,7 +28,7 @@ from jax.core import Tracer
 from nnxlite._errors import listed
 from nnxlite._interning import LOCK
 from nnxlite._text import Atom, safely, short
-from nnxlite.boundary import ArgumentNames, CallDef, described, leaf_names
+from nnxlite.boundary import ArgumentLeaf, CallDef, described, leaf_names
 from nnxlite.graph import SHOWN, Difference, compare
 from nnxlite.objects import failing_layer
 from nnxlite.transforms._looking_inside import sides_text
@@ -45,25 +45,27 @@ class Trace:
 
     Attributes:
         call: the structure of its arguments.
-        find_names: gives the names of the arguments of a call.
         types: of the leaves.
         seconds: how long it took to trace, lower and compile.
     """
 
     call: CallDef
-    find_names: tp.Callable[[CallDef], ArgumentNames]
     types: tuple[str, ...]
     seconds: float = 0.0
 
     @functools.cached_property
-    def names(self) -> ArgumentNames:
-        """The names of the arguments."""
-        return self.find_names(self.call)
+    def names(self) -> list[str]:
+        """The names of the leaves."""
+        return leaf_names(self.call)
+
+    def array_names(self) -> set[str]:
+        """The names of the leaves outside objects, static ones too."""
+        return set(leaf_names(self.call, self.call.all_leaves()[: self.call.num_arrays]))
 
     def texts(self) -> dict[str, str]:
         """The type of each leaf, or the value of a static one, by name."""
         static = {name: _type_text(value) for name, (_, value) in _static_leaves(self).items()}
-        return {**dict(zip(self.names.leaves, self.types)), **static}
+        return {**dict(zip(self.names, self.types)), **static}
 
     def causes(self, before: Trace) -> list[str]:
         """The differences from an earlier trace, a line for each."""
@@ -89,14 +91,12 @@ def _structure(before: Trace, after: Trace) -> tp.Iterator[str]:
     """How the arguments differ: those that only one call has, and the objects in both."""
     old, new = before.call, after.call
     if old.graphdef is not new.graphdef or old.where != new.where:
-        roots = [(name,) for name in before.names.roots]
+        at = [ArgumentLeaf(position, None, (), ()) for position in old.where]
+        roots = [(name,) for name in leaf_names(old, at)]
         for difference in compare(old.graphdef, new.graphdef, roots):
             yield _arrow(difference)
     if old.treedef != new.treedef:
-        here, there = (
-            set(before.names.leaves[: old.num_arrays]),
-            set(after.names.leaves[: new.num_arrays]),
-        )
+        here, there = before.array_names(), after.array_names()
         yield from (f"{name}: gone" for name in sorted(here - there))
         yield from (f"{name}: new" for name in sorted(there - here))
         if here == there:
@@ -125,13 +125,6 @@ def _static_leaves(trace: Trace) -> dict[str, tuple[tp.Any, tp.Any]]:
 
 def _statics(before: Trace, after: Trace) -> tp.Iterator[str]:
     """How the static arguments and the settings differ."""
-    extras, names = (before.call.extra, after.call.extra), after.names.statics
-    old, new = (dict(getattr(extra, "statics", ())) for extra in extras)
-    for where in {**old, **new}:
-        name = f"static argument {names.get(where, where)!r}"
-        sides = [side[where].value if where in side else _NOT_GIVEN for side in (old, new)]
-        if where not in old or where not in new or old[where] != new[where]:
-            yield sides_text(name, *sides)
     old, new = (_static_leaves(trace) for trace in (before, after))
     for name in (name for name in old if name in new):
         (key, value), (other_key, other) = old[name], new[name]
@@ -139,7 +132,7 @@ def _statics(before: Trace, after: Trace) -> tp.Iterator[str]:
             short, other
         ):  # else its text says it
             yield sides_text(name, value, other)
-    contexts = [dict(getattr(extra, "context", extra) or ()) for extra in extras]
+    contexts = [dict(trace.call.extra or ()) for trace in (before, after)]
     for name in {**contexts[0], **contexts[1]}:
         one, other = (context.get(name, "default") for context in contexts)
         if one != other:
@@ -232,14 +225,13 @@ class Traces:
     def recorded(
         self,
         call: CallDef,
-        find_names: tp.Callable[[CallDef], ArgumentNames],
         leaves: tp.Sequence[tp.Any],
     ) -> tp.Iterator[None]:
         """Record the trace that runs in a `with` block; a trace that fails does not count.
 
         Raises RuntimeError where it is one more than `max_traces` allows.
         """
-        trace = Trace(call, find_names, tuple(map(_type_text, leaves)))
+        trace = Trace(call, tuple(map(_type_text, leaves)))
         if self.limit is not None and self.count >= self.limit:
             causes = "\n".join(f"  {cause}" for cause in self._causes(trace, [*self.log.copy()]))
             raise RuntimeError(

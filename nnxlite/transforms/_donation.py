@@ -10,8 +10,7 @@ import jax
 
 from nnxlite._errors import listed, path_text
 from nnxlite._jax import Tracer, drop_hidden_frames, is_compiling
-from nnxlite.boundary import Body, CallDef, Partition
-from nnxlite.transforms._arguments import Selection
+from nnxlite.boundary import Body, CallDef, Partition, paths_of
 
 
 class Donation(tp.NamedTuple):
@@ -32,23 +31,42 @@ Groups = tuple[list[tp.Any], list[tp.Any]]
 """The leaves that are kept, and those that are donated."""
 
 
+Owner: tp.TypeAlias = int | str | None
+"""The number or name of an argument; None for one that the function carries."""
+
+
+def owners(call: CallDef, num_bound: int) -> list[Owner]:
+    """For each leaf of a call its argument."""
+
+    def owner(by_name: int, key: tp.Any, *_: tp.Any) -> Owner:
+        number = key if by_name else key - num_bound
+        return number if by_name or number >= 0 else None
+
+    paths = paths_of(call.treedef)
+    return [owner(*paths[leaf.position]) for leaf in call.leaves()]
+
+
 class Donor:
     """Decides which leaves a jitted function donates, once for each kind of call.
 
     Args:
-        name: of the function.
-        chosen: the arguments to donate.
+        name: of the transform and the function.
+        choose: gives the arguments to donate, from the names of those that may be given by position, and
+            the arguments that have leaves (see `owners`).
+        num_bound: how many arguments the function carries.
         trace: gives the traced body for some leaves, where the written ones are donated.
     """
 
     def __init__(
         self,
         name: str,
-        chosen: Selection,
+        choose: tp.Callable[[tp.Sequence[str], tp.Sequence[Owner]], tp.Container[Owner]],
+        num_bound: int,
         trace: tp.Callable[..., Body | None],
     ) -> None:
         self._name = name
-        self._chosen = chosen
+        self._choose = choose
+        self._num_bound = num_bound
         self._trace = trace
         self._traced: tuple[CallDef, Body] | None = None
         # Not on the CallDef, which outlives functions. JAX keeps the CallDefs of the programs in its
@@ -68,11 +86,12 @@ class Donor:
             return groups
         body = self._trace(call, leaves)
         if body is None:
-            flags = self._given(call)
+            found = owners(call, self._num_bound)
+            chosen = self._choose((call.names or ())[self._num_bound :], found)
+            flags = [owner in chosen for owner in found]
         else:
             written = set(body.definition.written)
-            flags = [False] * call.num_arrays
-            flags += [i in written for i in range(call.graphdef.num_leaves)]
+            flags = [leaf.graph_leaf in written for leaf in call.leaves()]
             self._traced = (call, body)
         partition = self._partitions[call] = Partition(tuple(flags), (False, True))
         groups = partition.split(leaves)
@@ -101,23 +120,12 @@ class Donor:
         """The inverse of `split`."""
         return self._partitions[call].join(*groups)
 
-    def _given(self, call: CallDef) -> list[bool]:
-        """For each leaf whether its argument is to be donated."""
-        args, kwargs = call.template()
-        static = {n for n, _ in call.extra.statics if isinstance(n, int)}
-        numbers = [n for n in range(len(args) + len(static)) if n not in static]
-        flags: list[bool] = []
-        for number, arg in zip(numbers, args):
-            chosen = number - call.extra.num_bound in self._chosen.numbers
-            flags += [chosen] * len(jax.tree_util.tree_leaves(arg))
-        for name in sorted(kwargs):
-            flags += [name in self._chosen.names] * len(jax.tree_util.tree_leaves(kwargs[name]))
-        return [flags[leaf.position] for leaf in call.leaves()]
-
     def donated(self, call: CallDef) -> set[int]:
         """The graph leaves that are donated in a kind of call."""
-        positions = self._partitions[call].positions[1]
-        return {i - call.num_arrays for i in positions if i >= call.num_arrays}
+        flags = zip(call.leaves(), self._partitions[call].labels)
+        return {
+            leaf.graph_leaf for leaf, donated in flags if donated and leaf.graph_leaf is not None
+        }
 
     def take_traced(self, call: CallDef, leaves: list[tp.Any]) -> Body | None:
         """The body that was already traced, if it is for these arguments; it is used once."""
@@ -131,7 +139,7 @@ class Donor:
         _, donated = self._partitions[call].positions
         find_texts = lambda: leaf_texts(call)
         leaves = self.join(call, groups)
-        refuse_shared_buffers(f"jit({self._name})", leaves, donated, find_texts)
+        refuse_shared_buffers(self._name, leaves, donated, find_texts)
 
 
 def refuse_shared_buffers(

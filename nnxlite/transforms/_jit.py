@@ -17,20 +17,19 @@ from nnxlite._config import Modes, context_key
 from nnxlite._integers import as_integer
 from nnxlite._jax import drop_hidden_frames
 from nnxlite.boundary import (
-    ArgumentNames,
     Body,
     CallDef,
     Crossing,
     Inputs,
     Operands,
-    argument_names,
     body_outputs,
     by_path,
     call_difference,
     describe,
     enter,
+    leaf_names,
     leave,
-    parameter_names,
+    paths_of,
     refuse_foreign_outputs,
     refuse_non_arrays,
     replay_crossing,
@@ -43,6 +42,7 @@ from nnxlite.transforms._arguments import (
     refuse_shared_result,
     select_arguments,
     static_argument,
+    unboxed,
     with_statics,
 )
 from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces
@@ -50,16 +50,14 @@ from nnxlite.transforms._donation import Donation, Donor
 from nnxlite.transforms._in_flight import has_several_cpus, wait_in_turn
 from nnxlite.transforms._map_errors import marks_errors
 from nnxlite.transforms._placement import Placement, stay_in_place
-from nnxlite.transforms._run_time_checks import Waiting, checks_noted, failed_check
+from nnxlite.transforms._run_time_checks import Waiting, checks_noted, raise_failed
 from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._stages import Lowered, Staged, Traced, other_structure
 from nnxlite.transforms._wrapper import (
     P,
     PerFunction,
     R,
-    StaticArgument,
-    Transformed,
-    have_own,
+    Transform,
     name_of,
     not_owning,
     program_name,
@@ -72,29 +70,38 @@ if tp.TYPE_CHECKING:
 
 
 class JitOptions(tp.NamedTuple):
-    """The options of `jit`, in one object."""
+    """The options of `jit` and `filter_jit`, in one object.
+
+    Attributes:
+        static, donate: of `jit`, arguments.
+        is_array: of `filter_jit`, which leaves of the result are arrays; the others are static.
+        specs, out, donated: of `filter_jit`; see there.
+    """
 
     name: str
-    static: Selection
-    donate: Selection
-    donate_written: bool
-    in_shardings: tp.Any
-    out_shardings: tp.Any
     modes: Modes
     jax_options: tuple[tuple[str, tp.Any], ...]
     max_traces: int | None = None
-
-
-class JitKey(tp.NamedTuple):
-    """What besides the arguments' structure identifies a compiled program."""
-
-    context: tuple[tp.Any, ...]
-    statics: tuple[tuple[int | str, StaticArgument], ...]
-    num_bound: int
+    static: Selection = Selection()
+    donate: Selection = Selection()
+    donate_written: bool = False
+    in_shardings: tp.Any = None
+    out_shardings: tp.Any = None
+    is_array: tp.Callable[[tp.Any], bool] | None = None
+    specs: tp.Any = None
+    out: tp.Any = None
+    donated: tp.Any = "none"
 
 
 class JitCore:
     """The compiled side of one function under one set of options; shared by equal wrappers.
+
+    Args:
+        fun: the function.
+        num_bound: how many arguments a wrapper of it carries.
+        options: of the transform.
+        donated: chooses the arguments to donate; see `Donor`. None where nothing is donated.
+        check: from the function's result to the one that leaves it.
 
     Attributes:
         jitted: the `jax.jit` object, of a function of the interned `CallDef` and groups of leaves.
@@ -105,14 +112,22 @@ class JitCore:
 
     finish: tp.Callable[[Inputs, Crossing], tp.Any] = staticmethod(replay_crossing)
 
-    def __init__(self, fun: tp.Callable[..., tp.Any], options: JitOptions) -> None:
+    def __init__(
+        self,
+        fun: tp.Callable[..., tp.Any],
+        num_bound: int,
+        options: JitOptions,
+        donated: tp.Any,
+        check: tp.Callable[[tp.Any], tp.Any],
+    ) -> None:
         self.options = options
         self.name = name_of(fun)
         self.fun = weakly(fun)
-        self.parameters = parameter_names(fun)
+        self.check = check
+        title = f"{options.name}({self.name})"
         self.donor: Donor | None = None
-        if options.donate.any or options.donate_written:
-            self.donor = Donor(self.name, options.donate, not_owning(self.trace_written))
+        if donated is not None or options.donate_written:
+            self.donor = Donor(title, donated, num_bound, not_owning(self.trace_written))
         self.placement: Placement | None = None
         shardings = options.in_shardings, options.out_shardings
         if any(s is not None for s in shardings):
@@ -124,7 +139,7 @@ class JitCore:
         find = tp.cast(tp.Any, weakref.ref(self))
         self.run = describe(functools.partial(run, find), fun, program, not_owning(self.named))
         self.jitted = self.make()
-        self.traces = Traces(f"jit({self.name})", fun, program, options.max_traces)
+        self.traces = Traces(title, fun, program, options.max_traces)
 
     def make(self, **shardings: tp.Any) -> tp.Any:
         """A `jax.jit` object for this function."""
@@ -134,21 +149,15 @@ class JitCore:
             options["keep_unused"] = True  # so that XLA sees all users of a donated buffer
         return jax.jit(self.run, **options)
 
-    def names(self, call: CallDef) -> ArgumentNames:
-        """The names of the arguments of a call, and of its static ones."""
-        return _names(self.parameters, call)
-
     def named(self, operands: Operands, *groups: tp.Any) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, by name."""
-        for names, group in zip(
-            self.groups(operands.call, self.names(operands.call).leaves), (operands, *groups)
-        ):
+        call = operands.call
+        for names, group in zip(self.groups(call, leaf_names(call)), (operands, *groups)):
             yield from zip(names, group)
 
-    def result(self, call: CallDef, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
-        """The result of the function for the rebuilt arguments of a call, and its static ones."""
-        args, kwargs = with_statics(call.extra.statics, args, kwargs)
-        result = self.fun()(*args, **kwargs)
+    def result(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
+        """The result of the function for the rebuilt arguments of a call."""
+        result = self.check(self.fun()(*args, **kwargs))
         refuse_shared_result(result, "jit", self.options.modes.graph)
         return result
 
@@ -157,7 +166,7 @@ class JitCore:
         if not self.options.donate_written:
             return None
         updates = self.options.modes.updates
-        run = lambda inner, tree: (body_outputs(inner, self.result(call, *tree), updates), None)
+        run = lambda inner, tree: (body_outputs(inner, self.result(*tree), updates), None)
         return trace_body(call, run, leaves, user=self.fun())
 
     def jitted_for(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
@@ -209,8 +218,7 @@ def _run(find: tp.Callable[[], JitCore], operands: Operands, *groups: tp.Any) ->
         core.finish = _finish_in_turn
     leaves = operands.leaves if donor is None else donor.join(call, (operands, *groups))
     checks = checks_noted()
-    names = functools.partial(_names, core.parameters)
-    with core.traces.recorded(call, names, leaves):
+    with core.traces.recorded(call, leaves):
         out = _traced(core, call, leaves)
     if checks_noted() != checks and not isinstance(core.finish, Waiting):
         core.finish = Waiting(core.finish)
@@ -223,42 +231,93 @@ def _finish_in_turn(inputs: Inputs, crossing: Crossing) -> tp.Any:
 
 
 def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
-    donor = core.donor
+    donor, options = core.donor, core.options
     body = None if donor is None else donor.take_traced(call, leaves)
     if body is not None:
         out = body(leaves)
     else:
         (args, kwargs), inner = enter(call, leaves)
-        result = core.result(call, args, kwargs)
+        result = core.result(args, kwargs)
         kept = () if donor is None else donor.donated(call)
-        updates = core.options.modes.updates
-        out = leave(inner, result, all_written=kept, structure=updates)
-        refuse_foreign_outputs(call, out, core.name)
+        out = leave(inner, result, all_written=kept, structure=options.modes.updates)
+        if options.is_array is None:
+            refuse_foreign_outputs(call, out, core.name)
     stay_in_place(call, leaves, out)
-    return out.crossing()
-
-
-def _names(parameters: tuple[str, ...], call: CallDef) -> ArgumentNames:
-    """The names of the arguments of a call, and of its static ones."""
-    static = {where for where, _ in call.extra.statics}
-    statics = {number: name for number, name in enumerate(parameters) if number in static}
-    return argument_names(call)._replace(statics=statics)
+    return out.crossing(options.is_array)
 
 
 _cores: PerFunction[JitCore] = PerFunction()
 
 
-class Jitted:
-    """The programs of a function that `jit` or `filter_jit` returned.
+class JitWrapped(Transform[P, R]):
+    """A compiled function, as `jit` returns it.
 
     Attributes:
+        fun: the function that was given to `jit`.
         jitted_fn: the `jax.jit` object, which takes leaves (with shardings there are several, and this
             is the object that manages them); `jitted_fn._cache_size()` is the number of compiled
             programs. A function that wraps this one with `functools.wraps` has it, too.
     """
 
-    _core: tp.Any
-    jitted_fn: tp.Any
+    options: JitOptions
+    partial_args: tuple[tp.Any, ...] = ()
+
+    def __init__(self, fun: tp.Callable[P, R], options: JitOptions) -> None:
+        super().__init__(fun, options)
+        self.fun = fun
+        num_bound = len(self.bound.args)
+        make = lambda: JitCore(self.bound.fun, num_bound, options, self._donated(), self._check())
+        self._core: JitCore = _cores.get(self.bound.fun, (num_bound, options), make)
+        self.jitted_fn = self._core if self._core.placement else self._core.jitted
+
+    def _donated(self) -> tp.Any:
+        """Which arguments are donated; see `JitCore`."""
+        chosen = self.options.donate
+        return (lambda names, owners: chosen.names | chosen.numbers) if chosen.any else None
+
+    def _check(self) -> tp.Callable[[tp.Any], tp.Any]:
+        """From the function's result to the one that leaves it."""
+        return lambda result: result
+
+    def _inputs(self, args: tp.Any, kwargs: tp.Any) -> Inputs:
+        """The arguments of a call, those that are not traced being static leaves."""
+        _, first, named = self.bound
+        if first or named:
+            args, kwargs = (*first, *args), {**named, **kwargs}
+        if self.options.static.any:
+            args, kwargs = self._boxed(args, kwargs, len(first))
+        inputs = Inputs.of_call(args, kwargs, self.bound.names)
+        if not self.options.modes.graph:
+            inputs.in_mode(False, "jit")
+        if self.options.static.any:
+            unboxed(inputs)
+        return inputs
+
+    def _boxed(self, args: tp.Any, kwargs: tp.Any, first: int) -> tp.Any:
+        """The arguments with the static ones boxed, so that each is one leaf."""
+        static, fun = self.options.static, self.bound.fun
+        numbers = {n + first if n >= 0 else n + len(args) for n in static.numbers}
+        box = lambda value, where, chosen: static_argument(value, where, fun) if chosen else value
+        args = tuple([box(value, n, n in numbers) for n, value in enumerate(args)])
+        return args, {n: box(value, n, n in static.names) for n, value in kwargs.items()}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        inputs = self._inputs(args, kwargs)
+        call, core = inputs.define(context_key()), self._core
+        try:
+            if core.plain:
+                out = core.jitted(Operands(call, inputs.leaves))
+                return core.finish(inputs, out)
+            return core(inputs, call)
+        except TypeError:
+            remedy = "Make it static (static_argnums, static_argnames) if it is not a number."
+            inside = "Use nnx.filter_jit: every leaf that is not an array is static there."
+            refuse_non_arrays(repr(self), call, inputs.leaves, remedy, inside)
+            raise
+        except RuntimeError as error:
+            raise_failed(error)
+            note_deleted(error, "the call", lambda: zip(leaf_names(call), inputs.leaves))
+            raise
 
     def explain(self) -> Explanation:
         """Why this function was last compiled: what was new in its most recent trace.
@@ -283,103 +342,23 @@ class Jitted:
     def _cache_size(self) -> int:
         return self.jitted_fn._cache_size()
 
-
-class JitWrapped(Transformed[P, R], Jitted):
-    """A compiled function, as `jit` returns it.
-
-    Attributes:
-        fun: the function that was given to `jit`.
-    """
-
-    options: JitOptions
-    partial_args: tuple[tp.Any, ...] = ()
-
-    def __init__(self, fun: tp.Callable[P, R], options: JitOptions) -> None:
-        super().__init__(fun, options)
-        self.fun = fun
-        self._fun, self._args, self._kwargs = self.bound
-        core = _cores.get(self._fun, options, functools.partial(JitCore, self._fun, options))
-        self._core: JitCore = core
-        self._names = core.parameters
-        self._has_static = options.static.any
-        self._graph = options.modes.graph
-        self._last_key: JitKey | None = None
-        self.jitted_fn = core if core.placement else core.jitted
-
-    def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]:
-        bound = len(self._args)
-        if bound or self._kwargs:
-            args, kwargs = (*self._args, *args), {**self._kwargs, **kwargs}
-        statics: tuple[tuple[int | str, StaticArgument], ...] = ()
-        names = self._names
-        if self._has_static:
-            args, kwargs, statics = self._take_statics(args, kwargs, bound)
-            static = {where for where, _ in statics}
-            names = tuple([name for i, name in enumerate(names) if i not in static])
-        inputs = Inputs.of_call(args, kwargs, names)
-        context, key = context_key(), self._last_key
-        if statics or key is None or key.context is not context:
-            key = JitKey(context, statics, bound)
-            if not statics:
-                self._last_key = key
-        if not self._graph:
-            inputs.in_mode(False, "jit")
-        return inputs, inputs.define(key, bool(statics) and have_own(statics))
-
-    def _take_statics(self, args: tp.Any, kwargs: tp.Any, bound: int) -> tp.Any:
-        statics: list[tuple[int | str, StaticArgument]] = []
-        kept = []
-        numbers = {n + bound if n >= 0 else n + len(args) for n in self.options.static.numbers}
-        for number, arg in enumerate(args):
-            if number in numbers:
-                statics.append((number, static_argument(arg, number, self._fun)))
-            else:
-                kept.append(arg)
-        dynamic = {}
-        for name, arg in kwargs.items():
-            if name in self.options.static.names:
-                statics.append((name, static_argument(arg, name, self._fun)))
-            else:
-                dynamic[name] = arg
-        return tuple(kept), dynamic, tuple(statics)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        inputs, call = self._enter(args, kwargs)
-        core = self._core
-        try:
-            if core.plain:
-                out = core.jitted(Operands(call, inputs.leaves))
-                return core.finish(inputs, out)
-            return core(inputs, call)
-        except TypeError:
-            remedy = "Make it static (static_argnums, static_argnames) if it is not a number."
-            inside = "Use nnx.filter_jit: every leaf that is not an array is static there."
-            refuse_non_arrays(repr(self), call, inputs.leaves, remedy, inside)
-            raise
-        except RuntimeError as error:
-            failed = failed_check(error)
-            if failed is None:
-                note_deleted(error, "the call", lambda: zip(core.names(call).leaves, inputs.leaves))
-                raise
-            raise failed from None
-
     # ahead of time -----------------------------------------------------------------------------
 
     def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
         """A call, ready for JAX; see `Stageable`."""
-        statics = () if program is None else program.extra.statics
-        given_again = any(where in kwargs for where, _ in statics)
-        if program is not None:
-            first = program.extra.num_bound + len(self.partial_args)
-            args, kwargs = with_statics(statics, args, kwargs, first)
-        inputs, call = self._enter(args, kwargs)
-        core = self._core
+        static = {} if program is None else self._static_arguments(program)
+        given_again = not static.keys().isdisjoint(kwargs)
+        if static:
+            args, kwargs = with_statics(
+                static.items(), args, kwargs, len(self.bound.args) + len(self.partial_args)
+            )
+        inputs = self._inputs(args, kwargs)
+        call, core = inputs.define(context_key()), self._core
         if program is not None and (call != program or given_again):
             what = [call_difference(program, call)]
-            if statics or call.extra.statics:
+            if static or (call.static and self.options.static.any):
                 what.append("a static argument, which is part of the program, was given again")
-            what = ", or ".join(filter(None, what)) or "settings of nnxlite differ"
-            raise other_structure(self, what)
+            raise other_structure(self, ", or ".join(filter(None, what)))
         groups = core.groups(call, inputs.leaves)
         finish = functools.partial(core.finish, inputs)
 
@@ -389,6 +368,14 @@ class JitWrapped(Transformed[P, R], Jitted):
             return core.donor.run(call, jitted, groups, finish)
 
         return Staged(call, lambda: core.jitted_for(call, groups), groups, run)
+
+    def _static_arguments(self, program: CallDef) -> dict[int | str, tp.Any]:
+        """The static arguments of a program, by number or name."""
+        if program.static is None or not self.options.static.any:
+            return {}
+        paths, positions = paths_of(program.treedef), program.array_positions()
+        static = zip(program.static.numbers, program.static.values)
+        return {tp.cast(tp.Any, paths[positions[n]][1]): value for n, value in static}
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
@@ -400,7 +387,8 @@ class JitWrapped(Transformed[P, R], Jitted):
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> tp.Any:
         """The result with `jax.ShapeDtypeStruct`s for arrays; nothing is computed or written."""
-        inputs, call = self._enter(args, kwargs)
+        inputs = self._inputs(args, kwargs)
+        call = inputs.define(context_key())
         groups = self._core.groups(call, inputs.leaves)
         crossing = self._core.jitted_for(call, groups).eval_shape(*groups)
         out = replay_crossing(Inputs.rebuilt(call, inputs.leaves), crossing)
@@ -415,7 +403,8 @@ class JitWrapped(Transformed[P, R], Jitted):
         donor = self._core.donor
         if donor is None or not self.options.donate_written:
             raise ValueError(f"{self!r} does not donate what it writes: pass donate='written'.")
-        inputs, call = self._enter(args, kwargs)
+        inputs = self._inputs(args, kwargs)
+        call = inputs.define(context_key())
         donor.split(call, inputs.leaves)
         chosen, places = sorted(donor.donated(call)), call.graph_leaves()
         names = tuple(places[i].text() for i in chosen)
@@ -518,12 +507,12 @@ def jit(
             jax_options["backend"] = backend
         options = JitOptions(
             name="jit",
+            modes=modes,
             static=select_arguments(fun, static_argnums, static_argnames, "static"),
             donate=select_arguments(fun, donate_argnums, donate_argnames, "donate"),
             donate_written=donate == "written",
             in_shardings=by_path(in_shardings),
             out_shardings=by_path(out_shardings),
-            modes=modes,
             jax_options=tuple(sorted(jax_options.items())),
             max_traces=as_integer(max_traces),
         )

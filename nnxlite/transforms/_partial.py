@@ -12,7 +12,7 @@ import typing as tp
 
 from nnxlite._config import Modes
 from nnxlite._integers import as_integers
-from nnxlite.boundary import CallDef, Inputs, fixed_structure, structure_changed
+from nnxlite.boundary import Inputs, fixed_structure, structure_changed
 from nnxlite.graph import build, find_plan, view
 from nnxlite.transforms._jit import JitOptions, JitWrapped, jit
 from nnxlite.transforms._wrapper import P, R, Unequal, name_of
@@ -38,8 +38,8 @@ class JitPartial(Unequal, JitWrapped[P, R]):
         """Of the transform."""
         return "jit_partial"
 
-    def _enter(self, args: tp.Any, kwargs: tp.Any) -> tuple[Inputs, CallDef]:
-        return super()._enter((*self.partial_args, *args), kwargs)
+    def _inputs(self, args: tp.Any, kwargs: tp.Any) -> Inputs:
+        return super()._inputs((*self.partial_args, *args), kwargs)
 
     def __reduce__(self) -> tp.Any:
         return JitPartial, (self.fun, self.options, self.partial_args)

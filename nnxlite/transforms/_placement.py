@@ -161,7 +161,7 @@ def stay_in_place(call: CallDef, leaves: list[tp.Any], out: Outputs) -> None:
         leaves: of the arguments.
         out: the outputs; their written values are replaced.
     """
-    decoded, values = call.graphdef.decoded, call.by_side(leaves)[1]
+    decoded, values = call.graphdef.decoded, call.whole(leaves)[1]
     for i, leaf in enumerate(out.definition.written):
         node = decoded.leaf_nodes[leaf]
         metadata = getattr(decoded.node_defs[node], "metadata", {}) if node >= 0 else {}

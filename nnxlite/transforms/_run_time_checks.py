@@ -74,3 +74,10 @@ def failed_check(error: RuntimeError) -> RuntimeCheckError | None:
         return None
     _, found, message = str(error).partition(f"\n{RuntimeCheckError.__name__}: ")
     return RuntimeCheckError(message) if found else None
+
+
+def raise_failed(error: RuntimeError) -> None:
+    """Raise the error of a condition that was true in place of JAX's; returns for any other error."""
+    failed = failed_check(error)
+    if failed is not None:
+        raise failed from None
