@@ -159,7 +159,15 @@ def static_key(value: tp.Any) -> tp.Any:
     >>> static_key(initializer(0.1)) == static_key(initializer(0.1))
     True
     """
-    return _Reader().key(value, ())
+    return static_facts(value).key
+
+
+def static_facts(value: tp.Any) -> Facts:
+    """The `static_key` of a value, and what `facts` says of it; raises UnhashableStatic as that does."""
+    if type(value) in _OWN_KEY:
+        return Facts(value, True, False)
+    reader = _Reader()
+    return Facts(reader.key(value, ()), reader.exact, reader.mutable)
 
 
 _OWN_KEY: frozenset[type] = frozenset(

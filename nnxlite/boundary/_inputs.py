@@ -11,6 +11,7 @@ arguments is one object inside.  What crosses is
 
 from __future__ import annotations
 
+import functools
 import operator
 import typing as tp
 
@@ -19,7 +20,7 @@ import jax
 from nnxlite._errors import path_text
 from nnxlite._interning import Table
 from nnxlite._jax import PyTreeDef, key_name
-from nnxlite._statics import ById, UnhashableStatic, facts, static_key
+from nnxlite._statics import ById, UnhashableStatic, facts, static_facts
 from nnxlite._versions import epoch, observe
 from nnxlite.graph import (
     CUSTOM,
@@ -55,7 +56,8 @@ _ROOTS = frozenset({OBJECT, VARIABLE, STATE, CUSTOM, REF})
 
 def is_root(value: tp.Any) -> bool:
     """Whether a value enters a transform as (part of) a graph."""
-    return kind_of(value) in _ROOTS
+    kind = kind_by_type.get(type(value))
+    return (classify(value) if kind is None else kind) in _ROOTS
 
 
 def template_of(treedef: PyTreeDef) -> tp.Any:
@@ -168,8 +170,9 @@ def static_leaves(
     for number in numbers:
         value = leaves[number]
         try:
-            keys.append(static_key(value))
-            exact = exact and facts(value).exact
+            key, sure, _ = static_facts(value)
+            keys.append(key)
+            exact = exact and sure
         except UnhashableStatic:
             if refuse is not None:
                 raise refuse(number) from None
@@ -194,20 +197,6 @@ class CallDef:
         static: the leaves that are part of the key and do not cross; None if all cross.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "cache",
-        "extra",
-        "graphdef",
-        "key",
-        "names",
-        "static",
-        "structure",
-        "treedef",
-        "trees",
-        "where",
-    )
-
     def __init__(
         self,
         treedef: PyTreeDef,
@@ -229,6 +218,11 @@ class CallDef:
         self.static = static
         self.key = (treedef, where, graphdef, extra, trees, names, structure, static)
         self.cache: dict[tp.Any, tp.Any] = {}
+
+    @functools.cached_property
+    def own_tree(self) -> bool:
+        """Whether the treedef has static data that equal ones do not have."""
+        return _has_own(self.treedef)
 
     @property
     def shared(self) -> CallDef:
@@ -351,8 +345,6 @@ class OwnCall(CallDef):
     data without a hash, is compared by content.
     """
 
-    __slots__ = ("_shared",)
-
     def __init__(self, shared: CallDef | None, *key: tp.Any) -> None:
         super().__init__(*key)
         self._shared = shared
@@ -393,35 +385,20 @@ def call_def(
     more = (extra, trees, names, structure, static)
     key = (treedef, where, graphdef.structure, *more)
     shared = _interned.find(key) or _interned.add(key, CallDef(*key))
-    if graphdef.own or own:
+    if graphdef.own or own or shared.own_tree:
         return OwnCall(shared, treedef, where, graphdef, *more)
     return shared
 
 
-_plain: dict[PyTreeDef, bool] = {}
-_PLAIN_TREES = 1024
-# Key: treedefs of tuples, lists, dicts and named tuples. Nothing to invalidate. Bound: _PLAIN_TREES.
-# Threads: each entry is a single write. It keeps a step whose arguments are containers from asking each
-# of them in each call.
-
-
 def _has_own(treedef: PyTreeDef) -> bool:
     """Whether a tree has static data that another, equal tree does not have: see `_definitions`."""
-    if treedef in _plain:
-        return False
-    plain, pending = True, [treedef]
+    pending = [treedef]
     while pending:
         part = pending.pop()
         kind, data = part.node_data() or (None, None)
-        if kind not in _PLAIN_NODES and not hasattr(kind, "_fields"):
-            plain = False
-            if not facts(data).exact:
-                return True
+        if kind not in _PLAIN_NODES and not hasattr(kind, "_fields") and not facts(data).exact:
+            return True
         pending += part.children()
-    if plain:
-        if len(_plain) >= _PLAIN_TREES:
-            _plain.clear()
-        _plain[treedef] = True
     return False
 
 
@@ -453,7 +430,6 @@ class Inputs:
         values: the raw values of the graph's leaves.
         graphdef: the graph below the roots.
         plan: the plan behind it, if there is one.
-        own: whether the treedef has static data that equal ones do not have.
         trees, names, structure, static: see `CallDef`.
     """
 
@@ -462,7 +438,6 @@ class Inputs:
         "arrays",
         "graphdef",
         "names",
-        "own",
         "plan",
         "roots",
         "static",
@@ -478,7 +453,6 @@ class Inputs:
     ) -> None:
         self.names = names
         leaves, self.treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_root)
-        self.own = _has_own(self.treedef)
         self.where, others = _positions(leaves)
         self.roots = tuple(leaves[i] for i in self.where)
         self.arrays = [leaves[i] for i in others]
@@ -507,7 +481,6 @@ class Inputs:
         new = object.__new__(cls)
         new.names = names
         new.treedef, new.where, others = form
-        new.own = False
         new.roots = tuple([leaves[i] for i in new.where])
         new.arrays = [leaves[i] for i in others]
         new._enter(trees, inside)
@@ -518,7 +491,6 @@ class Inputs:
         """New objects for the arguments of a call, with these leaves, of any type."""
         new = object.__new__(cls)
         new.treedef, new.where = call.treedef, call.where
-        new.own = type(call) is OwnCall
         new.graphdef, new.trees, new.names = call.graphdef, call.trees, call.names
         new.structure, new.static = call.structure, call.static
         new.arrays, new.values = call.whole(leaves)
@@ -533,26 +505,22 @@ class Inputs:
             self.graphdef, self.values, self.plan = _EMPTY, [], None
             self._nodes: tp.Any = list
             return
-        self._read(roots, trees)
+        plan = find_plan(roots, trees)
+        try:
+            if plan is None:
+                raise Stale
+            self.values = plan.values()
+            self.graphdef, self.plan, self._nodes = plan.graphdef, plan, plan.nodes
+        except Stale:
+            seen: View = view(*roots, trees=trees, open_roots=True)
+            self.graphdef, self._nodes, self.plan = seen.graphdef, seen.nodes, seen.plan
+            self.values = [
+                leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in seen.leaves
+            ]
         if inside:
             leaves, structure = jax.tree_util.tree_flatten(self.values)
             if len(leaves) != len(self.values) or any(map(operator.is_not, leaves, self.values)):
                 self.structure = structure
-
-    def _read(self, roots: tuple[tp.Any, ...], trees: bool) -> None:
-        plan = find_plan(roots, trees)
-        if plan is not None:
-            try:
-                self.values = plan.values()
-                self.graphdef, self.plan, self._nodes = plan.graphdef, plan, plan.nodes
-                return
-            except Stale:
-                pass
-        seen: View = view(*roots, trees=trees, open_roots=True)
-        self.graphdef, self._nodes, self.plan = seen.graphdef, seen.nodes, seen.plan
-        self.values = [
-            leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in seen.leaves
-        ]
 
     def in_mode(self, graph: bool, caller: str) -> Inputs:
         """These inputs, their roots taken as trees where `graph` is False.
@@ -629,15 +597,16 @@ class Inputs:
             extra: what else the transform adds to the key.
             own: whether that contains static values which equal ones do not have.
         """
-        plan, own = self.plan, own or self.own
-        if self.static is not None and not self.static.exact:
-            own = True
+        plan = self.plan
+        own = own or (self.static is not None and not self.static.exact)
         if plan is None or own:
             return call_def(*self._key(extra), own)
         key = (self.treedef, self.where, extra, self.trees, self.names, self.structure, self.static)
         known = plan.calls.get(key)
         if known is None:
             known = call_def(*self._key(extra))
+            if known.shared.own_tree:
+                return known
             if len(plan.calls) >= _CALLS_PER_PLAN:
                 plan.calls.clear()
             plan.calls[key] = known

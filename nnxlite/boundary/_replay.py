@@ -15,7 +15,7 @@ from nnxlite._jax import new_ref, trace_state
 from nnxlite._statics import own_copy
 from nnxlite._together import Writes
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._outdef import Crossing, Fresh, OutGraph, Outputs, Source, outputs_of
+from nnxlite.boundary._outdef import Crossing, Fresh, OutDef, OutGraph, Outputs, Source, outputs_of
 from nnxlite.boundary._refusals import refuse_fixed
 from nnxlite.graph import (
     REF_LEAF,
@@ -43,8 +43,22 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
     Raises TraceContextError, before anything is written, where an object that must change belongs to
     another trace level.
     """
-    definition, result, written, _ = outputs
+    return _replay(inputs, *outputs)
+
+
+def replay_crossing(inputs: Inputs, crossing: Crossing) -> tp.Any:
+    """`replay` of outputs in the form in which they crossed."""
+    fixed, result, written, fresh = crossing
+    if fixed.value.static is not None:
+        return replay(inputs, outputs_of(crossing))
+    return _replay(inputs, fixed.value, result, written, fresh)
+
+
+def _replay(
+    inputs: Inputs, definition: OutDef, result: tp.Any, written: list[tp.Any], fresh: list[tp.Any]
+) -> tp.Any:
     if definition.graph is not None:
+        outputs = Outputs(definition, result, written, fresh)
         return _replay_graph(inputs, outputs, definition.graph)
     if definition.treedef is not None:
         leaves = list(result)
@@ -55,11 +69,6 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
     if definition.written:
         _write(inputs, definition.written, written)
     return result
-
-
-def replay_crossing(inputs: Inputs, crossing: Crossing) -> tp.Any:
-    """`replay` of outputs in the form in which they crossed."""
-    return replay(inputs, outputs_of(crossing))
 
 
 def write_leaves(inputs: Inputs, new: tp.Mapping[int, tp.Any]) -> None:

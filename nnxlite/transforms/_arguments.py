@@ -21,7 +21,7 @@ from nnxlite.boundary import (
     parameter_names,
     parameters_of,
 )
-from nnxlite.graph import GraphDef, refuse_sharing, traverse, view
+from nnxlite.graph import OTHER, GraphDef, kind_by_type, refuse_sharing, traverse, view
 from nnxlite.transforms._run_time_checks import failed_check
 from nnxlite.transforms._wrapper import (
     StaticArgument,
@@ -100,6 +100,11 @@ def with_statics(
         elif where >= first:
             out.insert(where - first, value)
     return tuple(out), kwargs
+
+
+kind_by_type[StaticArgument] = (
+    OTHER  # a leaf: what the arguments look like is known from their types
+)
 
 
 def unboxed(inputs: Inputs) -> None:

@@ -265,6 +265,7 @@ class JitWrapped(Transform[P, R]):
     def __init__(self, fun: tp.Callable[P, R], options: JitOptions) -> None:
         super().__init__(fun, options)
         self.fun = fun
+        self._has_static = options.static.any
         num_bound = len(self.bound.args)
         make = lambda: JitCore(self.bound.fun, num_bound, options, self._donated(), self._check())
         self._core: JitCore = _cores.get(self.bound.fun, (num_bound, options), make)
@@ -284,12 +285,12 @@ class JitWrapped(Transform[P, R]):
         _, first, named = self.bound
         if first or named:
             args, kwargs = (*first, *args), {**named, **kwargs}
-        if self.options.static.any:
+        if self._has_static:
             args, kwargs = self._boxed(args, kwargs, len(first))
         inputs = Inputs.of_call(args, kwargs, self.bound.names)
         if not self.options.modes.graph:
             inputs.in_mode(False, "jit")
-        if self.options.static.any:
+        if self._has_static:
             unboxed(inputs)
         return inputs
 
