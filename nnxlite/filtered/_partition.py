@@ -10,7 +10,7 @@ import jax
 from nnxlite.boundary import Inputs, is_root
 from nnxlite.filtered._leaves import IsLeaf, leaves_of
 from nnxlite.filtered._specs import MASK, answers
-from nnxlite.filtered._walk import combined
+from nnxlite.filtered._walk import combined, first_given
 
 T = tp.TypeVar("T")
 
@@ -130,8 +130,4 @@ def combine(*pytrees: T, is_leaf: IsLeaf | None = None) -> T:
     """
     if not pytrees:
         raise ValueError("combine needs at least one pytree.")
-    return combined(_first, pytrees, "combine", is_leaf)
-
-
-def _first(*values: tp.Any) -> tp.Any:
-    return next((v for v in values if v is not None), None)
+    return combined(first_given, pytrees, "combine", is_leaf)

@@ -17,7 +17,7 @@ import typing as tp
 from nnxlite._errors import path_text, short_type
 from nnxlite._together import Writes
 from nnxlite.filtered._predicates import is_array
-from nnxlite.filtered._walk import Copier, Steps, Values, children
+from nnxlite.filtered._walk import Values, children, copied
 from nnxlite.graph import DATA_TYPES, OBJECT, Path, is_static_part, kind_of, own_status
 from nnxlite.objects import Pytree
 from nnxlite.variables import MISSING, Variable, make
@@ -61,19 +61,12 @@ class _Empty(tuple):
     __slots__ = ()
 
 
-class _Marker(Copier):
-    """Copies a tree with marks in place of its leaves."""
+def _marked(tree: tp.Any, is_leaf: IsLeaf) -> tp.Any:
+    """A copy of a tree with marks in place of its leaves."""
 
-    def __init__(self, is_leaf: IsLeaf) -> None:
-        super().__init__("tree_at")
-        self._is_leaf = is_leaf
-
-    def stops(self, lead: tp.Any) -> bool:
-        return self._is_leaf(lead) or (type(lead) is tuple and not lead)
-
-    def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
+    def mark(path: Path, values: Values, in_container: bool) -> tp.Any:
         (value,) = values
-        if self._is_leaf(value):
+        if is_leaf(value):
             return _Mark(value)
         if type(value) is tuple:
             return _Empty()
@@ -81,58 +74,55 @@ class _Marker(Copier):
             return None
         return _StaticMark(value) if in_container and is_static_part(value) else _Mark(value)
 
-    def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
-        selectable = copy._nnx_frozen and name not in copy._nnx_declares()  # a function or text
-        if selectable or (value is None and self._is_leaf(None)):
-            copy._nnx_dict[name] = _Mark(value)
+    def mark_static(lead: tp.Any, copy: tp.Any) -> None:
+        for name, value in _static_attributes(lead):
+            selectable = copy._nnx_frozen and name not in copy._nnx_declares()  # a function or text
+            if selectable or (value is None and is_leaf(None)):
+                copy._nnx_dict[name] = _Mark(value)
+
+    stops = lambda lead: is_leaf(lead) or (type(lead) is tuple and not lead)
+    return copied("tree_at", (tree,), mark, stops, mark_static)
 
 
-class _Filler(Copier):
-    """Copies a marked tree with leaves again in place of its marks, and with some parts replaced.
+def _static_attributes(lead: tp.Any) -> list[tuple[str, tp.Any]]:
+    return [pair for pair in lead._nnx_dict.items() if not lead._nnx_status.get(pair[0])]
+
+
+def _filled(marked: tp.Any, new: dict[int, tp.Callable[[tp.Any], tp.Any]]) -> tp.Any:
+    """A copy of a marked tree with leaves again in place of its marks, and with some parts replaced.
 
     Args:
+        marked: the tree.
         new: for each part to be replaced, by id, the function from the old part to the new.
     """
+    replaced: dict[int, tp.Any] = {}
 
-    def __init__(self, new: dict[int, tp.Callable[[tp.Any], tp.Any]]) -> None:
-        super().__init__("tree_at")
-        self._new = new
-        self._replaced: dict[int, tp.Any] = {}
-
-    def stops(self, lead: tp.Any) -> bool:
-        return id(lead) in self._new
-
-    def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
+    def fill(path: Path, values: Values, in_container: bool) -> tp.Any:
         (value,) = values
-        if id(value) in self._new:
-            if id(value) not in self._replaced:
-                self._replaced[id(value)] = self._new[id(value)](_Filler({})(value))
-            return self._replaced[id(value)]
+        if id(value) in new:
+            if id(value) not in replaced:
+                replaced[id(value)] = new[id(value)](_filled(value, {}))
+            return replaced[id(value)]
         if isinstance(value, _Mark):
             return value.value
         return () if type(value) is _Empty else value
 
-    def _object(self, path: Path, lead: tp.Any, values: Values) -> Steps:
-        yield from super()._object(path, lead, values)
-        copy = self._copies[id(lead)][1]
+    def fill_static(lead: tp.Any, copy: tp.Any) -> None:
         for name, old in lead._nnx_dict.items() if copy._nnx_frozen else ():
-            was_leaf = isinstance(old, _Mark) and is_static_part(
-                old.value
-            )  # in a tree of labels or specs
-            if id(old) in self._new and lead._nnx_status.get(name) and not was_leaf:
+            was_leaf = isinstance(old, _Mark) and is_static_part(old.value)  # in a tree of labels
+            if id(old) in new and lead._nnx_status.get(name) and not was_leaf:
                 own_status(copy)[name] = copy._nnx_decide(name, copy._nnx_dict[name])
-
-    def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
-        if not isinstance(value, _Mark):
-            return
-        copy._nnx_dict[name] = value.value
-        if id(value) in self._new:
-            new = self._new[id(value)](value.value)
-            if new is not value.value:  # whether it is data or static is decided again
-                writes = Writes()
+        for name, mark in _static_attributes(lead):
+            if not isinstance(mark, _Mark):
+                continue
+            value = copy._nnx_dict[name] = mark.value
+            if id(mark) in new and (other := new[id(mark)](value)) is not value:
+                writes = Writes()  # whether it is data or static is decided again
                 Pytree._nnx_edit(copy, writes, {}, (name,))  # frozen or not: the copy is ours
                 writes.make()
-                Pytree._nnx_assign(copy, name, new)
+                Pytree._nnx_assign(copy, name, other)
+
+    return copied("tree_at", (marked,), fill, lambda lead: id(lead) in new, fill_static)
 
 
 def _at_path(tree: tp.Any, path: Path) -> tp.Any:
@@ -193,11 +183,11 @@ def _find(where: tp.Any, marked: tp.Any) -> tuple[list[tp.Any], bool]:
 
 def _parts(where: tp.Any, tree: tp.Any, is_leaf: IsLeaf) -> tuple[tp.Any, list[tp.Any], bool]:
     """The tree with marks, the parts of it that `where` selects, and whether that is one part."""
-    marked = _Marker(is_leaf)(tree)
+    marked = _marked(tree, is_leaf)
     parts, single = _find(where, marked)
     if not any(part is None for part in parts):
         return marked, parts, single
-    marked = _Marker(lambda x: x is None or is_leaf(x))(tree)
+    marked = _marked(tree, lambda x: x is None or is_leaf(x))
     again = _find(where, marked)
     if again[1] != single or [_is_none(p) for p in again[0]] != [p is None for p in parts]:
         raise ValueError(
@@ -300,7 +290,7 @@ def tree_at(
         values = [replace] if single else _several(replace, len(parts))
     function = None if replace_fn is MISSING else replace_fn
     new = {id(p): _replacement(p, v, function) for p, v in zip(parts, values)}
-    return _Filler(new)(marked)
+    return _filled(marked, new)
 
 
 def _several(replace: tp.Any, count: int) -> tp.Sequence[tp.Any]:

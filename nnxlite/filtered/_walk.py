@@ -1,7 +1,4 @@
-"""Walking trees level by level, and copying them with their sharing.
-
-Recursion is written as generators and run by a loop, so that depth is not limited.
-"""
+"""Walking trees level by level, and copying them with their sharing."""
 
 from __future__ import annotations
 
@@ -11,23 +8,7 @@ from nnxlite._errors import path_text, short_type
 from nnxlite._jax import flatten_one_level, is_pytree_leaf, key_name
 from nnxlite._state import sorted_keys
 from nnxlite.graph import OBJECT, VARIABLE, Path, is_static_part, kind_of
-from nnxlite.variables import make
-
-Steps = tp.Generator["Steps", tp.Any, tp.Any]
-
-
-def run_deep(steps: Steps) -> tp.Any:
-    """Run a generator that yields generators for the calls it wants made; returns its result."""
-    stack = [steps]
-    value: tp.Any = None
-    while stack:
-        try:
-            stack.append(stack[-1].send(value))
-            value = None
-        except StopIteration as stop:
-            stack.pop()
-            value = stop.value
-    return value
+from nnxlite.variables import Variable, make
 
 
 def level(value: tp.Any) -> tuple[list[tuple[tp.Any, tp.Any]], tp.Any] | None:
@@ -54,154 +35,115 @@ def children(value: tp.Any, also: tuple[type, ...] = ()) -> list[tuple[Path, tp.
     return [((name,), child) for name, child in found[0]] if found else []
 
 
-class _Keys(tp.NamedTuple):
-    """The form of a dict, whose keys may be of several types, unlike for JAX."""
+def _level(value: tp.Any) -> tuple[tp.Sequence[tp.Any], tp.Sequence[tp.Any], tp.Any, tp.Any] | None:
+    """Names and children of a container, what equal ones share, and how to build one; None for a leaf.
 
-    keys: tuple[tp.Any, ...]
-
-    def unflatten(self, children: tp.Iterable[tp.Any]) -> dict[tp.Any, tp.Any]:
-        """The dict of its values."""
-        return dict(zip(self.keys, children))
-
-
-def _level(value: tp.Any) -> tuple[list[tuple[tp.Any, tp.Any]], tp.Any] | None:
-    if type(value) is not dict:
-        return level(value)
-    keys = tuple(sorted_keys(value))
-    return [(key, value[key]) for key in keys], _Keys(keys)
+    The keys of a dict may be of several types, unlike for JAX.
+    """
+    if type(value) is dict:
+        keys = tuple(sorted_keys(value))
+        return keys, [value[key] for key in keys], keys, lambda new: dict(zip(keys, new))
+    parts = level(value)
+    if parts is None:
+        return None
+    pairs, treedef = parts
+    return [name for name, _ in pairs], [part for _, part in pairs], treedef, treedef.unflatten
 
 
 Values = tuple[tp.Any, ...]
 
 
-def lead_of(values: Values) -> tp.Any:
-    """The first value that is not None."""
-    return next((v for v in values if v is not None), None)
+def copied(
+    what: str,
+    trees: Values,
+    leaf: tp.Callable[[Path, Values, bool], tp.Any],
+    stops: tp.Callable[[tp.Any], bool] = lambda part: False,
+    finish: tp.Callable[[tp.Any, tp.Any], None] = lambda lead, copy: None,
+) -> tp.Any:
+    """A copy of a tree with its sharing, in which leaves are replaced.
 
-
-class Copier:
-    """Copies a tree, with its sharing; subclasses define the copies of its parts.
-
-    Several trees may be walked together: `values` are their parts at one path, None where a tree has
-    none.  The first that is not None, the lead, gives the form, and the static parts of objects.
+    Several trees may be walked together: of their parts at one path, None where a tree has none, the
+    first that is not None (the lead) gives the form, and the static parts of objects. An object is
+    filled after the containers around it, so a chain of objects may be of any length.
 
     Args:
         what: the function that copies, for messages.
+        trees: the trees.
+        leaf: gives the copy of a leaf, from its path, the values there, and whether it is in a container
+            that an attribute of an object has.
+        stops: whether a part is a leaf, and not walked into.
+        finish: is called with each object and its copy, once that has its data.
+
+    Raises ValueError naming the path where two trees differ in structure.
     """
+    copies: dict[
+        int, tuple[tp.Any, tp.Any]
+    ] = {}  # by id: the lead, which so stays alive, and its copy
+    pending: list[tuple[Path, Values, tp.Any]] = []
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._copies: dict[int, tuple[tp.Any, tp.Any]] = {}
-        """Of objects and Variables: by id, the lead (which so stays alive) and its copy."""
+    def copy_of(path: Path, lead: tp.Any, values: Values) -> tp.Any:
+        for value in values:
+            if value is not None and type(value) is not type(lead):
+                differ(what, path, lead, value)
+        if isinstance(lead, Variable):
+            raw = tuple(None if v is None else v.get_raw_value() for v in values)
+            return make(lead._box.definition, part(path, raw, False))
+        copy = lead.__copy__()
+        pending.append((path, values, copy))
+        return copy
 
-    def __call__(self, *trees: tp.Any) -> tp.Any:
-        """The copy.
-
-        Raises ValueError naming the path where two trees differ in structure.
-        """
-        return run_deep(self.part((), trees, False))
-
-    def stops(self, lead: tp.Any) -> bool:
-        """Whether a part is a leaf, and not walked into."""
-        return False
-
-    def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
-        """The copy of a leaf.
-
-        Args:
-            path, values: of the leaf.
-            in_container: whether it is in a container that an attribute of an object has.
-        """
-        raise NotImplementedError  # pragma: no cover - abstract
-
-    def static(self, copy: tp.Any, name: str, value: tp.Any) -> None:
-        """Called for each static attribute of a copied object."""
-
-    def part(self, path: Path, values: Values, in_container: bool) -> Steps:
-        """The copy of a part."""
-        lead = lead_of(values)
-        if lead is None or self.stops(lead):
-            return self.leaf(path, values, in_container)
-        kind = kind_of(lead)
-        if kind in (OBJECT, VARIABLE):
-            if id(lead) not in self._copies:
-                for value in values:
-                    if value is not None and type(value) is not type(lead):
-                        self.differ(path, lead, value)
-                yield (self._object if kind == OBJECT else self._variable)(path, lead, values)
-            return self._copies[id(lead)][1]
+    def part(path: Path, values: Values, in_container: bool) -> tp.Any:
+        lead = first_given(*values)
+        if lead is None or stops(lead):
+            return leaf(path, values, in_container)
+        if kind_of(lead) in (OBJECT, VARIABLE):
+            if id(lead) not in copies:
+                copies[id(lead)] = lead, copy_of(path, lead, values)
+            return copies[id(lead)][1]
         found = _level(lead)
         if found is None:
-            return self.leaf(path, values, in_container)
-        pairs, treedef = found
+            return leaf(path, values, in_container)
+        names, _, form, build = found
         others = [None if value is None else _level(value) for value in values]
         for value, other in zip(values, others):
-            if value is not None and (other is None or other[1] != treedef):
-                self.differ(path, lead, value)
-        new = []
-        for number, (name, _) in enumerate(pairs):
-            below = tuple(None if other is None else other[0][number][1] for other in others)
-            new.append((yield self.part((*path, name), below, in_container)))
-        return treedef.unflatten(new)
+            if value is not None and (other is None or other[2] != form):
+                differ(what, path, lead, value)
+        below = zip(*[[None] * len(names) if other is None else other[1] for other in others])
+        new = [part((*path, name), parts, in_container) for name, parts in zip(names, below)]
+        return build(new)
 
-    def _variable(self, path: Path, lead: tp.Any, values: Values) -> Steps:
-        raw = tuple(None if v is None else v.get_raw_value() for v in values)
-        copy = make(lead._box.definition, (yield self.part(path, raw, False)))
-        self._copies[id(lead)] = lead, copy
-
-    def _object(self, path: Path, lead: tp.Any, values: Values) -> Steps:
-        copy = lead.__copy__()
-        self._copies[id(lead)] = lead, copy
-        for name, child in list(copy._nnx_dict.items()):
+    out = part((), trees, False)
+    while pending:
+        path, values, copy = pending.pop()
+        lead = first_given(*values)
+        for name, child in list(lead._nnx_dict.items()):
             if lead._nnx_status.get(name):
                 parts = tuple(None if v is None else v._nnx_dict.get(name) for v in values)
-                is_container = (
-                    kind_of(child) not in (OBJECT, VARIABLE) and _level(child) is not None
-                )
-                new = yield self.part((*path, name), parts, is_container)
-                copy._nnx_dict[name] = new
-            else:
-                self.static(copy, name, child)
-
-    def differ(self, path: Path, one: tp.Any, other: tp.Any) -> tp.NoReturn:
-        """Raise ValueError for two parts of different structure."""
-
-        def shown(value: tp.Any) -> str:
-            found = None if kind_of(value) in (OBJECT, VARIABLE) else _level(value)
-            names = [] if found is None else [name for name, _ in found[0]]
-            return short_type(value) + (f" with {len(names)} children {names}" if found else "")
-
-        raise ValueError(
-            f"{self._what}: the trees differ in structure at '{path_text(path)}': one has "
-            f"{shown(one)}, another {shown(other)}."
-        )
+                is_object = kind_of(child) in (OBJECT, VARIABLE)
+                in_container = not is_object and _level(child) is not None
+                copy._nnx_dict[name] = part((*path, name), parts, in_container)
+        finish(lead, copy)
+    return out
 
 
-class _Combiner(Copier):
-    """Joins trees leaf by leaf."""
+def first_given(*values: tp.Any) -> tp.Any:
+    """The first value that is not None."""
+    return next((value for value in values if value is not None), None)
 
-    def __init__(
-        self,
-        fun: tp.Callable[..., tp.Any],
-        what: str,
-        is_leaf: tp.Callable[[tp.Any], bool] | None = None,
-    ) -> None:
-        super().__init__(what)
-        self._fun, self._is_leaf = fun, is_leaf
 
-    def stops(self, lead: tp.Any) -> bool:
-        return self._is_leaf is not None and self._is_leaf(lead)
+def differ(what: str, path: Path, one: tp.Any, other: tp.Any) -> tp.NoReturn:
+    """Raise ValueError for two parts of different structure."""
 
-    def leaf(self, path: Path, values: Values, in_container: bool) -> tp.Any:
-        lead = lead_of(values)
-        if lead is None or self.stops(lead):
-            return self._fun(*values)
-        if in_container and is_static_part(lead):
-            return lead
-        for value in values:
-            if kind_of(value) in (OBJECT, VARIABLE) or _level(value) is not None:
-                self.differ(path, lead, value)
-        return self._fun(*values)
+    def shown(value: tp.Any) -> str:
+        found = None if kind_of(value) in (OBJECT, VARIABLE) else _level(value)
+        if found is None:
+            return short_type(value)
+        return f"{short_type(value)} with {len(found[0])} children {[*found[0]]}"
+
+    raise ValueError(
+        f"{what}: the trees differ in structure at '{path_text(path)}': one has {shown(one)}, another "
+        f"{shown(other)}."
+    )
 
 
 def combined(
@@ -218,4 +160,17 @@ def combined(
 
     Raises ValueError naming the path where two trees differ in structure.
     """
-    return _Combiner(fun, what, is_leaf)(*trees)
+    stops = is_leaf or (lambda part: False)
+
+    def leaf(path: Path, values: Values, in_container: bool) -> tp.Any:
+        lead = first_given(*values)
+        if lead is None or stops(lead):
+            return fun(*values)
+        if in_container and is_static_part(lead):
+            return lead
+        for value in values:
+            if kind_of(value) in (OBJECT, VARIABLE) or _level(value) is not None:
+                differ(what, path, lead, value)
+        return fun(*values)
+
+    return copied(what, tuple(trees), leaf, stops)
