@@ -60,7 +60,7 @@ class Call(transforms.Call):
     """One call of a function with leaves of any type: arrays cross, all else is static or captured."""
 
     def __init__(self, bound: Unbound, inputs: Inputs) -> None:
-        super().__init__(bound, inputs, inputs.leaves, inputs.definition)
+        super().__init__(bound, inputs, inputs.definition)
 
     @classmethod
     def of(cls, fun: tp.Any, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:

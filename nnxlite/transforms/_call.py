@@ -31,12 +31,28 @@ from nnxlite.transforms._arguments import (
 from nnxlite.transforms._wrapper import Unbound, have_own, inputs_in_mode, name_of
 
 
-class Traceable:
-    """A function of objects as a function of leaves, for JAX to trace.
+@dataclasses.dataclass(frozen=True)
+class CallKey:
+    """What besides the arguments' structure identifies a program; never equal to a key of another kind.
+
+    Attributes:
+        context: what else a trace depends on: the settings in force.
+        statics: the static arguments.
+    """
+
+    context: tp.Any
+    statics: Statics
+
+
+class Call:
+    """One call of a function: what JAX traces, the arguments, and the way back.
 
     Attributes:
         fun: the function, without the arguments that it carries.
-        definition: the static side of its arguments.
+        num_bound: how many arguments it carries; they come first.
+        inputs: the arguments.
+        leaves: their leaves.
+        definition: their static side.
         options: of the transform.
         statics: the static arguments.
         captured: whether objects that the function captured may leave it; see `leave` of the boundary.
@@ -44,14 +60,59 @@ class Traceable:
 
     def __init__(
         self,
-        fun: tp.Callable[..., tp.Any],
+        bound: Unbound,
+        inputs: Inputs,
         definition: CallDef,
-        options: tp.Any,
+        options: tp.Any = None,
         statics: Statics = (),
         captured: bool = False,
     ) -> None:
-        self.fun, self.definition, self.options = fun, definition, options
+        self.fun, self.num_bound, self.options = bound.fun, len(bound.args), options
+        self.inputs, self.leaves, self.definition = inputs, inputs.leaves, definition
         self.statics, self.captured = statics, captured
+
+    @classmethod
+    def under(
+        cls,
+        options: tp.Any,
+        bound: Unbound,
+        args: tuple[tp.Any, ...],
+        kwargs: dict[str, tp.Any],
+        *,
+        static_argnums: tuple[int, ...] = (),
+        captured: bool = False,
+        inside: bool = False,
+    ) -> tp.Self:
+        """A call under a transform with these options.
+
+        Args:
+            options, bound, args, kwargs: the transform, the function, and the arguments.
+            static_argnums: which of the arguments are static.
+            captured: see the class.
+            inside: whether the leaves inside the values of Variables count, see `Inputs`.
+
+        Raises ValueError for a static argument that is not given, or with `graph=False` for an object
+        in several places.
+        """
+        statics: Statics = ()
+        if static_argnums:
+            name = f"{options.name}({name_of(bound.fun)})"
+            args, statics = blank_statics(args, static_argnums, len(bound.args), name)
+        inputs = inputs_in_mode(bound, args, kwargs, options, inside)
+        definition = inputs.define(None, have_own(statics))
+        return cls(bound, inputs, definition, options, statics, captured)
+
+    def leaf_text(self, leaf: int) -> str:
+        """The path of a leaf, for messages."""
+        return self.definition.leaves()[leaf].text()
+
+    def naming_arguments(self, remedy: str = "") -> contextlib.AbstractContextManager[None]:
+        """A context in which JAX's errors for arguments name them."""
+        return naming_arguments(self.name, self.definition, self.inputs, remedy)
+
+    def put_back(self, crossing: tp.Any) -> tp.Any:
+        """Write what left the function into the caller's objects; returns the caller's result."""
+        return replay_crossing(self.inputs, crossing)
 
     @property
     def name(self) -> str:
@@ -93,86 +154,3 @@ class Traceable:
     def run_out(self, leaves: tp.Sequence[tp.Any]) -> tp.Any:
         """The function between leaves: from those of the arguments to what leaves it; see `outputs`."""
         return self.outputs(leaves)[1].crossing()
-
-
-@dataclasses.dataclass(frozen=True)
-class CallKey:
-    """What besides the arguments' structure identifies a program; never equal to a key of another kind.
-
-    Attributes:
-        context: what else a trace depends on: the settings in force.
-        statics: the static arguments.
-    """
-
-    context: tp.Any
-    statics: Statics
-
-
-class Call(Traceable):
-    """One call of a function: what JAX traces, the arguments, and the way back.
-
-    Attributes:
-        num_bound: how many arguments the function carries; they come first.
-        inputs: the arguments.
-        leaves: their leaves.
-    """
-
-    def __init__(
-        self,
-        bound: Unbound,
-        inputs: Inputs,
-        leaves: list[tp.Any],
-        definition: CallDef,
-        options: tp.Any = None,
-        statics: Statics = (),
-        captured: bool = False,
-    ) -> None:
-        super().__init__(bound.fun, definition, options, statics, captured)
-        self.num_bound, self.inputs, self.leaves = len(bound.args), inputs, leaves
-
-    @classmethod
-    def under(
-        cls,
-        options: tp.Any,
-        bound: Unbound,
-        args: tuple[tp.Any, ...],
-        kwargs: dict[str, tp.Any],
-        *,
-        static_argnums: tuple[int, ...] = (),
-        captured: bool = False,
-        context: tp.Any = None,
-        inside: bool = False,
-    ) -> tp.Self:
-        """A call under a transform with these options.
-
-        Args:
-            options, bound, args, kwargs: the transform, the function, and the arguments.
-            static_argnums: which of the arguments are static.
-            captured: see the class.
-            context: what else a trace depends on, where JAX may use it again.
-            inside: whether the leaves inside the values of Variables count, see `Inputs`.
-
-        Raises ValueError for a static argument that is not given, or with `graph=False` for an object
-        in several places.
-        """
-        statics: Statics = ()
-        if static_argnums:
-            name = f"{options.name}({name_of(bound.fun)})"
-            args, statics = blank_statics(args, static_argnums, len(bound.args), name)
-        inputs = inputs_in_mode(bound, args, kwargs, options, inside)
-        definition = inputs.define(
-            None if context is None else CallKey(context, statics), have_own(statics)
-        )
-        return cls(bound, inputs, inputs.leaves, definition, options, statics, captured)
-
-    def leaf_text(self, leaf: int) -> str:
-        """The path of a leaf, for messages."""
-        return self.definition.leaves()[leaf].text()
-
-    def naming_arguments(self, remedy: str = "") -> contextlib.AbstractContextManager[None]:
-        """A context in which JAX's errors for arguments name them."""
-        return naming_arguments(self.name, self.definition, self.inputs, remedy)
-
-    def put_back(self, crossing: tp.Any) -> tp.Any:
-        """Write what left the function into the caller's objects; returns the caller's result."""
-        return replay_crossing(self.inputs, crossing)
