@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from nnxlite._errors import warn_user
 from nnxlite._jax import jaxpr_as_fun
-from nnxlite.boundary._inputs import CallDef, Inner, enter
+from nnxlite.boundary._call_def import CallDef, Inner, enter
 from nnxlite.boundary._operands import describe, leaf_names
 from nnxlite.boundary._outdef import CameIn, Fixed, Fresh, OutDef, Outputs
 from nnxlite.boundary._outputs import leave

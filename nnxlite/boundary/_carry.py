@@ -16,6 +16,7 @@ import jax
 
 from nnxlite._errors import path_text
 from nnxlite._statics import alike
+from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._differences import (
     argument_words,
     code_text,
@@ -25,7 +26,6 @@ from nnxlite.boundary._differences import (
     structure_error,
     tree_difference,
 )
-from nnxlite.boundary._inputs import CallDef, Inner
 from nnxlite.boundary._labels import leaves_of_code
 from nnxlite.boundary._outdef import CameIn, OutGraph, Outputs, Source
 from nnxlite.boundary._outputs import only_structure_of

@@ -10,7 +10,7 @@ from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef, Ref
 from nnxlite._outline import array_text
 from nnxlite._text import safely, short
-from nnxlite.boundary._inputs import CallDef, paths_of, template_of
+from nnxlite.boundary._call_def import CallDef, paths_of, template_of
 from nnxlite.boundary._outdef import OutGraph, Outputs
 from nnxlite.graph import (
     SHOWN,

@@ -11,17 +11,21 @@ arguments is one object inside.  What crosses is
 
 from __future__ import annotations
 
-import functools
 import operator
 import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text
-from nnxlite._interning import Table
-from nnxlite._jax import PyTreeDef, key_name
-from nnxlite._statics import ById, UnhashableStatic, facts, static_facts
-from nnxlite._versions import epoch, observe
+from nnxlite._jax import PyTreeDef
+from nnxlite.boundary._call_def import (
+    FLAT,
+    CallDef,
+    Inner,
+    Names,
+    OwnCall,
+    call_def,
+    static_leaves,
+)
 from nnxlite.graph import (
     CUSTOM,
     DICT,
@@ -33,23 +37,16 @@ from nnxlite.graph import (
     TUPLE,
     VARIABLE,
     GraphDef,
-    Path,
     Stale,
     View,
-    build_nodes,
     classify,
     find_plan,
     kind_by_type,
     kind_of,
-    note_entered,
-    note_hidden,
     refuse_sharing,
-    resolve,
     view,
 )
-from nnxlite.variables import Variable, versioned
-
-T = tp.TypeVar("T")
+from nnxlite.variables import Variable
 
 _ROOTS = frozenset({OBJECT, VARIABLE, STATE, CUSTOM, REF})
 
@@ -58,351 +55,6 @@ def is_root(value: tp.Any) -> bool:
     """Whether a value enters a transform as (part of) a graph."""
     kind = kind_by_type.get(type(value))
     return (classify(value) if kind is None else kind) in _ROOTS
-
-
-def template_of(treedef: PyTreeDef) -> tp.Any:
-    """The tree with the positions of its leaves in their places."""
-    return jax.tree_util.tree_unflatten(treedef, range(treedef.num_leaves))
-
-
-def paths_of(treedef: PyTreeDef) -> list[Path]:
-    """The path of each leaf of a tree."""
-    pairs = jax.tree_util.tree_leaves_with_path(template_of(treedef))
-    return [tuple(map(key_name, path)) for path, _ in pairs]
-
-
-Names: tp.TypeAlias = tuple[str, ...] | None
-"""The names of the parameters that may be given by position."""
-
-
-def _named(names: tuple[str, ...], by_name: int, argument: tp.Any, *inside: tp.Any) -> Path:
-    """The path of something in arguments `(args, kwargs)`, from the name of its parameter."""
-    if not by_name:
-        argument = names[argument] if argument < len(names) else f"args[{argument}]"
-    return (str(argument), *inside)
-
-
-class ArgumentLeaf(tp.NamedTuple):
-    """One leaf of some arguments, without its value.
-
-    Attributes:
-        position: of the leaf, or of the root above it, among the leaves of the arguments' treedef.
-        root: number of that root; None for an array leaf, which is below none.
-        below: its path from the root.
-        path: its path from the whole arguments; see `CallDef.paths`.
-        graph_leaf: number of the graph leaf that it is, or that contains it; None for an array leaf.
-        inside: its path in the value of that graph leaf.
-    """
-
-    position: int
-    root: int | None
-    below: Path
-    path: Path
-    graph_leaf: int | None = None
-    inside: Path = ()
-
-    def text(self) -> str:
-        """Its path for messages."""
-        return path_text(self.path)
-
-
-FLAT: tuple[()] = ()
-Structure: tp.TypeAlias = PyTreeDef | tuple[()]
-"""Of the values of a graph's leaves; `FLAT` if each is one leaf (treedefs do not compare with None)."""
-
-
-class StaticLeaves:
-    """Leaves of some arguments that are part of the key of the call; equal where their keys are.
-
-    Attributes:
-        numbers: of these leaves among all of the arguments, in order.
-        values: of these leaves.
-        key: the numbers, and the static key of each value.
-        exact: whether equal ones are interchangeable; else the call that has these is an `OwnCall`.
-    """
-
-    __slots__ = ("exact", "key", "numbers", "values")
-
-    def __init__(
-        self,
-        numbers: tuple[int, ...],
-        values: tp.Sequence[tp.Any],
-        keys: tuple[tp.Any, ...],
-        exact: bool,
-    ) -> None:
-        self.numbers, self.values, self.exact = numbers, values, exact
-        self.key = numbers, keys
-
-    def __eq__(self, other: tp.Any) -> bool:
-        return type(other) is StaticLeaves and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def split(self, leaves: tp.Sequence[T]) -> list[T]:
-        """Something for each of the other leaves, from a list for all."""
-        static = set(self.numbers)
-        return [leaf for number, leaf in enumerate(leaves) if number not in static]
-
-    def join(self, leaves: tp.Iterable[tp.Any], blank: bool = False) -> list[tp.Any]:
-        """All leaves, from the others; with `blank` these are None."""
-        out = [*leaves]
-        for number, value in zip(self.numbers, self.values):
-            out.insert(number, None if blank else value)
-        return out
-
-
-def static_leaves(
-    leaves: tp.Sequence[tp.Any],
-    chosen: tp.Iterable[tp.Any],
-    refuse: tp.Callable[[int], Exception] | None = None,
-) -> StaticLeaves | None:
-    """The leaves for which `chosen` is true; None if there are none.
-
-    Args:
-        leaves, chosen: something for each leaf.
-        refuse: gives the error for a leaf that is unhashable; without it, that counts by identity.
-    """
-    numbers = tuple([number for number, static in enumerate(chosen) if static])
-    if not numbers:
-        return None
-    keys, exact = list[tp.Any](), True
-    for number in numbers:
-        value = leaves[number]
-        try:
-            key, sure, _ = static_facts(value)
-            keys.append(key)
-            exact = exact and sure
-        except UnhashableStatic:
-            if refuse is not None:
-                raise refuse(number) from None
-            keys.append(ById(value))
-    return StaticLeaves(numbers, [leaves[number] for number in numbers], tuple(keys), exact)
-
-
-class CallDef:
-    """The static side of some arguments; one object for equal content, unless it is an `OwnCall`.
-
-    The leaves that cross have one numbering: the array leaves first, then those of the graph.
-
-    Attributes:
-        treedef: of the arguments, with roots as leaves.
-        where: positions of the roots among the leaves.
-        graphdef: the graph below the roots.
-        extra: what else the transform adds to the key.
-        trees: whether numbers in the containers of objects are leaves, as with `graph=False`.
-        names: for arguments `(args, kwargs)` the names of the parameters; None for another tree.
-        structure: of the list of the values of the graph's leaves, where the leaves in them count, and
-            some value is not one leaf; else `FLAT`.
-        static: the leaves that are part of the key and do not cross; None if all cross.
-    """
-
-    def __init__(
-        self,
-        treedef: PyTreeDef,
-        where: tuple[int, ...],
-        graphdef: GraphDef[tp.Any],
-        extra: tp.Any,
-        trees: bool = False,
-        names: Names = None,
-        structure: Structure = FLAT,
-        static: StaticLeaves | None = None,
-    ) -> None:
-        self.trees = trees
-        self.names = names
-        self.treedef = treedef
-        self.where = where
-        self.graphdef = graphdef
-        self.extra = extra
-        self.structure = structure
-        self.static = static
-        self.key = (treedef, where, graphdef, extra, trees, names, structure, static)
-        self.cache: dict[tp.Any, tp.Any] = {}
-
-    @functools.cached_property
-    def own_tree(self) -> bool:
-        """Whether the treedef has static data that equal ones do not have."""
-        return _has_own(self.treedef)
-
-    @property
-    def shared(self) -> CallDef:
-        """What it shares with equal ones: the interned one."""
-        return self
-
-    @property
-    def exactly(self) -> tp.Any:
-        """A key that no other call has whose static values differ in anything."""
-        return self if self.shared is self else ById(self)
-
-    def remember(self, key: tp.Any, value: T) -> T:
-        """Add a value that follows from this call and a key to the `cache`; returns it.
-
-        The cache is emptied when it is full: a key may contain a filter that is a new function in each
-        training step, and the call lives as long as the model.
-        """
-        if len(self.cache) >= _ENTRIES_PER_CALL:
-            self.cache.clear()
-        self.cache[key] = value
-        return value
-
-    @property
-    def num_arrays(self) -> int:
-        """How many leaves are not part of the graph: ordinary leaves of the argument pytrees."""
-        return self.treedef.num_leaves - len(self.where)
-
-    def by_side(self, leaves: tp.Sequence[T]) -> tuple[list[T], list[T]]:
-        """Something for each leaf, as two lists: for the array leaves, and for the graph leaves."""
-        return [*leaves[: self.num_arrays]], [*leaves[self.num_arrays :]]
-
-    def whole(
-        self, leaves: tp.Sequence[tp.Any], blank: bool = False
-    ) -> tuple[list[tp.Any], list[tp.Any]]:
-        """All array leaves, and the values of the graph's leaves, from the leaves that cross.
-
-        With `blank` the static leaves are None.
-        """
-        if self.static is not None:
-            leaves = self.static.join(leaves, blank)
-        arrays, values = self.by_side(leaves)
-        if self.structure is not FLAT:
-            values = jax.tree_util.tree_unflatten(self.structure, values)
-        return arrays, values
-
-    def array_positions(self) -> list[int]:
-        """The positions of the array leaves in the treedef."""
-        roots = set(self.where)
-        return [i for i in range(self.treedef.num_leaves) if i not in roots]
-
-    def template(self) -> tp.Any:
-        """The argument tree with the positions of its leaves and roots in their places."""
-        return template_of(self.treedef)
-
-    def paths(self) -> list[Path]:
-        """The path of each position of the treedef, as a user would write it.
-
-        Those of arguments begin with the name of the parameter: `model`, `args[2]`.
-        """
-        paths = paths_of(self.treedef)
-        return paths if self.names is None else [_named(self.names, *path) for path in paths]
-
-    def root_paths(self) -> list[Path]:
-        """The path of each root."""
-        paths = self.paths()
-        return [paths[position] for position in self.where]
-
-    def leaves(self) -> list[ArgumentLeaf]:
-        """The leaves that cross, in their order; a leaf with several paths has its first."""
-        leaves = self.all_leaves()
-        return [*leaves] if self.static is None else self.static.split(leaves)
-
-    def all_leaves(self) -> list[ArgumentLeaf]:
-        """The same with the static leaves."""
-        return self.cache.get("leaves") or self.remember("leaves", self._all_leaves())
-
-    def _all_leaves(self) -> list[ArgumentLeaf]:
-        paths, graph_leaves = self.paths(), self.graph_leaves()
-        out = [ArgumentLeaf(i, None, (), paths[i]) for i in self.array_positions()]
-        return out + [
-            graph_leaves[number]._replace(path=(*graph_leaves[number].path, *path), inside=path)
-            for number, path in self.inside()
-        ]
-
-    def inside(self) -> list[tuple[int, Path]]:
-        """For each leaf in the graph the number of the graph leaf, and its path in the value of that."""
-        if self.structure is FLAT:
-            return [(number, ()) for number in range(self.graphdef.num_leaves)]
-        return [(number, tuple(path)) for number, *path in paths_of(self.structure)]
-
-    def graph_leaves(self) -> list[ArgumentLeaf]:
-        """The leaves of the graph, by leaf number."""
-        paths, out = self.root_paths(), list[ArgumentLeaf]()
-        for number, (root, *below) in enumerate(self.graphdef.decoded.leaf_paths()):
-            path = (*paths[root], *below)
-            out.append(ArgumentLeaf(self.where[root], root, tuple(below), path, number))
-        return out
-
-    def build(self, leaves: tp.Sequence[tp.Any], blank: bool = False) -> tp.Any:
-        """The tree with these leaves; its objects are new. With `blank` the static leaves are None."""
-        return _entered(self, *self.whole(leaves, blank))[0]
-
-    def text_of(self, root: int, below: tp.Iterable[tp.Any]) -> str:
-        """Where something below a root is among the arguments."""
-        return path_text((*self.paths()[self.where[root]], *below))
-
-    def renamed(self, names: Names) -> CallDef:
-        """The same with other names of the arguments, for messages."""
-        return CallDef(*self.key[:5], names, *self.key[6:])
-
-    def __reduce__(self) -> tp.Any:
-        return call_def, self.key
-
-
-class OwnCall(CallDef):
-    """A CallDef with static values of this very call, which an equal one does not have.
-
-    It is equal where what it shares is the same, so that programs are shared; the trace of a program
-    sees the values of the call that caused it. One that shares nothing, because its tree has static
-    data without a hash, is compared by content.
-    """
-
-    def __init__(self, shared: CallDef | None, *key: tp.Any) -> None:
-        super().__init__(*key)
-        self._shared = shared
-
-    @property
-    def shared(self) -> CallDef:
-        """What it shares with equal ones: the interned one."""
-        return self._shared or self
-
-    def __eq__(self, other: tp.Any) -> bool:
-        if type(other) is not OwnCall or self._shared is not other._shared:
-            return False
-        return self._shared is not None or self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self._shared)
-
-
-_ENTRIES_PER_CALL = 64
-_interned: Table[CallDef] = Table("key")
-
-
-def call_def(
-    treedef: PyTreeDef,
-    where: tuple[int, ...],
-    graphdef: GraphDef[tp.Any],
-    extra: tp.Any,
-    trees: bool = False,
-    names: Names = None,
-    structure: Structure = FLAT,
-    static: StaticLeaves | None = None,
-    own: bool = False,
-) -> CallDef:
-    """The CallDef with this content; `own` says that parts besides the graph have values of this call.
-
-    Raises TypeError where `extra` is unhashable.
-    """
-    more = (extra, trees, names, structure, static)
-    key = (treedef, where, graphdef.structure, *more)
-    shared = _interned.find(key) or _interned.add(key, CallDef(*key))
-    if graphdef.own or own or shared.own_tree:
-        return OwnCall(shared, treedef, where, graphdef, *more)
-    return shared
-
-
-def _has_own(treedef: PyTreeDef) -> bool:
-    """Whether a tree has static data that another, equal tree does not have: see `_definitions`."""
-    pending = [treedef]
-    while pending:
-        part = pending.pop()
-        kind, data = part.node_data() or (None, None)
-        if kind not in _PLAIN_NODES and not hasattr(kind, "_fields") and not facts(data).exact:
-            return True
-        pending += part.children()
-    return False
-
-
-_PLAIN_NODES = frozenset({None, tuple, list, dict, type(None)})
 
 
 class Inputs:
@@ -662,48 +314,3 @@ def _form_of(
             _forms.clear()
         _forms[key] = form
     return form
-
-
-class Inner:
-    """The arguments rebuilt inside a transform.
-
-    Attributes:
-        nodes: the new objects, by node number.
-        values: the raw values of the arguments, by leaf number.
-        watched: for each new node the object that has its structural version.
-        versions: the versions when the nodes were made; 0 for nodes without one.
-        plain: the plain objects among the static values, as they were.
-    """
-
-    __slots__ = ("call", "nodes", "plain", "start", "values", "versions", "watched")
-
-    def __init__(self, call: CallDef, values: list[tp.Any]) -> None:
-        self.call = call
-        self.values = values
-        self.start = epoch.now
-        self.nodes = build_nodes(call.graphdef.decoded, values) if values or call.where else []
-        plain = call.graphdef.decoded.plain_objects if self.nodes else ()
-        self.plain = note_hidden(plain) if plain else []
-        self.watched = [versioned(node) for node in self.nodes]
-        self.versions = [observe(w) if hasattr(w, "_nnx_version") else 0 for w in self.watched]
-
-    def roots(self) -> list[tp.Any]:
-        """The rebuilt roots."""
-        codes = self.call.graphdef.decoded.roots
-        return [resolve(code, self.nodes, self.values) for code in codes]
-
-
-def enter(call: CallDef, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
-    """The argument tree, rebuilt with new objects at the current trace level."""
-    return _entered(call, *call.whole(leaves))
-
-
-def _entered(call: CallDef, arrays: list[tp.Any], values: list[tp.Any]) -> tuple[tp.Any, Inner]:
-    inner = Inner(call, values)
-    if not call.where:
-        return jax.tree_util.tree_unflatten(call.treedef, arrays), inner
-    roots = inner.roots()
-    note_entered(roots)
-    for position, root in zip(call.where, roots):
-        arrays.insert(position, root)
-    return jax.tree_util.tree_unflatten(call.treedef, arrays), inner

@@ -13,7 +13,7 @@ import numpy as np
 
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
-from nnxlite.boundary._inputs import FLAT, ArgumentLeaf, CallDef, paths_of
+from nnxlite.boundary._call_def import FLAT, ArgumentLeaf, CallDef, paths_of
 from nnxlite.boundary._prefixes import NodePrefix, PrefixMapping, Stops, is_setting, leaf_kind
 from nnxlite.graph import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
 from nnxlite.variables import MISSING, VariableDef, make

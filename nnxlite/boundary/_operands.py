@@ -16,7 +16,7 @@ import weakref
 
 import jax
 
-from nnxlite.boundary._inputs import ArgumentLeaf, CallDef
+from nnxlite.boundary._call_def import ArgumentLeaf, CallDef
 
 
 class Operands:

@@ -9,7 +9,7 @@ import jax
 
 from nnxlite._jax import PyTreeDef
 from nnxlite._statics import ById
-from nnxlite.boundary._inputs import CallDef, StaticLeaves, paths_of, static_leaves
+from nnxlite.boundary._call_def import CallDef, StaticLeaves, paths_of, static_leaves
 from nnxlite.graph import GraphDef, NodeCode, Path
 from nnxlite.variables import VariableDef
 

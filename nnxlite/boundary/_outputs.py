@@ -15,7 +15,8 @@ import jax
 from nnxlite._jax import is_ref, trace_state
 from nnxlite._statics import ById, alike
 from nnxlite._versions import epoch
-from nnxlite.boundary._inputs import Inner, is_root
+from nnxlite.boundary._call_def import Inner
+from nnxlite.boundary._inputs import is_root
 from nnxlite.boundary._outdef import CameIn, Edit, Fresh, OutDef, OutGraph, Outputs, Source
 from nnxlite.boundary._refusals import refuse_aliases, refuse_captured, refuse_dead_tracers
 from nnxlite.graph import (

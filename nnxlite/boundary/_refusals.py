@@ -11,7 +11,8 @@ import jax
 from nnxlite._captures import captures
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import describe_trace, in_this_trace, is_ref, key_name, trace_state
-from nnxlite.boundary._inputs import ArgumentLeaf, CallDef, Inner, is_root
+from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, Inner
+from nnxlite.boundary._inputs import is_root
 from nnxlite.boundary._outdef import OutGraph, Outputs, output_paths
 from nnxlite.graph import GraphDef, GraphNode, traverse
 from nnxlite.variables import Variable

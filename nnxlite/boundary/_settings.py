@@ -15,7 +15,7 @@ import numpy as np
 
 from nnxlite._errors import path_text
 from nnxlite._jax import PyTreeDef
-from nnxlite.boundary._inputs import CallDef, paths_of, template_of
+from nnxlite.boundary._call_def import CallDef, paths_of, template_of
 from nnxlite.boundary._labels import (
     array_settings,
     broadcast,
