@@ -68,6 +68,12 @@ class Call(transforms.Call):
         bound = unbound(fun)
         return cls(bound, inputs_of_call(bound, args, kwargs))
 
+    def tracing(self, traced: tp.Iterable[tp.Any]) -> Call:
+        """The same call with only the leaves for which `traced` is true; the others are captured."""
+        self.inputs.make_static([not flag for flag in traced])
+        self.leaves, self.definition = self.inputs.leaves, self.inputs.definition
+        return self
+
     def owners(self) -> list[int | str | None]:
         """For each leaf the number or name of its argument; None where the function carries it."""
         return owners(self.definition, self.num_bound)

@@ -51,14 +51,9 @@ def filter_make_jaxpr(
     def make(*args: P.args, **kwargs: P.kwargs) -> tuple[ClosedJaxpr, tp.Any, tp.Any]:
         call = Call.of(fun, args, kwargs)
         owners = zip(call.leaves, call.owners())
-        partition = chosen_first(owner is not None and has_shape(x) for x, owner in owners)
-        given, rest = partition.split(call.leaves)
-
-        def run(*traced: tp.Any) -> tp.Any:
-            _, result = call.run(partition.join(traced, rest))
-            return tree_out(result)
-
-        jaxpr, (fixed, shapes) = jax.make_jaxpr(run, return_shape=True)(*given)
+        call.tracing(owner is not None and has_shape(x) for x, owner in owners)
+        run = lambda *traced: tree_out(call.run(traced)[1])
+        jaxpr, (fixed, shapes) = jax.make_jaxpr(run, return_shape=True)(*call.leaves)
         form = fixed.value
         return jaxpr, form.build(shapes, blank=True), form.build([None] * len(shapes))
 
@@ -82,10 +77,8 @@ def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.A
     (ShapeDtypeStruct(shape=(2, 2), dtype=float32), 'gram')
     """
     call = Call.of(fun, args, kwargs)
-    partition = chosen_first(map(has_shape, call.leaves))
-    given, rest = partition.split(call.leaves)
-    run = lambda traced: call.run_out(partition.join(traced, rest))
-    crossed = jax.eval_shape(run, given)
+    call.tracing(map(has_shape, call.leaves))
+    crossed = jax.eval_shape(call.run_out, call.leaves)
     return replay_crossing(Inputs(call.definition.build(call.leaves), trees=True), crossed)
 
 
@@ -129,12 +122,10 @@ class FilterCheckpoint(Filtered[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         call = self.call(args, kwargs)
-        partition = chosen_first(map(is_array, call.leaves))
-        arrays, rest = partition.split(call.leaves)
-        run = lambda traced: call.run_out(partition.join(traced, rest))
+        call.tracing(map(is_array, call.leaves))
         prevent_cse, policy = self.options
-        checkpointed = jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)
-        return call.put_back(without_literals(checkpointed(arrays)))
+        checkpointed = jax.checkpoint(call.run_out, prevent_cse=prevent_cse, policy=policy)
+        return call.put_back(without_literals(checkpointed(call.leaves)))
 
 
 _SHARDINGS = (jax.Device, jax.sharding.Sharding, jax.sharding.PartitionSpec)
@@ -228,14 +219,13 @@ def filter_pure_callback(
     """
     if vectorized is not None:
         vmap_method = "expand_dims" if vectorized else "sequential"
-    given, result = leaves_of((args, kwargs)), leaves_of(result_shape_dtypes)
-    partition = chosen_first(map(is_array, given.leaves))
-    arrays, rest = partition.split(given.leaves)
+    given, arrays = tree_out((args, kwargs))
+    result = leaves_of(result_shape_dtypes)
     wanted = chosen_first(map(has_shape, result.leaves))
     shapes, others = wanted.split(result.leaves)
 
     def run(*arrays: tp.Any) -> list[tp.Any]:
-        inner_args, named = given.definition.build(partition.join(arrays, rest))
+        inner_args, named = given.value.build(arrays)
         returned = leaves_of(callback(*inner_args, **named))
         if _paths(returned) != _paths(result):
             raise ValueError(
