@@ -8,7 +8,7 @@ import weakref
 
 import jax
 
-from nnxlite._errors import listed, path_text
+from nnxlite._errors import listed
 from nnxlite._jax import Tracer, drop_hidden_frames, is_compiling
 from nnxlite.boundary import Body, CallDef, Partition, paths_of
 
@@ -109,7 +109,7 @@ class Donor:
 
         Raises ValueError where one buffer would be donated twice, or donated and read.
         """
-        named = lambda: zip(leaf_texts(call), self.join(call, groups))
+        named = lambda: zip(_texts(call), self.join(call, groups))
         try:
             return run_donating(jitted, groups, finish, named)
         except (ValueError, RuntimeError):  # which of the two depends on JAX
@@ -137,7 +137,7 @@ class Donor:
     def refuse_shared_buffers(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> None:
         """Raise ValueError where one buffer would be donated twice, or donated and read."""
         _, donated = self._partitions[call].positions
-        find_texts = lambda: leaf_texts(call)
+        find_texts = lambda: _texts(call)
         leaves = self.join(call, groups)
         refuse_shared_buffers(self._name, leaves, donated, find_texts)
 
@@ -216,11 +216,6 @@ def _is_gone(leaf: tp.Any) -> bool:
     return is_array and leaf.is_deleted()
 
 
-def leaf_texts(call: CallDef) -> list[str]:
-    """The path of each leaf among the arguments, as text."""
-
-    def text(path: tuple[tp.Any, ...]) -> str:
-        name, *inside = path
-        return f"argument {name!r}" + (f" at '{path_text(inside)}'" if inside else "")
-
-    return [text(leaf.path) for leaf in call.leaves()]
+def _texts(call: CallDef) -> list[str]:
+    """The path of each leaf, for messages."""
+    return [f"'{leaf.text()}'" for leaf in call.leaves()]

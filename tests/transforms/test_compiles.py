@@ -100,7 +100,7 @@ def test_a_static_argument_and_a_weak_type():
     power = nnx.jit(lambda x, n: x**n, static_argnums=1)
     power(jnp.ones(2), 2)
     power(jnp.ones(2), 3)
-    assert power.explain().causes == ("static argument 'n': 2 -> 3",)
+    assert power.explain().causes == ("n: 2 -> 3",)
     double = nnx.jit(lambda x: 2 * x)
     double(jnp.float32(1))
     double(1.0)
@@ -356,20 +356,17 @@ LOOK_THE_SAME = {
 def test_static_values_that_look_the_same_are_told_apart(case):
     """As a static argument, by number and by name, and as a static leaf of `filter_jit`."""
     before, after, difference = LOOK_THE_SAME[case]
-    ways = {
-        "static argument 'how'": [
-            nnx.jit(lambda x, how: x + 1, static_argnums=1),
-            nnx.jit(lambda x, how: x + 1, static_argnames="how"),
-        ],
-        "how": [nnx.filter_jit(lambda x, how: x + 1)],
-    }
+    functions = [
+        nnx.jit(lambda x, how: x + 1, static_argnums=1),
+        nnx.jit(lambda x, how: x + 1, static_argnames="how"),
+        nnx.filter_jit(lambda x, how: x + 1),
+    ]
     kept = before(), after()
-    for name, functions in ways.items():
-        for fun in functions:
-            for how in kept:
-                fun(jnp.ones(2), how=how) if "names" in str(fun) else fun(jnp.ones(2), how)
-            (cause,) = fun.explain().causes
-            assert cause.startswith(name) and difference in cause
+    for fun in functions:
+        for how in kept:
+            fun(jnp.ones(2), how=how) if "names" in str(fun) else fun(jnp.ones(2), how)
+        (cause,) = fun.explain().causes
+        assert cause.startswith("how") and difference in cause
 
 
 def test_another_learning_rate_shows_both():

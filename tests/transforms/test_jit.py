@@ -479,8 +479,8 @@ def test_donating_what_is_written():
 
 
 ALIASES = {
-    "within one object": (lambda m, x: m.other.copy_from(m.count), "argument 'm' at 'other'"),
-    "in an argument": (lambda m, x: x.append(m.count.value), "argument 'x' at '0'"),
+    "within one object": (lambda m, x: m.other.copy_from(m.count), "'m.other'"),
+    "in an argument": (lambda m, x: x.append(m.count.value), "'x.0'"),
 }
 
 
@@ -507,18 +507,15 @@ def test_a_buffer_is_not_donated_and_used(how, options, used_before):
     m, x = make(), []
     alias(m, x)
     before = snapshot(m)
-    with refuses(ValueError, "argument 'm' at 'count'", where, "donated buffer can be used once"):
+    with refuses(ValueError, "'m.count'", where, "donated buffer can be used once"):
         jitted(m, x)
     assert snapshot(m) == before and not m.count.value.is_deleted()
     assert not m.other.value.is_deleted()
-    if how == "in an argument" and options == {"donate_argnums": 0}:
-        with refuses(ValueError, "is donated at argument 'm' at 'count' and used at argument 'x'"):
-            jitted(m, x)
 
 
 def test_of_two_donated_places_the_first_is_named_first():
     x, add = jnp.ones(2), lambda x, y: x + y
-    with refuses(ValueError, "donated at argument 'x' and used at argument 'y'"):
+    with refuses(ValueError, "donated at 'x' and used at 'y'"):
         nnx.jit(add, donate_argnums=(0, 1))(x, x)
     with refuses(ValueError, "donated at 'x' and used at 'y'"):
         nnx.filter_jit(add, donate="all")(x, x)
@@ -821,7 +818,7 @@ def test_a_compiled_function_refuses_a_buffer_used_twice():
     )
     compiled(m)
     m.y.value = m.x.value
-    with refuses(ValueError, "donated at argument 'm' at 'x' and used at argument 'm' at 'y'"):
+    with refuses(ValueError, "donated at 'm.x' and used at 'm.y'"):
         compiled(m)
     assert not m.y.value.is_deleted()
 

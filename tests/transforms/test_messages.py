@@ -364,7 +364,7 @@ READERS = {
     "nnx.jit": (nnx.jit(lambda model, x: model(x)), "The arrays at model.bias, model.kernel"),
     "filter_jit": (nnx.filter_jit(lambda model, x: model(x)), "The arrays at model.bias, model.kernel"),
     "nnx.vmap": (nnx.vmap(lambda model, x: model(x), in_axes=(None, 0)), "The arrays at bias, kernel"),
-    "another that donates": (donating, "The arrays of argument 'model' at 'bias' and 1 more are gone"),
+    "another that donates": (donating, "The arrays of 'model.bias' and 1 more are gone"),
 }  # fmt: skip
 
 
