@@ -252,7 +252,7 @@ class Inputs:
         plan = self.plan
         own = own or (self.static is not None and not self.static.exact)
         if plan is None or own:
-            return call_def(*self._key(extra), own)
+            return call_def(*self._key(extra), own=own)
         key = (self.treedef, self.where, extra, self.trees, self.names, self.structure, self.static)
         known = plan.calls.get(key)
         if known is None:

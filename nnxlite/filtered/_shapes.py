@@ -8,6 +8,7 @@ import typing as tp
 import jax
 from jax.core import Tracer
 
+from nnxlite._config import Modes
 from nnxlite._jax import without_literals
 from nnxlite._typing import P, R
 from nnxlite.boundary import Inputs, replay_crossing
@@ -16,7 +17,7 @@ from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import has_shape, is_array
 from nnxlite.filtered._specs import SpecKind, answers
 from nnxlite.graph import Path
-from nnxlite.transforms import decorated
+from nnxlite.transforms import Options, decorated
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
@@ -88,11 +89,11 @@ def filter_checkpoint(
     *,
     prevent_cse: bool = True,
     policy: tp.Callable[..., bool] | None = None,
-) -> FilterCheckpoint[P, R]: ...
+) -> Filtered[P, R]: ...
 @tp.overload
 def filter_checkpoint(
     *, prevent_cse: bool = True, policy: tp.Callable[..., bool] | None = None
-) -> tp.Callable[[tp.Callable[P, R]], FilterCheckpoint[P, R]]: ...
+) -> tp.Callable[[tp.Callable[P, R]], Filtered[P, R]]: ...
 def filter_checkpoint(
     fun: tp.Any = MISSING,
     *,
@@ -112,20 +113,18 @@ def filter_checkpoint(
     >>> jax.grad(nnx.filter_checkpoint(lambda x: jnp.sin(jnp.sin(x))))(0.0)
     Array(1., dtype=float32, weak_type=True)
     """
-    return decorated(FilterCheckpoint, fun, (prevent_cse, policy))
+    more = {"prevent_cse": prevent_cse, "policy": policy}
+    options = Options.of("filter_checkpoint", Modes(True, True), _checkpoint, **more)
+    return decorated(Filtered, fun, options)
 
 
-class FilterCheckpoint(Filtered[P, R]):
-    """A function that is computed again on the backward pass, as `filter_checkpoint` returns it."""
-
-    name = "filter_checkpoint"
-
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        call = self.call(args, kwargs)
-        call.tracing(map(is_array, call.leaves))
-        prevent_cse, policy = self.options
-        checkpointed = jax.checkpoint(call.run_out, prevent_cse=prevent_cse, policy=policy)
-        return call.put_back(without_literals(checkpointed(call.leaves)))
+def _checkpoint(function: Filtered[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    call, options = function.call(args, kwargs), function.options
+    call.tracing(map(is_array, call.leaves))
+    checkpoint = jax.checkpoint(
+        call.run_out, prevent_cse=options.prevent_cse, policy=options.policy
+    )
+    return call.put_back(without_literals(checkpoint(call.leaves)))
 
 
 _SHARDINGS = (jax.Device, jax.sharding.Sharding, jax.sharding.PartitionSpec)

@@ -262,8 +262,8 @@ class Traces:
         error._nnx_noted = True  # type: ignore[attr-defined]
         layer = failing_layer(error)
         where = f"Raised in {layer}, while" if layer else "Raised while"
-        pairs = [f"{n}: {t}" for n, t in zip(trace.names.leaves, trace.types)]
-        arrays = pairs[: trace.call.num_arrays] or pairs
+        pairs = [f"{n}: {t}" for n, t in zip(trace.names, trace.types)]
+        arrays = [p for p, leaf in zip(pairs, trace.call.leaves()) if leaf.root is None] or pairs
         error.add_note(f"{where} {self.function} was traced with {listed(arrays, SHOWN)}.")
 
     def explain(self) -> Explanation:

@@ -33,6 +33,7 @@ Groups = tuple[list[tp.Any], list[tp.Any]]
 
 Owner: tp.TypeAlias = int | str | None
 """The number or name of an argument; None for one that the function carries."""
+Choice: tp.TypeAlias = tp.Callable[[tp.Sequence[str], tp.Sequence[Owner]], tp.Container[Owner]]
 
 
 def owners(call: CallDef, num_bound: int) -> list[Owner]:
@@ -60,7 +61,7 @@ class Donor:
     def __init__(
         self,
         name: str,
-        choose: tp.Callable[[tp.Sequence[str], tp.Sequence[Owner]], tp.Container[Owner]],
+        choose: Choice,
         num_bound: int,
         trace: tp.Callable[..., Body | None],
     ) -> None:

@@ -46,7 +46,7 @@ from nnxlite.transforms._arguments import (
     with_statics,
 )
 from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces
-from nnxlite.transforms._donation import Donation, Donor
+from nnxlite.transforms._donation import Donation, Donor, Owner
 from nnxlite.transforms._in_flight import has_several_cpus, wait_in_turn
 from nnxlite.transforms._map_errors import marks_errors
 from nnxlite.transforms._placement import Placement, stay_in_place
@@ -127,7 +127,7 @@ class JitCore:
         title = f"{options.name}({self.name})"
         self.donor: Donor | None = None
         if donated is not None or options.donate_written:
-            self.donor = Donor(title, donated, num_bound, not_owning(self.trace_written))
+            self.donor = Donor(title, donated or _none, num_bound, not_owning(self.trace_written))
         self.placement: Placement | None = None
         shardings = options.in_shardings, options.out_shardings
         if any(s is not None for s in shardings):
@@ -208,6 +208,10 @@ class JitCore:
             return (Operands(call, leaves),)
         kept, donated = self.donor.split(call, leaves)
         return Operands(call, kept), donated
+
+
+def _none(names: tp.Sequence[str], owners: tp.Sequence[Owner]) -> tp.Container[Owner]:
+    return ()
 
 
 def _run(find: tp.Callable[[], JitCore], operands: Operands, *groups: tp.Any) -> tp.Any:
