@@ -221,7 +221,8 @@ class CallDef:
 
     def by_side(self, leaves: tp.Sequence[T]) -> tuple[list[T], list[T]]:
         """Something for each leaf, as two lists: for the array leaves, and for the graph leaves."""
-        return [*leaves[: self.num_arrays]], [*leaves[self.num_arrays :]]
+        count = self.num_arrays - len(self.static_positions())
+        return [*leaves[:count]], [*leaves[count:]]
 
     def whole(
         self, leaves: tp.Sequence[tp.Any], blank: bool = False
@@ -232,7 +233,7 @@ class CallDef:
         """
         if self.static is not None:
             leaves = self.static.join(leaves, blank)
-        arrays, values = self.by_side(leaves)
+        arrays, values = [*leaves[: self.num_arrays]], [*leaves[self.num_arrays :]]
         if self.structure is not FLAT:
             values = jax.tree_util.tree_unflatten(self.structure, values)
         return arrays, values
@@ -241,6 +242,12 @@ class CallDef:
         """The positions of the array leaves in the treedef."""
         roots = set(self.where)
         return [i for i in range(self.treedef.num_leaves) if i not in roots]
+
+    def static_positions(self) -> list[int]:
+        """The positions of the static array leaves in the treedef, in order."""
+        numbers = () if self.static is None else self.static.numbers
+        positions = self.array_positions() if numbers else []
+        return [positions[number] for number in numbers if number < len(positions)]
 
     def template(self) -> tp.Any:
         """The argument tree with the positions of its leaves and roots in their places."""

@@ -77,7 +77,8 @@ def labels(
     in_graph = _graph_labels(call, by_root, what, value, first_decides)
     if call.structure is not FLAT:
         in_graph = [in_graph[number] for number, _ in call.inside()]
-    return arrays + in_graph
+    leaves = arrays + in_graph
+    return leaves if call.static is None else call.static.split(leaves)
 
 
 def array_settings(
@@ -342,11 +343,16 @@ def leaves_of_code(decoded: Decoded, code: Code) -> list[tuple[int, Path]]:
 
 
 def leaf_shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], list[tp.Any]]:
-    """`in_shardings` of `jit` as shardings of the leaves, and of the roots."""
+    """`in_shardings` of `jit`, by leaf and by root; static arguments have none."""
     args, kwargs = call.template()
+    static = call.static_positions()
+    crosses = lambda arg: not (type(arg) is int and arg in static)
+    args = tuple(filter(crosses, args))
     if isinstance(in_shardings, list):
         in_shardings = tuple(in_shardings)
     settings = broadcast(in_shardings, args, "in_shardings")
-    settings += [None] * len(jax.tree_util.tree_leaves(kwargs))
+    settings += [None] * len(jax.tree_util.tree_leaves([*filter(crosses, kwargs.values())]))
+    for position in static:
+        settings.insert(position, None)
     by_leaf = labels(call, settings, "sharding")
     return by_leaf, [settings[i] for i in call.where]

@@ -118,7 +118,7 @@ class Placement:
             return {}
         before, shardings = inputs.values, self._shardings_in(call)[0]
         moved = [_put_if_uncommitted(*pair) for pair in zip(inputs.leaves, shardings)]
-        inputs.arrays, inputs.values = call.by_side(moved)
+        inputs.arrays, inputs.values = call.whole(moved)
         pairs = zip(before, inputs.values)
         return {leaf: new for leaf, (old, new) in enumerate(pairs) if new is not old}
 
