@@ -363,7 +363,8 @@ class JitWrapped(Transform[P, R]):
             what = [call_difference(program, call)]
             if static or (call.static and self.options.static.any):
                 what.append("a static argument, which is part of the program, was given again")
-            raise other_structure(self, ", or ".join(filter(None, what)))
+            same = "settings of nnxlite differ" if call.static == program.static else ""
+            raise other_structure(self, ", or ".join(filter(None, what)) or same)
         groups = core.groups(call, inputs.leaves)
         finish = functools.partial(core.finish, inputs)
 
