@@ -290,7 +290,7 @@ def flatten_container(
     if kind in (LIST, TUPLE):
         return tuple(range(len(value))), value, None
     if kind in (DICT, STATE):
-        mapping = value if kind == DICT else value._mapping
+        mapping = value if kind == DICT else value._nnx_settled()
         keys = tuple(sorted_keys(mapping))
         return keys, [mapping[key] for key in keys], None
     if hasattr(value, "_fields"):
@@ -318,7 +318,7 @@ def children_as(value: tp.Any, form: Form) -> Children | None:
     """The children of a container of the right class; None where it has another form now."""
     kind = form.kind
     if kind in (DICT, STATE):
-        mapping = value if kind == DICT else value._mapping
+        mapping = value if kind == DICT else value._nnx_settled()
         same = len(mapping) == len(form.keys) and all(key in mapping for key in form.keys)
         return [mapping[key] for key in form.keys] if same else None
     if form.treedef is None:
