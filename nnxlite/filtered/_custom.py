@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
+from nnxlite._config import Modes
 from nnxlite._jax import is_sharding, jaxpr_as_fun
 from nnxlite._statics import ById
 from nnxlite._typing import P, R
@@ -20,10 +21,9 @@ from nnxlite.filtered._crossing import (
     tree_out,
 )
 from nnxlite.filtered._errors import refuse_writes
-from nnxlite.filtered._grad import aligned
 from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import has_shape, is_array, is_inexact_array
-from nnxlite.transforms import Unequal, name_of, zero_tangent
+from nnxlite.transforms import Options, Tangents, Unequal, name_of, zero_tangent
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
@@ -44,15 +44,17 @@ class _Rule(Unequal, Filtered[P, R]):
     Each is equal only to itself, since its rule is set after it is made.
 
     Attributes:
+        transform: the name of the transform.
         differentiated: what the rule differentiates, in messages.
         refusal: the class of the error if something else is differentiated.
     """
 
+    transform: tp.ClassVar[str]
     differentiated: tp.ClassVar[str]
     refusal: tp.ClassVar[type[Exception]]
 
     def __init__(self, fn: tp.Any) -> None:
-        super().__init__(fn, None)
+        super().__init__(fn, Options.of(self.transform, Modes(True, True), type(self)))
 
     def _run(self, call: Call, leaves: list[tp.Any]) -> tp.Any:
         inner, result = call.run(leaves)
@@ -81,7 +83,7 @@ class _Rule(Unequal, Filtered[P, R]):
 class FilterCustomJvp(_Rule[P, R]):
     """A function with a rule for its tangents, as `filter_custom_jvp` returns it."""
 
-    name = "filter_custom_jvp"
+    transform = "filter_custom_jvp"
     differentiated = "the positional arguments"
     refusal = ValueError
     _rule: tp.Any = None
@@ -132,11 +134,12 @@ class FilterCustomJvp(_Rule[P, R]):
     def _tangents(self, value: tp.Any, tangent: tp.Any) -> list[tp.Any]:
         """A tangent for each array of the value."""
         tree = leaves_of(value)
-        inexact = chosen_first(map(is_inexact_array, tree.leaves))
-        given = aligned(tree.definition, tree.leaves, tangent, inexact, f"the tangent of {self!r}")
+        wanted = [is_inexact_array(x) for x in tree.leaves]
+        form = Tangents(f"the tangent of {self!r}", ValueError, wanted=wanted)
+        given = form.of_leaves(tree.definition, tree.leaves, tangent)
         return [
             zero_tangent(leaf) if direction is None else direction
-            for leaf, direction in zip(tree.leaves, inexact.join(given))
+            for leaf, direction in zip(tree.leaves, given)
             if is_array(leaf)
         ]
 
@@ -175,7 +178,7 @@ def filter_custom_jvp(fn: tp.Callable[P, R]) -> FilterCustomJvp[P, R]:
 class FilterCustomVjp(_Rule[P, R]):
     """A function with a rule for its cotangents, as `filter_custom_vjp` returns it."""
 
-    name = "filter_custom_vjp"
+    transform = "filter_custom_vjp"
     differentiated = "the first argument"
     refusal = RuntimeError
     _fwd: tp.Any = None
@@ -246,11 +249,12 @@ class FilterCustomVjp(_Rule[P, R]):
                 **named,
             )
             owners = zip(call.leaves, call.owners())
-            inexact = chosen_first(self._covers(i) and is_inexact_array(x) for x, i in owners)
-            shown = ((*[None] * bound, gradient), {})
+            wanted = [self._covers(i) and is_inexact_array(x) for x, i in owners]
             what = f"the gradient that the backward rule of {self!r} returns"
-            cotangents = aligned(form, call.leaves, shown, inexact, what)
-            return (partition.split(inexact.join(cotangents))[0],)
+            returned = Tangents(what, ValueError, wanted=wanted).of_leaves(
+                form, call.leaves, ((*[None] * bound, gradient), {})
+            )
+            return (partition.split(returned)[0],)
 
         run.defvjp(forward, backward, symbolic_zeros=True)
         fixed, out = self._run(call, partition.join(arrays, rest)) if is_sharding() else run(arrays)

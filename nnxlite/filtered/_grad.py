@@ -9,23 +9,24 @@ from __future__ import annotations
 import typing as tp
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from nnxlite._errors import path_text, short_type
+from nnxlite._config import Modes
 from nnxlite._jax import in_this_trace
 from nnxlite._typing import P, R
-from nnxlite.boundary import CallDef, Partition, further_leaves
+from nnxlite.boundary import Partition
 from nnxlite.filtered._crossing import Call, Filtered, chosen_first
-from nnxlite.filtered._leaves import leaves_of
-from nnxlite.filtered._predicates import (
-    is_array_like,
-    is_inexact_array,
-    is_inexact_array_like,
-)
+from nnxlite.filtered._predicates import is_inexact_array, is_inexact_array_like
 from nnxlite.filtered._specs import answers
-from nnxlite.graph import Path
-from nnxlite.transforms import decorated, gradients, of_chosen
+from nnxlite.transforms import (
+    Options,
+    Tangents,
+    decorated,
+    gradients,
+    of_arguments,
+    of_chosen,
+    pulled_back,
+    pushed_forward,
+)
 from nnxlite.variables import MISSING
 
 if tp.TYPE_CHECKING:
@@ -38,57 +39,40 @@ First: tp.TypeAlias = tp.Callable[tp.Concatenate[tp.Any, P], R]
 """A function whose first argument is differentiated."""
 
 
-class FilterGradOptions(tp.NamedTuple):
-    """The options of `filter_grad`, `filter_value_and_grad` and the Jacobians."""
-
-    name: str
-    has_aux: bool
-    arg: tp.Any = is_inexact_array
-    jax_options: tuple[tuple[str, tp.Any], ...] = ()
-
-
-class _Derivative(Filtered[..., tp.Any]):
-    """Base of functions that differentiate another with respect to its first argument."""
-
-    options: FilterGradOptions
-
-    @property
-    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Of the transform."""
-        return self.options.name
-
-    def divided(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
-        """A call, and its leaves divided into those to differentiate and the rest."""
-        if not args:
-            raise TypeError(
-                f"{self!r} differentiates its first argument, which must be given, and by position."
-            )
-        call = self.call(args, kwargs)
-        before, after = [False] * call.num_bound, [False] * (len(args) - 1)
-        names = dict.fromkeys({**self.bound.kwargs, **kwargs}, False)
-        spec = ((*before, self.options.arg, *after), names)
-        return call, chosen_first(answers(call, spec))
+def _divided(
+    differentiated: Filtered[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+) -> tuple[Call, Partition]:
+    """A call, and its leaves divided into those of the first argument to differentiate and the rest."""
+    if not args:
+        raise TypeError(
+            f"{differentiated!r} differentiates its first argument, which must be given, and by "
+            "position."
+        )
+    call = differentiated.call(args, kwargs)
+    before, after = [False] * call.num_bound, [False] * (len(args) - 1)
+    names = dict.fromkeys({**differentiated.bound.kwargs, **kwargs}, False)
+    spec = ((*before, differentiated.options.arg, *after), names)
+    return call, chosen_first(answers(call, spec))
 
 
-class FilterGrad(_Derivative):
-    """A differentiated function, as `filter_grad` and `filter_value_and_grad` return it."""
-
-    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        call, partition = self.divided(args, kwargs)
-        shown = lambda grads: call.arguments(partition.join(grads))[0]
-        return gradients(call, partition, self.options, shown, "choose them with arg=")
+def _run_grad(
+    differentiated: Filtered[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+) -> tp.Any:
+    call, partition = _divided(differentiated, args, kwargs)
+    shown = lambda grads: call.arguments(partition.join(grads))[0]
+    return gradients(call, partition, differentiated.options, shown, "choose them with arg=")
 
 
 def _grad(fun: tp.Any, name: str, has_aux: bool, options: dict[str, tp.Any]) -> tp.Any:
-    options = dict(options)
-    arg = options.pop("arg", is_inexact_array)
     if "argnums" in options:
         raise ValueError(
             f"{name} takes no argnums=: it differentiates its first argument. To differentiate "
             "several things, pass them together in a tuple as the first argument."
         )
-    chosen = FilterGradOptions(name, has_aux, arg, tuple(options.items()))
-    return decorated(FilterGrad, fun, chosen)
+    jax_options = tuple((key, value) for key, value in options.items() if key != "arg")
+    arg = options.get("arg", is_inexact_array)
+    given = {"has_aux": has_aux, "arg": arg, "jax_options": jax_options}
+    return decorated(Filtered, fun, Options.of(name, Modes(True, True), _run_grad, **given))
 
 
 @tp.overload
@@ -162,127 +146,6 @@ def filter_value_and_grad(
 # Forward and backward products --------------------------------------------------------------------
 
 
-def aligned(
-    form: CallDef,
-    leaves: tp.Sequence[tp.Any],
-    given: tp.Any,
-    partition: Partition,
-    what: str,
-    *,
-    required: bool = False,
-    error: type[Exception] = TypeError,
-) -> list[tp.Any]:
-    """For each chosen leaf its tangent, from another tree of the same form; None where it has none.
-
-    Raises:
-        ValueError: where the other tree has a leaf that is not chosen, lacks a required one, or where
-            two leaves differ in shape.
-        error: for a tangent of another dtype.
-    """
-    other = leaves_of(given, form.names)
-    by_path = dict(zip(_paths(other.definition), other.leaves))
-    tangents: list[tp.Any] = []
-    for path, leaf, chosen in zip(_paths(form), leaves, partition.labels):
-        value = by_path.pop(path, None)
-        at = f"{what}: at '{path_text(path)}' is"
-        if not chosen:
-            if value is not None and getattr(value, "dtype", None) != jax.dtypes.float0:
-                raise ValueError(
-                    f"{at} a {short_type(value)}, but the {short_type(leaf)} there is not "
-                    "differentiated: it must be None."
-                )
-            continue
-        if value is None and required:
-            raise ValueError(
-                f"{at} nothing, where the {short_type(leaf)} needs an array of its shape."
-            )
-        tangents.append(None if value is None else _as_tangent(value, leaf, at, error))
-    if by_path:  # the other tree may have lost its sharing
-        known = {place.path for _, place in further_leaves(form)}
-        unknown = next((path for path in by_path if path not in known), None)
-        if unknown is not None:
-            raise ValueError(
-                f"{what}: at '{path_text(unknown)}' is a {short_type(by_path[unknown])}, where "
-                "there is no leaf."
-            )
-    return tangents
-
-
-def _paths(call: CallDef) -> list[Path]:
-    return [leaf.path for leaf in call.leaves()]
-
-
-def _as_tangent(value: tp.Any, leaf: tp.Any, at: str, error: type[Exception]) -> tp.Any:
-    """A tangent as an array; a Python float is one of any floating-point dtype."""
-    if not is_array_like(value) or np.shape(value) != np.shape(leaf):
-        raise ValueError(
-            f"{at} {short_type(value)}, where {short_type(leaf)} needs one of its shape."
-        )
-    array, dtype = jnp.asarray(value), jnp.result_type(leaf)
-    if array.dtype == dtype:
-        return array
-    if type(value) is float and jnp.issubdtype(dtype, jnp.floating):
-        return array.astype(dtype)
-    raise error(
-        f"{at} {short_type(array)}, where {short_type(leaf)} needs one of its own dtype. Convert it "
-        f"with .astype({dtype.name!r})."
-    )
-
-
-class Result(tp.NamedTuple):
-    """The form of a result that is differentiated; static data.
-
-    Attributes:
-        form: of the result.
-        partition: its leaves, divided into those that are differentiated and the rest.
-        leaves: shapes of the former, None for the rest.
-    """
-
-    form: CallDef
-    partition: Partition
-    leaves: tuple[tp.Any, ...]
-
-    def build(self, leaves: tp.Sequence[tp.Any]) -> tp.Any:
-        """A tree of this form, with None where it is not differentiated."""
-        return self.form.build(self.partition.join(leaves))
-
-
-def _parts(wanted: tp.Callable[[tp.Any], bool]) -> tp.Callable[[tp.Any], tp.Any]:
-    """Divides a value into the leaves that are differentiated, and the rest."""
-
-    def parts(value: tp.Any) -> tp.Any:
-        tree = leaves_of(value)
-        partition = chosen_first(map(wanted, tree.leaves))
-        leaves = [jnp.asarray(x) for x in partition.split(tree.leaves)[0]]
-        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
-        return leaves, Result(tree.definition, partition, tuple(partition.join(shapes))), value
-
-    return parts
-
-
-class Pullback:
-    """From a cotangent of the result to cotangents of the arguments, in their own forms."""
-
-    def __init__(self, call: Call, partition: Partition, result: Result) -> None:
-        self._form, self._num_bound, self._partition = call.definition, call.num_bound, partition
-        self._result = result
-
-    def __call__(self, vjp: tp.Callable[..., tp.Any], cotangent: tp.Any) -> tuple[tp.Any, ...]:
-        result, what = self._result, "filter_vjp: the cotangent"
-        given = aligned(
-            result.form,
-            result.leaves,
-            cotangent,
-            result.partition,
-            what,
-            required=True,
-            error=ValueError,
-        )
-        (cotangents,) = vjp(given)
-        args, _ = self._form.build(self._partition.join(cotangents))
-        return args[self._num_bound :]
-
-
 def filter_jvp(
     fn: tp.Callable[..., T],
     primals: tp.Sequence[tp.Any],
@@ -311,22 +174,12 @@ def filter_jvp(
     >>> float(value[0]), float(tangent[0]), tangent[1]
     (9.0, 6.0, None)
     """
-    if len(primals) != len(tangents):
-        raise ValueError(
-            f"filter_jvp: {len(primals)} primals and {len(tangents)} tangents; give one tangent, "
-            "possibly None, for each primal."
-        )
     call = Call.of(fn, primals, kwargs)
-    possible = chosen_first(map(is_inexact_array_like, call.leaves))
-    shown = ((*[None] * call.num_bound, *tangents), {})
-    given = aligned(call.definition, call.leaves, shown, possible, "filter_jvp: tangents")
-    partition = chosen_first(t is not None for t in possible.join(given))
+    possible = [is_inexact_array_like(x) for x in call.leaves]
+    form = Tangents("filter_jvp: the tangent", ValueError, wanted=possible)
+    given = of_arguments(form, call, tangents)
     depends = lambda x: is_inexact_array(x) and in_this_trace(x)
-    run, chosen = of_chosen(call, partition, False, _parts(depends))
-    primals_in = [*map(jnp.asarray, chosen)]
-    tangents_in = [t for t in given if t is not None]
-    _, out, (form, crossed) = jax.jvp(run, (primals_in,), (tangents_in,), has_aux=True)
-    return call.put_back(crossed), form.value.build(out)
+    return pushed_forward(call, given, False, depends, zeros=False)
 
 
 @tp.overload
@@ -360,32 +213,31 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
     """
     call = Call.of(fun, primals, {})
     owners = zip(call.leaves, call.owners())
-    partition = chosen_first(isinstance(i, int) and is_inexact_array(x) for x, i in owners)
-    run, chosen = of_chosen(call, partition, has_aux, _parts(is_inexact_array))
-    _, vjp, (form, crossed) = jax.vjp(run, chosen, has_aux=True)
-    result = call.put_back(crossed)
-    vjp_fun = jax.tree_util.Partial(Pullback(call, partition, form.value), vjp)
-    if has_aux:
-        return result[0], vjp_fun, result[1]
-    return result, vjp_fun
+    selected = chosen_first(isinstance(i, int) and is_inexact_array(x) for x, i in owners)
+    form = Tangents("filter_vjp: the cotangent", ValueError, ValueError, needed="all")
+    return pulled_back(call, selected, has_aux, is_inexact_array, form)
 
 
 # Jacobians ----------------------------------------------------------------------------------------
 
 
-class FilterJacobian(_Derivative):
-    """A function that computes a Jacobian, as `filter_jacfwd` and `filter_jacrev` return it."""
+def _run_jacobian(
+    differentiated: Filtered[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+) -> tp.Any:
+    call, partition = _divided(differentiated, args, kwargs)
+    has_aux = differentiated.options.has_aux
+    run, chosen = of_chosen(call, partition, has_aux, is_inexact_array_like)
+    transform = getattr(jax, differentiated.name.removeprefix("filter_"))
+    jacobian, (fixed, crossing) = transform(run, has_aux=True)(chosen)
+    rows = [call.arguments(partition.join(row))[0] for row in jacobian]
+    result = call.put_back(crossing)
+    tree = fixed.value.build(rows)
+    return (tree, result[1]) if has_aux else tree
 
-    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        call, partition = self.divided(args, kwargs)
-        options = self.options
-        run, chosen = of_chosen(call, partition, options.has_aux, _parts(is_inexact_array_like))
-        transform = getattr(jax, options.name.removeprefix("filter_"))
-        jacobian, (form, crossed) = transform(run, has_aux=True)(chosen)
-        rows = [call.arguments(partition.join(row))[0] for row in jacobian]
-        result = call.put_back(crossed)
-        tree = form.value.build(rows)
-        return (tree, result[1]) if options.has_aux else tree
+
+def _jacobian(fun: tp.Any, name: str, has_aux: bool) -> tp.Any:
+    given = {"has_aux": has_aux, "arg": is_inexact_array}
+    return Filtered(fun, Options.of(name, Modes(True, True), _run_jacobian, **given))
 
 
 @tp.overload
@@ -411,7 +263,7 @@ def filter_jacfwd(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     >>> nnx.filter_jacfwd(lambda p: p[0] * p[1])((jnp.ones(2), 3))[0].tolist()
     [[3.0, 0.0], [0.0, 3.0]]
     """
-    return FilterJacobian(fun, FilterGradOptions("filter_jacfwd", has_aux))
+    return _jacobian(fun, "filter_jacfwd", has_aux)
 
 
 @tp.overload
@@ -439,7 +291,7 @@ def filter_jacrev(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     >>> nnx.filter_jacrev(lambda p: p[0] * p[1])((jnp.ones(2), 3))[0].tolist()
     [[3.0, 0.0], [0.0, 3.0]]
     """
-    return FilterJacobian(fun, FilterGradOptions("filter_jacrev", has_aux))
+    return _jacobian(fun, "filter_jacrev", has_aux)
 
 
 @tp.overload

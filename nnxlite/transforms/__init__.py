@@ -10,7 +10,10 @@ from nnxlite.transforms._compiles import Traces as Traces
 from nnxlite.transforms._compiles import explain_compiles as explain_compiles
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
 from nnxlite.transforms._derivatives import gradients as gradients
+from nnxlite.transforms._derivatives import of_arguments as of_arguments
 from nnxlite.transforms._derivatives import of_chosen as of_chosen
+from nnxlite.transforms._derivatives import pulled_back as pulled_back
+from nnxlite.transforms._derivatives import pushed_forward as pushed_forward
 from nnxlite.transforms._derivatives import value_and_aux as value_and_aux
 from nnxlite.transforms._donation import Owner as Owner
 from nnxlite.transforms._donation import owners as owners
@@ -44,6 +47,7 @@ from nnxlite.transforms._shapes import make_jaxpr as make_jaxpr
 from nnxlite.transforms._stages import Lowered as Lowered
 from nnxlite.transforms._stages import Staged as Staged
 from nnxlite.transforms._stages import other_structure as other_structure
+from nnxlite.transforms._tangents import Tangents as Tangents
 from nnxlite.transforms._tangents import zero_tangent as zero_tangent
 from nnxlite.transforms._trees import NodeStates as NodeStates
 from nnxlite.transforms._trees import from_tree as from_tree

@@ -56,38 +56,33 @@ class Result(tp.NamedTuple):
 Wanted: tp.TypeAlias = tp.Callable[[tp.Any], tp.Any]
 """Whether a leaf of a value is differentiated."""
 
-Parts = tuple[tp.Any, tp.Any, tp.Any]
-"""Of a value that is differentiated: its leaves, their form (static), and what crosses as an object."""
-
 
 def of_chosen(
-    call: Call, selected: Partition, has_aux: bool, parts: tp.Callable[[tp.Any], Parts]
+    call: Call, selected: Partition, has_aux: bool, wanted: Wanted | None = None
 ) -> tuple[tp.Callable[[list[tp.Any]], tp.Any], list[tp.Any]]:
     """A call as a function of the leaves that are differentiated, and these leaves.
 
-    It returns the leaves of the value; and beside them their form, and what else leaves the function.
+    It returns the leaves of the value that are differentiated; and beside them its `Result`, and what
+    else leaves the function.
 
     Args:
         call: the call, of either kind.
         selected: its leaves, the differentiated ones first.
         has_aux: whether the function returns `(value, aux)`.
-        parts: divides a value.
+        wanted: which leaves of the value are differentiated; None where it must be one number.
     """
     given, rest = selected.split(call.leaves)
 
     def run(chosen: list[tp.Any]) -> tp.Any:
         inner, result = call.run(selected.join(chosen, rest))
         value, aux = value_and_aux(result, call.fun) if has_aux else (result, None)
-        leaves, form, crossing = parts(value)
-        left = call.leave(inner, (crossing, aux) if has_aux else crossing)
-        return leaves, (Fixed(form), left)
+        if wanted is None:
+            leaves, form, value = unwrapped_value(value), None, None
+        else:
+            leaves, form = Result.of(value, wanted, call.definition.trees)
+        return leaves, (Fixed(form), call.leave(inner, (value, aux) if has_aux else value))
 
     return run, given
-
-
-def _parts(call: Call, wanted: Wanted) -> tp.Callable[[tp.Any], Parts]:
-    """Divides a value into the leaves that are differentiated, and the rest; it crosses as a whole."""
-    return lambda value: (*Result.of(value, wanted, call.definition.trees), value)
 
 
 # Products with the Jacobian -----------------------------------------------------------------------
@@ -132,7 +127,7 @@ def pulled_back(
     **options: tp.Any,
 ) -> tp.Any:
     """The result of `vjp`, of either kind: the value, its pullback, and the aux if there is one."""
-    run, chosen = of_chosen(call, selected, has_aux, _parts(call, wanted))
+    run, chosen = of_chosen(call, selected, has_aux, wanted)
     _, vjp, (fixed, crossing) = jax.vjp(run, chosen, has_aux=True, **options)
     result = call.put_back(crossing)
     form = form._replace(wanted=fixed.value.partition.labels)
@@ -159,12 +154,12 @@ def pushed_forward(
     """The result of `jvp`, of either kind: the value, its tangent, and the aux if there is one.
 
     Args:
-        call, has_aux, wanted: the call, whether there is an aux, and which leaves of the value count.
+        call, has_aux, wanted: as for `of_chosen`.
         tangents: that of each leaf, None for a constant one.
         zeros: whether leaves of the value without a derivative have zeros as tangents, or None.
     """
     selected = Partition(tuple([t is not None for t in tangents]))
-    run, chosen = of_chosen(call, selected, has_aux, _parts(call, wanted))
+    run, chosen = of_chosen(call, selected, has_aux, wanted)
     chosen = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in chosen]
     along, _ = selected.split(tangents)
     _, moved, (fixed, crossing) = jax.jvp(run, (chosen,), (along,), has_aux=True)
@@ -204,8 +199,7 @@ def gradients(
     jax_options = dict(options.jax_options)
     if not (jax_options.get("allow_int") or jax_options.get("holomorphic")):
         _refuse_others(call, selected, options.name, remedy)
-    parts = lambda value: (unwrapped_value(value), None, None)
-    run, chosen = of_chosen(call, selected, options.has_aux, parts)
+    run, chosen = of_chosen(call, selected, options.has_aux)
     differentiated = jax.value_and_grad(run, has_aux=True, **jax_options)
     (value, (_, crossing)), grads = differentiated(chosen)
     left = call.put_back(crossing)
