@@ -123,7 +123,7 @@ class switch:
         self._setting.restore((*self._former[:-1], value))
         self._entered = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> tp.Any:
         self._setting.restore(
             (*(self._setting.stack() if self._entered else self._former), self._value)
         )

@@ -14,6 +14,7 @@ import warnings
 import jax
 
 from nnxlite._config import LOG_WARNINGS
+from nnxlite._jax import describe_trace, trace_state
 
 T = tp.TypeVar("T")
 
@@ -119,6 +120,16 @@ _OF_A_STATE = (
 def _of_both(cls: type, reference: type) -> tp.Any:
     """A subclass of both, the same one each time."""
     return type(cls.__name__, (cls, reference), {"__module__": cls.__module__, "_declared": cls})
+
+
+def check_level(
+    node: tp.Any, belongs: tp.Any, attribute: str | None = None, *, variable: bool = False
+) -> None:
+    """Raise TraceContextError where a node belongs to another trace than the one running."""
+    running = trace_state.value
+    if belongs is not running:
+        sides = describe_trace(belongs), describe_trace(running)
+        raise TraceContextError(type(node).__name__, attribute, *sides, variable=variable)
 
 
 class RuntimeCheckError(NnxError, jax.errors.JaxRuntimeError):

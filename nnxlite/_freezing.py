@@ -13,7 +13,6 @@ import difflib
 import typing as tp
 
 from nnxlite._errors import filter_text, listed, path_text
-from nnxlite._jax import trace_state
 from nnxlite.filters import Filter, OfType, PathContains, WithTag, to_predicate
 from nnxlite.graph import Path, iter_graph
 from nnxlite.variables import FROZEN, Variable, is_variable
@@ -74,8 +73,7 @@ def _chosen(model: tp.Any, filter: Filter, caller: str) -> list[Variable[tp.Any]
     """The Variables that a filter matches, all of the present trace."""
     chosen = [variable for _, variable in matches(model, filter, is_variable, "Variable", caller)]
     for variable in chosen:
-        if variable._box.trace is not trace_state.value:
-            variable._refuse_write("metadata")
+        variable._check_level("metadata")
     return chosen
 
 

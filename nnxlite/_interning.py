@@ -20,6 +20,7 @@ import threading
 import typing as tp
 import weakref
 
+K = tp.TypeVar("K")
 T = tp.TypeVar("T")
 
 LOCK = threading.RLock()
@@ -33,6 +34,29 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release
     )
+
+
+class Bounded(dict[K, T]):
+    """A cache of at most `most` entries: the oldest makes room for a new one.
+
+    >>> from nnxlite._interning import Bounded
+    >>> squares = Bounded(2)
+    >>> for n in (1, 2, 3):
+    ...     squares[n] = n * n
+    >>> squares
+    {2: 4, 3: 9}
+    """
+
+    __slots__ = ("most",)
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def __setitem__(self, key: K, value: T) -> None:
+        if len(self) >= self.most and key not in self:
+            oldest = next(iter(tuple(self)))  # a copy, which no other thread changes
+            self.pop(oldest, None)
+        super().__setitem__(key, value)
 
 
 class _Entry(weakref.ref):

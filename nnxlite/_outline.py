@@ -21,6 +21,7 @@ of the classes that have both texts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
@@ -109,7 +110,7 @@ def part_of(order: list[Node]) -> Part:
     depths: dict[int, int] = {}
     for node in order:
         depths[id(node)] = 0 if node.parent is None else depths[id(node.parent)] + 1
-    defaults = _Defaults()
+    defaults = functools.cache(_defaults_of)  # for this outline: it keeps classes alive
     parts: dict[int, Part] = {}
     for node in reversed(order):
         children = [parts.pop(id(child)) for child in node.children]
@@ -181,17 +182,18 @@ def _variable(node: Node, kind: str, children: list[Part]) -> Part:
     return _leaf(node, kind) if value is None else _leaf(node, f"{kind} {value.flat}", value.value)
 
 
-def _open(part: Part, children: list[Part], defaults: _Defaults) -> None:
+def _open(part: Part, children: list[Part], defaults: tp.Callable[..., tp.Any]) -> None:
     """Divide what is below an object, or a container with data, into settings and the rest."""
     node, text = part.node, part.node.text
     if text is None or not part.is_data:
         part.head = part.flat
         return
+    missing = None if text.owner else object()  # an object's setting without a parameter
     settings, below = [], []
     for child in children:
         if child.is_data or not child.node.label.endswith("="):
             below.append(child)
-        elif not defaults.has(text.owner, child.node.key, child.node.value):
+        elif not _is_default(defaults(text.owner).get(child.node.key, missing), child.node.value):
             settings.append(f"{child.node.key}={child.flat}")
     is_level = node.bare and text.owner is None  # of a state
     part.head = "" if is_level else text.name or type(node.value).__name__
@@ -243,20 +245,9 @@ def count_text(group: list[Part]) -> str:
     return f"{len(group):,} x " if len(group) > 1 else ""
 
 
-class _Defaults:
-    """The defaults of the parameters of `__init__`, by class."""
-
-    def __init__(self) -> None:
-        self.by_class: dict[type, dict[str, tp.Any]] = {}
-
-    def has(self, owner: type | None, name: tp.Any, value: tp.Any) -> bool:
-        """Whether a setting has its default; that of one without a parameter is None."""
-        if owner is None:
-            return False
-        if owner not in self.by_class:
-            self.by_class[owner] = _defaults_of(owner)
-        default = self.by_class[owner].get(name)
-        return value is default or _equal(value, default) or _equal(value, (default,))
+def _is_default(default: tp.Any, value: tp.Any) -> bool:
+    """Whether a setting has its default; that of one without a parameter is None."""
+    return value is default or _equal(value, default) or _equal(value, (default,))
 
 
 def _equal(value: tp.Any, default: tp.Any) -> bool:
@@ -267,9 +258,10 @@ def _equal(value: tp.Any, default: tp.Any) -> bool:
         return False
 
 
-def _defaults_of(owner: type) -> dict[str, tp.Any]:
+def _defaults_of(owner: type | None) -> dict[str, tp.Any]:
+    """The defaults of the parameters of `__init__`."""
     defaults: dict[str, tp.Any] = {}
-    for base in reversed(owner.__mro__[:-1]):
+    for base in reversed(() if owner is None else owner.__mro__[:-1]):
         if "__init__" in base.__dict__:
             try:
                 parameters = inspect.signature(base.__dict__["__init__"]).parameters

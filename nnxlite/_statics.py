@@ -28,6 +28,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import operator
 import sys
 import types
 import typing as tp
@@ -89,18 +90,22 @@ class ById:
 
 
 class _AsSeen:
-    """The key of an object with its own `==` and hash: where it is edited, the hash tells it."""
+    """A key of a value that may change: as it was when it was read, and only while `is_current`.
 
-    __slots__ = ("hash", "value")
+    The hash is that of the first sight, too: an object that is edited may have another one.
+    """
 
-    def __init__(self, value: tp.Any, as_seen: int) -> None:
-        self.value, self.hash = value, as_seen
+    __slots__ = ("hash", "is_current", "key")
+
+    def __init__(self, key: tp.Any, is_current: tp.Callable[[], bool] = lambda: True) -> None:
+        self.key, self.hash, self.is_current = key, hash(key), is_current
 
     def __eq__(self, other: tp.Any) -> bool:
-        if type(other) is not _AsSeen or self.hash != other.hash:
+        if self is other:
+            return True
+        if type(other) is not _AsSeen or self.hash != other.hash or self.key != other.key:
             return False
-        mine, theirs = self.value, other.value
-        return mine is theirs or (type(mine) is type(theirs) and bool(mine == theirs))
+        return self.is_current() and other.is_current()
 
     def __hash__(self) -> int:
         return self.hash
@@ -124,26 +129,6 @@ def facts(value: tp.Any) -> Facts:
         return Facts(_NUMBERS[kind](value), True, False)
     reader = _Reader(by_content=True)
     return Facts(reader.content(value, ()), reader.exact, reader.mutable)
-
-
-def content_key(value: tp.Any) -> tp.Any:
-    """The key of any static value, as its content is now.
-
-    >>> from types import SimpleNamespace
-    >>> from nnxlite._statics import content_key
-    >>> settings = SimpleNamespace(width=3)
-    >>> before = content_key(settings)
-    >>> content_key(SimpleNamespace(width=3)) == before
-    True
-    >>> settings.width = 4
-    >>> content_key(settings) == before
-    False
-    """
-    reader = _Reader(by_content=True)
-    try:
-        return reader.key(value, ())
-    except UnhashableStatic:
-        return reader.content(value, ())
 
 
 def static_key(value: tp.Any) -> tp.Any:
@@ -183,6 +168,7 @@ call: item by item that takes ten times as long.
 
 Inside = tuple[tp.Any, ...]
 """The values around the one that is read, so that recursion ends."""
+Read = tp.Callable[[tp.Any, Inside], tp.Any]
 
 
 class _Reader:
@@ -234,18 +220,12 @@ class _Reader:
         kind = type(value)
         if kind in _OWN_KEY:
             return value
-        if kind in _NUMBERS:
-            return _NUMBERS[kind](value)
-        if kind in COPIED or kind.__hash__ is tuple.__hash__ or kind is frozenset:
-            if kind in COPIED:
-                self.exact, self.mutable = False, True
-            if kind is list or kind is tuple:
-                return (kind, *self._items(value, inside, self.key))
+        plain = self._plain(value, inside, self.key)
+        if plain is not None:
+            return plain
+        if kind in COPIED:
+            self.exact, self.mutable = False, True
             return self._collection(kind, value, inside, self.key)
-        if kind is slice:
-            return (slice, *[self.key(part, inside) for part in _bounds(value)])
-        if isinstance(value, np.generic):
-            return (kind, value.tobytes())
         if is_constant(value):  # a function or class of a module: nobody makes an equal one
             return ById(value)
         if kind is types.MethodType or _may_be_known(value, kind):
@@ -264,7 +244,7 @@ class _Reader:
         except TypeError as error:
             raise UnhashableStatic from error
         if isinstance(value, _VALUES) or _is_trusted(kind.__module__):
-            self.exact = self.exact and isinstance(value, _VALUES)
+            self.exact &= isinstance(value, _VALUES)
             return (kind, value)
         self.exact = False
         if dataclasses.is_dataclass(kind):
@@ -272,23 +252,30 @@ class _Reader:
                 raise UnhashableStatic
         elif hasattr(value, "__dict__"):
             self.mutable = True
-            return _AsSeen(value, as_seen)
+            return _AsSeen((kind, as_seen, value))
         return (kind, value)
 
-    def _collection(
-        self, kind: type, value: tp.Any, inside: Inside, read: tp.Callable[..., tp.Any]
-    ) -> tp.Any:
-        if kind is dict:
-            return (
-                dict,
-                self._items(value, inside, read),
-                self._items(value.values(), inside, read),
-            )
+    def _plain(self, value: tp.Any, inside: Inside, read: Read) -> tp.Any:
+        """The key of a number, a range, or a tuple or frozenset of readable values; else None."""
+        kind = type(value)
+        if kind in _NUMBERS:
+            return _NUMBERS[kind](value)
+        if kind.__hash__ is tuple.__hash__ or kind is frozenset:
+            return self._collection(kind, value, inside, read)
+        if kind is slice:
+            bounds = (value.start, value.stop, value.step)
+            return (slice, *[read(part, inside) for part in bounds])
+        return (kind, value.tobytes()) if isinstance(value, np.generic) else None
+
+    def _collection(self, kind: type, value: tp.Any, inside: Inside, read: Read) -> tp.Any:
         if kind is set or kind is frozenset:
             return (kind, frozenset(read(v, inside) for v in value))
+        if kind is dict:
+            values = self._items(value.values(), inside, read)
+            return (dict, self._items(value, inside, read), values)
         return (kind, *self._items(value, inside, read))
 
-    def _items(self, values: tp.Any, inside: Inside, read: tp.Callable[..., tp.Any]) -> tp.Any:
+    def _items(self, values: tp.Any, inside: Inside, read: Read) -> tp.Any:
         types_of = tuple(map(type, values))
         if _SIMPLE.issuperset(types_of):
             return (types_of, *values)
@@ -302,13 +289,12 @@ class _Reader:
         Raises Unknown for any other.
         """
         kind = type(value)
-        if kind in _NUMBERS:
-            return _NUMBERS[kind](value)
         if kind in (str, bytes, type(None), type(...)):
             return value
-        if kind.__hash__ is tuple.__hash__ or kind is frozenset:
-            read = lambda v, inside: self.known(v, inside, live)
-            return self._collection(kind, value, inside, read)
+        read: Read = lambda v, inside: self.known(v, inside, live)
+        plain = self._plain(value, inside, read)
+        if plain is not None:
+            return plain
         for depth, outer in enumerate(inside):
             if outer is value:
                 return ("recursion", depth)
@@ -316,32 +302,28 @@ class _Reader:
         if kind is types.FunctionType:
             return self._function(value, inside)
         if kind is functools.partial:
-            names = [*value.keywords]
-            parts = [value.func, value.args, (*names, *value.keywords.values())]
-            return (kind, *[self.known(part, inside, live) for part in parts])
+            words = (*value.keywords, *value.keywords.values())
+            return (kind, *[read(part, inside) for part in (value.func, value.args, words)])
         if kind is types.MethodType:
-            return (kind, *[self.known(p, inside, live) for p in (value.__func__, value.__self__)])
+            return (kind, read(value.__func__, inside), read(value.__self__, inside))
         if _is_object_of_optax(value, kind):
             return self._once(value, lambda: (kind, *self._entries(vars(value), inside)))
-        if kind is slice:
-            return (slice, *[self.known(part, inside, live) for part in _bounds(value)])
-        if isinstance(value, np.generic):
-            return (kind, value.tobytes())
         if isinstance(value, jax.Array) or _is_named(value) or _is_number_type(value):
             return ById(value)
         if isinstance(value, _VALUES):
             return (kind, value)
         if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
             self.exact = False
-            fields = [getattr(value, field.name, None) for field in dataclasses.fields(kind)]
-            return (kind, *[self.known(field, inside, live) for field in fields])
-        if live and kind in COPIED:
+            fields = dataclasses.fields(kind)
+            return (kind, *[read(getattr(value, f.name, None), inside) for f in fields])
+        if live and (kind in COPIED or kind is np.ndarray):
             self.exact = False
-            read = lambda v, inside: self.known(v, inside, live)
-            return _Live(value, self._collection(kind, value, inside, read), kind)
-        if live and kind is np.ndarray and (content := _of_array(value)) is not None:
-            self.exact = False
-            return _Live(value, content, kind)
+            if kind in COPIED:
+                key = self._collection(kind, value, inside, read)
+            else:
+                key = _of_array(value)
+            if key is not None:  # its owner may edit it: from then on the key equals no other
+                return _AsSeen(key, lambda: _is_still(value, key))
         raise Unknown
 
     def _entries(self, mapping: tp.Mapping[str, tp.Any], inside: Inside) -> tp.Any:
@@ -358,10 +340,17 @@ class _Reader:
         if reads is None:
             raise Unknown
         defaults = fun.__defaults__ or (), tuple((fun.__kwdefaults__ or {}).items())
-        key = _ByCode(fun.__code__, reads, self.known(defaults, inside))
+        # `vars` of a class is a new mapping each time: only those of modules are compared.
+        means = [(ById(s) if type(s) is dict else None, name, ById(v)) for s, name, v in reads]
         self.exact = False
-        self.mutable = self.mutable or _may_change(reads, fun.__globals__)
-        return key
+        # A name that is bound to a module will hardly be bound to something else.
+        self.mutable |= any(
+            s is fun.__globals__ and not isinstance(v, types.ModuleType) for s, _, v in reads
+        )
+        return _AsSeen(
+            (ById(fun.__code__), self.known(defaults, inside), *means),
+            lambda: all(s.get(name, _NOTHING) is v for s, name, v in reads),
+        )
 
     def _captured(self, fun: types.FunctionType, inside: Inside) -> tp.Any:
         """The key of a function of a trusted package, from what it captured."""
@@ -400,73 +389,6 @@ _first_seen: weakref.WeakKeyDictionary[tp.Any, tuple[tp.Any, bool]] = weakref.We
 # Key: the function or object, by identity. Nothing to invalidate: the key is that of the first sight.
 # Bound: entries die with their functions; keys refer weakly to all but constants and containers.
 # Threads: two may work a key out twice; both are equal. Earned by `construct` and law L6 (see `_once`).
-
-
-class _ByCode:
-    """The key of a user's function that captures nothing and names trusted packages only.
-
-    Equal keys have the same code, and every name in it means now, for both, what it meant when the key
-    was made.
-    """
-
-    __slots__ = ("code", "defaults", "reads")
-
-    def __init__(self, code: types.CodeType, reads: Reads, defaults: tp.Any) -> None:
-        self.code, self.reads, self.defaults = code, reads, defaults
-
-    def is_current(self) -> bool:
-        """Whether every name means what it meant."""
-        return all(scope.get(name, _NOTHING) is value for scope, name, value in self.reads)
-
-    def __eq__(self, other: tp.Any) -> bool:
-        if self is other:
-            return True
-        if type(other) is not _ByCode or self.code is not other.code:
-            return False
-        if self.defaults != other.defaults or len(self.reads) != len(other.reads):
-            return False
-        for (scope, name, value), (other_scope, other_name, other_value) in zip(
-            self.reads, other.reads
-        ):
-            same = scope is other_scope or type(scope) is types.MappingProxyType
-            if not same or name != other_name or value is not other_value:
-                return False
-        return self.is_current() and other.is_current()
-
-    def __hash__(self) -> int:
-        return hash((id(self.code), self.defaults))
-
-
-class _Live:
-    """The key of a container that a function of a trusted package captured: its content at first sight.
-
-    Its owner may edit it.  From then on the key equals no other.
-    """
-
-    __slots__ = ("content", "kind", "value")
-
-    def __init__(self, value: tp.Any, content: tp.Any, kind: type) -> None:
-        self.value, self.content, self.kind = value, content, kind
-
-    def _is_unchanged(self) -> bool:
-        try:
-            return _Reader().known(self.value, (), live=True).content == self.content
-        except Unknown:
-            return False
-
-    def __eq__(self, other: tp.Any) -> bool:
-        if self is other:
-            return True
-        return (
-            type(other) is _Live
-            and self.kind is other.kind
-            and self.content == other.content
-            and self._is_unchanged()
-            and other._is_unchanged()
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.content)
 
 
 Reads = tuple[tuple[tp.Mapping[str, tp.Any], str, tp.Any], ...]
@@ -513,13 +435,6 @@ def _reads(code: types.CodeType, namespace: dict[str, tp.Any]) -> Reads | None:
     return None if unknown - resolved - _ARRAY_ATTRIBUTES else tuple(reads)
 
 
-def _may_change(reads: Reads, namespace: dict[str, tp.Any]) -> bool:
-    """Whether a name may well be bound to something else: any but that of a module."""
-    return any(
-        not isinstance(value, types.ModuleType) for scope, _, value in reads if scope is namespace
-    )
-
-
 _NOTHING = object()
 _SAFE_BUILTINS = frozenset(
     (
@@ -552,6 +467,14 @@ def _is_named(value: tp.Any) -> bool:
     for part in str(path).split("."):
         owner = getattr(owner, "__dict__", {}).get(part)
     return owner is value
+
+
+def _is_still(value: tp.Any, key: tp.Any) -> bool:
+    """Whether a captured container has the content that it had."""
+    try:
+        return bool(_Reader().known(value, (), live=True).key == key)
+    except Unknown:
+        return False
 
 
 def _is_number_type(value: tp.Any) -> bool:
@@ -587,10 +510,6 @@ def _of_array(array: np.ndarray) -> tp.Any:
     if array.size > SMALL or array.dtype.hasobject:
         return None
     return (type(array), array.dtype, array.shape, array.tobytes())
-
-
-def _bounds(value: slice) -> tuple[tp.Any, ...]:
-    return (value.start, value.stop, value.step)
 
 
 _NUMBERS: dict[type, tp.Callable[[tp.Any], tp.Any]] = {
@@ -629,20 +548,26 @@ def is_constant(value: tp.Any, inside: bool = False) -> bool:
 _CONSTANTS = frozenset({str, bytes, bool, int, float, type(None), type(...)})
 
 
-def own_copy(value: tp.Any) -> tp.Any:
-    """A copy of a mutable builtin container, and of those inside it; other values as they are."""
+def _rebuilt(value: tp.Any, change: tp.Callable[[tp.Any], tp.Any]) -> tp.Any:
+    """New builtin containers, also those inside, with other values; tuples only where one differs."""
     kind = type(value)
     if kind is list:
-        return [own_copy(v) for v in value]
+        return [_rebuilt(v, change) for v in value]
     if kind is dict:
-        return {k: own_copy(v) for k, v in value.items()}
+        return {_rebuilt(k, change): _rebuilt(v, change) for k, v in value.items()}
     if kind is set:
         return set(value)
-    if kind.__hash__ is tuple.__hash__:
-        parts = [own_copy(v) for v in value]
-        if any(new is not old for new, old in zip(parts, value)):
-            return tuple.__new__(kind, parts)  # named tuples included
-    return value
+    if kind.__hash__ is not tuple.__hash__:
+        return change(value)
+    parts = [_rebuilt(v, change) for v in value]
+    if all(map(operator.is_, parts, value)):
+        return value
+    return tuple.__new__(kind, parts)  # named tuples included
+
+
+def own_copy(value: tp.Any) -> tp.Any:
+    """A copy of a mutable builtin container, and of those inside it; other values as they are."""
+    return _rebuilt(value, lambda part: part)
 
 
 def atoms(value: tp.Any) -> tp.Iterator[tp.Any]:
@@ -682,12 +607,4 @@ def alike(value: tp.Any, other: tp.Any) -> bool:
 
 def with_atoms(value: tp.Any, instead: tp.Mapping[int, tp.Any]) -> tp.Any:
     """The same containers with other atoms, given by the identity of those in them."""
-    kind = type(value)
-    swap = lambda part: with_atoms(part, instead)
-    if kind is dict:
-        return {swap(k): swap(v) for k, v in value.items()}
-    if kind is list:
-        return [swap(v) for v in value]
-    if kind.__hash__ is tuple.__hash__:
-        return tuple.__new__(kind, map(swap, value))
-    return instead.get(id(value), value)
+    return _rebuilt(value, lambda part: instead.get(id(part), part))

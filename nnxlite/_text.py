@@ -101,37 +101,44 @@ class HasText(tp.Protocol):
 # Forms of the library's own objects ----------------------------------------------------------
 
 
-def object_node(obj: tp.Any, attributes: tp.Mapping[tp.Any, tp.Any]) -> Text:
+def labelled(attributes: tp.Mapping[tp.Any, tp.Any]) -> tuple[Entry, ...]:
+    """Children with their names: `name=value`."""
+    return tuple(Entry(name, f"{name}=", value) for name, value in attributes.items())
+
+
+def items_of(mapping: tp.Mapping[tp.Any, tp.Any]) -> tuple[Entry, ...]:
+    """Children with their keys: `key: value`."""
+    return tuple(Entry(key, f"{key!r}: ", value) for key, value in mapping.items())
+
+
+def elements(items: tp.Iterable[tp.Any]) -> tuple[Entry, ...]:
+    """Children by their position."""
+    return tuple(Entry(index, "", item) for index, item in enumerate(items))
+
+
+def object_node(kind: type, attributes: tp.Mapping[tp.Any, tp.Any], *, totals: bool = True) -> Text:
     """A module or other object by its public attributes, with totals for each kind of Variable."""
-    entries = tuple(
-        Entry(name, f"{name}=", value)
-        for name, value in attributes.items()
-        if not str(name).startswith("_")
-    )
-    return Text(type(obj).__name__, entries=entries, totals=True, few=1, owner=type(obj))
+    entries = labelled({n: v for n, v in attributes.items() if not str(n).startswith("_")})
+    return Text(kind.__name__, entries=entries, totals=totals, few=1, owner=kind)
 
 
 def variable_node(type_: type, value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> Text:
     """A Variable by its value and metadata, with the number of elements and bytes."""
     count, size = count_and_bytes(value)
-    entries = [Entry("value", "value=", value)]
-    entries += [Entry(name, f"{name}=", entry) for name, entry in metadata.items()]
+    entries = (Entry("value", "value=", value), *labelled(metadata))
     comment = f"{count:,} ({human_bytes(size)})" if count else ""
     tally = (counted_as(type_), count, size) if count else None
-    shown = tuple(entries)
-    return Text(type_.__name__, entries=shown, comment=comment, tally=tally, inline=True)
+    return Text(type_.__name__, entries=entries, comment=comment, tally=tally, inline=True)
 
 
 def mapping_node(owner: tp.Any, mapping: tp.Mapping[tp.Any, tp.Any]) -> Text:
     """A mapping type by its items; one inside another of the same type has bare braces."""
-    entries = tuple(Entry(key, f"{key!r}: ", value) for key, value in mapping.items())
-    return Text(type(owner).__name__, "({", "})", entries, totals=True)
+    return Text(type(owner).__name__, "({", "})", items_of(mapping), totals=True)
 
 
 def sequence_node(owner: tp.Any, items: tp.Iterable[tp.Any]) -> Text:
     """A sequence type by its items."""
-    entries = tuple(Entry(index, "", item) for index, item in enumerate(items))
-    return Text(type(owner).__name__, "([", "])", entries, totals=True)
+    return Text(type(owner).__name__, "([", "])", elements(items), totals=True)
 
 
 def counted_as(type_: type) -> str:
@@ -279,28 +286,21 @@ def open_up(value: tp.Any) -> Text | None:
         return None
     if hasattr(type(value), "__nnx_text__"):
         return value.__nnx_text__()
+    name = type(value).__name__
     if isinstance(value, functools.partial):
-        return _partial_node(value)
-    names = getattr(value, "_fields", None)
-    if isinstance(value, tuple) and isinstance(names, tuple):
-        fields = tuple(Entry(n, f"{n}=", v) for n, v in zip(names, value, strict=True))
-        return Text(type(value).__name__, entries=fields, identity=False, breaks=False)
-    if type(value) in (list, tuple):
+        name, entries = "partial", elements((value.func, *value.args)) + labelled(value.keywords)
+    elif isinstance(value, tuple) and isinstance(getattr(value, "_fields", None), tuple):
+        entries = labelled(dict(zip(value._fields, value, strict=True)))  # type: ignore[attr-defined]
+    elif type(value) in (list, tuple):
         return _builtin_sequence(value)
-    if type(value) is dict or type(value) is types.MappingProxyType:
-        entries = tuple(Entry(k, f"{k!r}: ", v) for k, v in value.items())
-        return Text("", "{", "}", entries, identity=False, breaks=False)
-    if dataclasses.is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):
+    elif type(value) is dict or type(value) is types.MappingProxyType:
+        return Text("", "{", "}", items_of(value), identity=False, breaks=False)
+    elif dataclasses.is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):
         shown = [f.name for f in dataclasses.fields(value) if f.repr and hasattr(value, f.name)]
-        entries = tuple(Entry(n, f"{n}=", getattr(value, n)) for n in shown)
-        return Text(type(value).__name__, entries=entries, identity=False, breaks=False)
-    return None
-
-
-def _partial_node(value: functools.partial[tp.Any]) -> Text:
-    entries = [Entry(i, "", v) for i, v in enumerate((value.func, *value.args))]
-    entries += [Entry(name, f"{name}=", v) for name, v in value.keywords.items()]
-    return Text("partial", entries=tuple(entries), identity=False, breaks=False)
+        entries = labelled({name: getattr(value, name) for name in shown})
+    else:
+        return None
+    return Text(name, entries=entries, identity=False, breaks=False)
 
 
 def _builtin_sequence(items: tp.Sequence[tp.Any]) -> Text:
@@ -310,8 +310,7 @@ def _builtin_sequence(items: tp.Sequence[tp.Any]) -> Text:
     shown: tp.Sequence[tp.Any] = items
     if len(items) > FEW * 4 and all(type(item) in _SIMPLE for item in items):
         shown = [*items[:FEW], Atom(f"... {len(items) - FEW:,} more")]
-    entries = tuple(Entry(index, "", item) for index, item in enumerate(shown))
-    return Text("", opening, closing, entries, identity=False, breaks=False)
+    return Text("", opening, closing, elements(shown), identity=False, breaks=False)
 
 
 def key_text(key: tp.Any) -> str:
@@ -325,31 +324,31 @@ def key_text(key: tp.Any) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Node:
-    """A node of the tree that is printed: one occurrence of an object, expanded or on one line."""
+    """A node of the tree that is printed: one occurrence of an object, expanded or on one line.
 
-    __slots__ = (
-        "bare",
-        "children",
-        "first",
-        "key",
-        "label",
-        "line",
-        "parent",
-        "text",
-        "totals",
-        "value",
-    )
+    Attributes:
+        key, label, value: as in its `Entry`.
+        parent: the node above.
+        text: None for a value that is not expanded.
+        line: all of its text, if it is known to take one line.
+        first: the first occurrence of the object, if this is another.
+        children: the nodes below.
+        totals: elements and bytes below, for each kind of Variable.
+        bare: whether it has the braces of an inner mapping.
+    """
 
-    def __init__(self, entry: Entry, parent: Node | None) -> None:
-        self.key, self.label, self.value = entry
-        self.parent = parent
-        self.text: Text | None = None  # None for a value that is not expanded
-        self.line: str | None = None  # all of its text, if it is known to take one line
-        self.first: Node | None = None  # the first occurrence of the object, if this is another
-        self.children: list[Node] = []
-        self.totals: dict[str, tuple[int, int]] = {}
-        self.bare = False
+    key: tp.Any
+    label: str
+    value: tp.Any
+    parent: Node | None
+    text: Text | None = None
+    line: str | None = None
+    first: Node | None = None
+    children: list[Node] = dataclasses.field(default_factory=list)
+    totals: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    bare: bool = False
 
     def path(self) -> str:
         keys = []
@@ -359,17 +358,18 @@ class Node:
             node = node.parent
         return ".".join(reversed(keys)) or "self"
 
-    def one_line(self, few: int) -> str | None:
+    def one_line(self, style: Style) -> str | None:
         """All of its text if that takes one line; computed only when it is shown."""
         if self.line is None and self.text is None:
-            self.line = safely(short, self.value, few)
+            self.line = style.leaf(self.value)
         return self.line
 
-    def has_ancestor(self, other: Node) -> bool:
-        node: Node | None = self
-        while node is not None and node is not other:
+    def is_inside(self, value: tp.Any) -> bool:
+        """Whether a node above stands for this value."""
+        node = self.parent
+        while node is not None and node.value is not value:
             node = node.parent
-        return node is other
+        return node is not None
 
 
 _being_printed: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
@@ -391,23 +391,49 @@ def safely(make: tp.Callable[..., tp.Any], value: tp.Any, *args: tp.Any) -> tp.A
         return Atom(f"<{type(value).__name__}: {type(error).__name__} while it was shown>")
 
 
+def _open_safely(value: tp.Any) -> tp.Any:
+    return safely(open_up, value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Style:
+    """How a tree is laid out.
+
+    Attributes:
+        leaf: the text of a value that is not expanded.
+        open: one level of a value, or None; a text for one that could not be opened.
+        width: objects, too, are on one line where they fit into a line of so many characters, and are
+            written out wherever they occur; with None, objects take several lines, and only their
+            first occurrence is written out.
+        indent: of each level, in characters.
+    """
+
+    leaf: tp.Callable[[tp.Any], str]
+    open: tp.Callable[[tp.Any], tp.Any] = _open_safely
+    width: float | None = None
+    indent: int = 2
+
+
+_PLAIN = Style(functools.partial(safely, short))
+
+
 @contextlib.contextmanager
-def expanded(obj: tp.Any) -> tp.Iterator[list[Node]]:
+def expanded(obj: tp.Any, style: Style = _PLAIN) -> tp.Iterator[list[Node]]:
     """An object and all nodes below it, in the order in which they are printed."""
     outer = _being_printed.get()
     token = _being_printed.set(outer | {id(obj)})
     try:
-        order = _expand_all(obj, outer)
+        order = _expand_all(obj, outer, style)
         _sum_up(order)
         yield order
     finally:
         _being_printed.reset(token)
 
 
-def _expand_all(root: tp.Any, outer: frozenset[int]) -> list[Node]:
+def _expand_all(root: tp.Any, outer: frozenset[int], style: Style) -> list[Node]:
     first: dict[int, Node] = {}
     order: list[Node] = []
-    todo = [Node(Entry("", "", root), None)]
+    todo = [Node("", "", root, None)]
     while todo:
         node = todo.pop()
         value = node.value
@@ -415,29 +441,25 @@ def _expand_all(root: tp.Any, outer: frozenset[int]) -> list[Node]:
         if id(value) in outer:
             node.line = f"{type(value).__name__}(...)"
             continue
-        text = safely(open_up, value)
+        text = style.open(value)
         if not isinstance(text, Text):
             node.line = text  # None, unless it could not be opened
             continue
         earlier = first.setdefault(id(value), node)
-        if earlier is not node and (text.identity or node.has_ancestor(earlier)):
+        once = text.identity and style.width is None
+        if earlier is not node and (once or node.is_inside(value)):
             node.line = f"<shared: {earlier.path()}>"
             node.first = earlier
             continue
-        _set_text(node, text)
-        node.children = [Node(entry, node) for entry in text.entries]
+        node.text = text
+        above = node.parent.text if node.parent is not None else None
+        same = above is not None and (above.name, above.opening) == (text.name, text.opening)
+        node.bare = same and text.opening == "({"
+        if text.tally is not None:
+            node.totals[text.tally[0]] = text.tally[1:]
+        node.children = [Node(*entry, node) for entry in text.entries]
         todo.extend(reversed(node.children))
     return order
-
-
-def _set_text(node: Node, text: Text) -> None:
-    node.text = text
-    above = node.parent.text if node.parent is not None else None
-    same = above is not None and (above.name, above.opening) == (text.name, text.opening)
-    node.bare = same and text.opening == "({"
-    if text.tally is not None:
-        kind, count, size = text.tally
-        node.totals[kind] = (count, size)
 
 
 def _sum_up(order: list[Node]) -> None:
@@ -453,8 +475,8 @@ def _sum_up(order: list[Node]) -> None:
 # Laying out ----------------------------------------------------------------------------------
 
 
-def _fold(order: list[Node], few: int) -> None:
-    """Lay out builtin containers on one line if they are short enough."""
+def _fold(order: list[Node], style: Style) -> None:
+    """Lay out on one line what may be, and is short enough."""
     for node in reversed(order):
         text = node.text
         if text is None or node.line is not None:
@@ -462,23 +484,24 @@ def _fold(order: list[Node], few: int) -> None:
         opening, closing = _brackets(node)
         if not node.children:
             node.line = opening + closing
-        elif not text.breaks:
-            inside = _joined(node.children, few)
+        elif style.width is not None or not text.breaks:
+            inside = _joined(node.children, style)
             if inside is not None:
                 node.line = f"{opening}{inside}{closing}"
 
 
-def _joined(children: list[Node], few: int) -> str | None:
+def _joined(children: list[Node], style: Style) -> str | None:
     """The children on one line, or None if that is too long."""
+    most = WIDTH if style.width is None else style.width
     parts: list[str] = []
     width = 0
     for child in children:
-        line = child.one_line(few)
+        line = child.one_line(style)
         if line is None:
             return None
         parts.append(child.label + line)
         width += len(parts[-1]) + 2
-        if width > WIDTH:
+        if width > most or ("\n" in line and most < math.inf):
             return None
     return ", ".join(parts)
 
@@ -508,30 +531,35 @@ def comment_of(obj: tp.Any) -> str:
         return _comment(order[0])
 
 
-def _lay_out(root: Node, few: int) -> str:
+def _lay_out(root: Node, style: Style) -> str:
     lines: list[str] = []
     todo: list[tuple[Node | str, int, str]] = [(root, 0, "")]
+    repeats = style.width is not None
     while todo:
         node, depth, comma = todo.pop()
-        pad = "  " * depth
+        pad = " " * (style.indent * depth)
         if isinstance(node, str):
             lines.append(f"{pad}{node}{comma}")
             continue
-        line = node.one_line(few)
-        if line is not None:
-            lines.append(f"{pad}{node.label}{line}{comma}")
+        whole = node.one_line(style)
+        line = f"{pad}{node.label}{whole}{comma}"
+        if whole is not None and (
+            not (repeats and node.children) or len(line) <= tp.cast(float, style.width)
+        ):
+            lines.append(line.replace("\n", "\n" + pad))
             continue
         opening, closing = _brackets(node)
         last = closing[:1] if closing.startswith(",") else ""  # of a tuple with one item
         closing = closing.removeprefix(",")
-        if depth >= TEXT_DEPTH.get() or len(lines) >= MAX_LINES:
-            lines.append(f"{pad}{node.label}{opening}...{closing}{comma}{_comment(node)}")
+        comment = "" if repeats else _comment(node)
+        if not repeats and (depth >= TEXT_DEPTH.get() or len(lines) >= MAX_LINES):
+            lines.append(f"{pad}{node.label}{opening}...{closing}{comma}{comment}")
             continue
-        lines.append(f"{pad}{node.label}{opening}{_comment(node)}")
+        lines.append(f"{pad}{node.label}{opening}{comment}")
         todo.append((closing, depth, comma))
-        shown: list[Node | str] = [*node.children[:MAX_ENTRIES]]
-        if len(node.children) > MAX_ENTRIES:
-            shown.append(f"... {len(node.children) - MAX_ENTRIES:,} more")
+        shown: list[Node | str] = [*node.children]
+        if len(shown) > MAX_ENTRIES and not repeats:
+            shown[MAX_ENTRIES:] = [f"... {len(shown) - MAX_ENTRIES:,} more"]
         commas = [","] * (len(shown) - 1) + [last]
         todo.extend(reversed([(s, depth + 1, c) for s, c in zip(shown, commas, strict=True)]))
     return "\n".join(lines)
@@ -547,8 +575,13 @@ def text_of(obj: tp.Any) -> str:
     with expanded(obj) as order:
         top = order[0].text
         few = FEW if top is None else top.few
-        _fold(order, few)
-        return _lay_out(order[0], few)
+        return laid_out(order, Style(lambda value: safely(short, value, few)))
+
+
+def laid_out(order: list[Node], style: Style) -> str:
+    """The text of expanded nodes."""
+    _fold(order, style)
+    return _lay_out(order[0], style)
 
 
 def drawn(obj: HasText, path: str | None, subtree_renderer: tp.Any) -> tp.Any:

@@ -23,8 +23,8 @@ import dataclasses
 import types
 import typing as tp
 
-from nnxlite._errors import under_own_name
-from nnxlite.variables import FROZEN, Variable
+from nnxlite._errors import filter_text, listed, path_text, under_own_name
+from nnxlite.variables import FROZEN, MISSING, Variable
 
 PathParts: tp.TypeAlias = tuple[tp.Any, ...]
 Predicate: tp.TypeAlias = abc.Callable[[PathParts, tp.Any], bool]
@@ -33,8 +33,6 @@ Predicate: tp.TypeAlias = abc.Callable[[PathParts, tp.Any], bool]
 FilterLiteral: tp.TypeAlias = type | str | Predicate | bool | types.EllipsisType | None
 Filter: tp.TypeAlias = FilterLiteral | tuple["Filter", ...] | list["Filter"]
 """A predicate, or what `to_predicate` turns into one."""
-
-_MISSING = object()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +55,7 @@ class WithTag:
         Args:
             path, x: a leaf and its path.
         """
-        return bool(getattr(x, "tag", _MISSING) == self.tag)
+        return bool(getattr(x, "tag", MISSING) == self.tag)
 
     def __repr__(self) -> str:
         return f"WithTag({self.tag!r})"
@@ -358,6 +356,16 @@ def filters_to_predicates(filters: abc.Sequence[Filter]) -> tuple[Predicate, ...
                     "the end."
                 )
     return tuple([to_predicate(filter) for filter in filters])
+
+
+def non_exhaustive(filters: abc.Sequence[Filter], rest: list[tuple[PathParts, tp.Any]]) -> str:
+    """The message for leaves that no filter matches."""
+    shown = listed(rest, text=lambda pair: f"{path_text(pair[0])} ({type(pair[1]).__name__})")
+    return (
+        f"Non-exhaustive filters, got a non-empty remainder: none of "
+        f"{listed(filters, text=filter_text)} matches {shown}. Add a filter for them, or `...` as "
+        "the last one to match all remaining elements."
+    )
 
 
 def match_index(predicates: abc.Sequence[Predicate], path: PathParts, leaf: tp.Any) -> int | None:

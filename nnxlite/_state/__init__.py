@@ -16,20 +16,20 @@ Versions.  Every edit of a State changes its version, see `nnxlite._versions`.
 All of it is iterative: depth is bounded by memory, not by Python's recursion limit.
 """
 
-from nnxlite._state._definition import FlatState as FlatState
 from nnxlite._state._definition import State as State
-from nnxlite._state._functions import as_pure as as_pure
-from nnxlite._state._functions import diff as diff
-from nnxlite._state._functions import filter_state as filter_state
-from nnxlite._state._functions import from_flat_state as from_flat_state
-from nnxlite._state._functions import map_state as map_state
-from nnxlite._state._functions import merge_state as merge_state
-from nnxlite._state._functions import pure as pure
-from nnxlite._state._functions import replace_by_pure_dict as replace_by_pure_dict
-from nnxlite._state._functions import restore_int_paths as restore_int_paths
-from nnxlite._state._functions import split_state as split_state
-from nnxlite._state._functions import to_flat_state as to_flat_state
-from nnxlite._state._functions import to_pure_dict as to_pure_dict
-from nnxlite._state._keys import sort_key as sort_key
-from nnxlite._state._keys import sorted_keys as sorted_keys
-from nnxlite._state._leaves import content as content
+from nnxlite._state._definition import diff as diff
+from nnxlite._state._definition import from_flat_state as from_flat_state
+from nnxlite._state._definition import map_state as map_state
+from nnxlite._state._definition import merge_state as merge_state
+from nnxlite._state._flat import FlatState as FlatState
+from nnxlite._state._flat import as_pure as as_pure
+from nnxlite._state._flat import filter_state as filter_state
+from nnxlite._state._flat import pure as pure
+from nnxlite._state._flat import replace_by_pure_dict as replace_by_pure_dict
+from nnxlite._state._flat import restore_int_paths as restore_int_paths
+from nnxlite._state._flat import split_state as split_state
+from nnxlite._state._flat import to_flat_state as to_flat_state
+from nnxlite._state._flat import to_pure_dict as to_pure_dict
+from nnxlite._state._walk import content as content
+from nnxlite._state._walk import sort_key as sort_key
+from nnxlite._state._walk import sorted_keys as sorted_keys

@@ -9,34 +9,41 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text
 from nnxlite._outline import Shown
-from nnxlite._state._keys import Path, in_order, sorted_keys, sorted_pairs
-from nnxlite._state._leaves import same, same_leaf
-from nnxlite._state._pure import ExtractFn, ReplaceFn, extract_value, replacements
+from nnxlite._state._flat import (
+    FlatItems,
+    as_state,
+    filter_state,
+    replace_by_pure_dict,
+    split_state,
+    to_flat_state,
+    to_pure_dict,
+    unzipped,
+)
 from nnxlite._state._walk import (
-    MISSING,
     NODES,
     STATES,
     Mapping,
+    Path,
     adopted,
     as_dicts,
     flat,
+    in_order,
     nested,
     reaches,
+    same,
+    sorted_keys,
+    state_of,
     transformed,
 )
-from nnxlite._text import Text, mapping_node, sequence_node
+from nnxlite._text import Text, mapping_node
 from nnxlite._versions import epoch, touch
-from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
+from nnxlite.variables import MISSING
 
 K = tp.TypeVar("K")
 V = tp.TypeVar("V")
-A = tp.TypeVar("A")
+M = tp.TypeVar("M", bound=abc.Mapping[tp.Any, tp.Any])
 S = tp.TypeVar("S", bound="State[tp.Any, tp.Any]")
-
-FlatItems: tp.TypeAlias = abc.Mapping[Path, V] | abc.Iterable[tuple[Path, V]]
-"""Leaves with their paths: a FlatState is one."""
 
 
 class PathFn(tp.Protocol):
@@ -48,20 +55,12 @@ class PathFn(tp.Protocol):
 
 
 if tp.TYPE_CHECKING:
-    _Methods = abc.MutableMapping
+    _Base = abc.MutableMapping
 else:
-
-    class _Methods(tp.Generic[K, V]):
-        """The mixin methods of a mutable mapping, without its slow `isinstance`."""
-
-        __slots__ = ()
-
-        popitem = abc.MutableMapping.popitem
-        clear = abc.MutableMapping.clear
-        update = abc.MutableMapping.update
+    _Base = tp.Generic  # whose `isinstance` is faster
 
 
-class State(Shown, _Methods[K, V]):
+class State(Shown, _Base[K, V]):
     """A nested mapping of leaves, with attribute access; a pytree.
 
     Args:
@@ -84,8 +83,13 @@ class State(Shown, _Methods[K, V]):
     _mapping: dict[K, V]
     _nnx_version: int
 
-    if not tp.TYPE_CHECKING:  # any number of parameters, as in the annotation `State[str]`
+    if not tp.TYPE_CHECKING:
+        # Any number of parameters, as in the annotation `State[str]`.
         __class_getitem__ = classmethod(types.GenericAlias)
+        get = abc.MutableMapping.get
+        popitem = abc.MutableMapping.popitem
+        clear = abc.MutableMapping.clear
+        update = abc.MutableMapping.update
 
     def __init__(
         self,
@@ -181,15 +185,6 @@ class State(Shown, _Methods[K, V]):
         for key in [k for k, v in mapping.items() if type(v) is dict]:
             self[key]
         return mapping
-
-    def get(self, key: tp.Any, default: tp.Any = None) -> tp.Any:
-        """The value under a key, or `default`.
-
-        Args:
-            key: the key.
-            default: what to return where there is none.
-        """
-        return self[key] if key in self._mapping else default
 
     # writing ---------------------------------------------------------------------------------
 
@@ -298,9 +293,11 @@ class State(Shown, _Methods[K, V]):
         kept = [pair for pair in zip(*flat(self), strict=True) if pair[0] not in known]
         return State.from_flat_path(kept)
 
-    def flat_state(self) -> FlatState[V]:
-        """The leaves as a `FlatState`."""
-        return FlatState.from_sorted_keys_values(*flat(self))
+    flat_state = to_flat_state
+    split = split_state
+    filter = filter_state
+    to_pure_dict = to_pure_dict
+    replace_by_pure_dict = replace_by_pure_dict
 
     @classmethod
     def from_flat_path(cls, flat_state: FlatItems[V], /) -> tp.Self:
@@ -315,7 +312,7 @@ class State(Shown, _Methods[K, V]):
             TypeError: for another argument, or when a path leads through a leaf.
             ValueError: for an empty path.
         """
-        paths, leaves = _unzipped("State.from_flat_path", flat_state)
+        paths, leaves = unzipped("State.from_flat_path", flat_state)
         if not all(paths):
             raise ValueError("A leaf with an empty path has no place in a State.")
         return cls._nnx_wrap(nested(paths, leaves, cls._nnx_wrap))
@@ -328,37 +325,7 @@ class State(Shown, _Methods[K, V]):
         """
         paths, leaves = flat(self)
         mapped = [f(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
-        return _state(paths, mapped)
-
-    @tp.overload
-    def split(self, first: Filter, /) -> State[K, V]: ...
-    @tp.overload
-    def split(
-        self, first: Filter, second: Filter, /, *filters: Filter
-    ) -> tuple[State[K, V], ...]: ...
-    def split(self, first: Filter, /, *filters: Filter) -> tp.Any:
-        """See `nnx.split_state`.
-
-        Args:
-            first, filters: Variable types, strings, predicates, ...
-        """
-        groups = _split_flat(self.flat_state(), (first, *filters))
-        return _one_or_all([group.to_nested_state() for group in groups], filters)
-
-    @tp.overload
-    def filter(self, first: Filter, /) -> State[K, V]: ...
-    @tp.overload
-    def filter(
-        self, first: Filter, second: Filter, /, *filters: Filter
-    ) -> tuple[State[K, V], ...]: ...
-    def filter(self, first: Filter, /, *filters: Filter) -> tp.Any:
-        """See `nnx.filter_state`.
-
-        Args:
-            first, filters: Variable types, strings, predicates, ...
-        """
-        groups = _filter_flat(self.flat_state(), (first, *filters))
-        return _one_or_all([group.to_nested_state() for group in groups], filters)
+        return state_of(paths, mapped)
 
     @staticmethod
     def merge(state: Mapping, /, *states: Mapping) -> State[tp.Any, tp.Any]:
@@ -371,26 +338,7 @@ class State(Shown, _Methods[K, V]):
             return state
         parts = [flat(as_state("State.merge", s), as_given=True) for s in (state, *states)]
         paths = [path for paths, _ in parts for path in paths]
-        return _state(paths, [leaf for _, leaves in parts for leaf in leaves])
-
-    def to_pure_dict(self, extract_fn: ExtractFn | None = None) -> dict[tp.Any, tp.Any]:
-        """See `nnx.to_pure_dict`.
-
-        Args:
-            extract_fn: what a leaf becomes.
-        """
-        paths, leaves = flat(self)
-        return nested(paths, map(extract_fn or extract_value, leaves), None)
-
-    def replace_by_pure_dict(self, pure_dict: Mapping, replace_fn: ReplaceFn | None = None) -> None:
-        """See `nnx.replace_by_pure_dict`.
-
-        Args:
-            pure_dict: nested dicts of values.
-            replace_fn: `replace_fn(leaf, value)` gives the new leaf.
-        """
-        for node, key, leaf in replacements(self, pure_dict, replace_fn):
-            node[key] = leaf
+        return state_of(paths, [leaf for _, leaves in parts for leaf in leaves])
 
 
 tp.cast(tp.Any, abc.MutableMapping).register(State)
@@ -429,7 +377,7 @@ def _flatten_with_keys(state: State[tp.Any, tp.Any]) -> tuple[tp.Any, Path]:
 
 
 def _register(cls: type[State[tp.Any, tp.Any]]) -> None:
-    STATES.add(cls)
+    STATES.append(cls)
     NODES.add(cls)
     new, set_mapping, set_version = object.__new__, _set_mapping, _set_version
 
@@ -445,222 +393,93 @@ def _register(cls: type[State[tp.Any, tp.Any]]) -> None:
 _register(State)
 
 
-class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
-    """The leaves of a State as a sequence of (path, leaf) pairs; a pytree of the leaves.
+@tp.overload
+def from_flat_state(flat_state: FlatItems[V]) -> State[tp.Any, V]: ...
+@tp.overload
+def from_flat_state(flat_state: FlatItems[tp.Any], *, cls: type[M]) -> M: ...
+def from_flat_state(flat_state: FlatItems[tp.Any], *, cls: tp.Any = State) -> tp.Any:
+    """The nested mapping, of class `cls`, of a FlatState or of pairs of path and leaf.
+
+    Where a path comes twice the later leaf counts.
 
     Args:
-        items: a mapping, or an iterable of pairs, from paths to leaves.
-        sort: whether to bring them into the order of paths; False when they are in it.
+        flat_state: a FlatState, or pairs (path, leaf).
+        cls: class of the result and of the mappings in it.
+
+    Returns:
+        A nested mapping.
+
+    Raises:
+        TypeError: for another argument, or when a path leads through a leaf.
+        ValueError: for an empty path.
 
     >>> import nnxlite as nnx
-    >>> flat = nnx.FlatState([(("b",), 1), (("a", "c"), 2)], sort=True)
-    >>> flat.paths, flat.leaves
-    ((('a', 'c'), ('b',)), [2, 1])
+    >>> nnx.from_flat_state([(("b", "c"), 1), (("a",), 2)]) == {"a": 2, "b": {"c": 1}}
+    True
     """
-
-    __slots__ = ("_paths", "_leaves", "__weakref__")
-
-    _paths: tuple[Path, ...]
-    _leaves: list[V]
-
-    def __init__(self, items: FlatItems[V], /, *, sort: bool) -> None:
-        paths, leaves = _unzipped("FlatState", items)
-        if sort:
-            pairs = sorted_pairs(zip(paths, leaves, strict=True))
-            paths, leaves = [path for path, _ in pairs], [leaf for _, leaf in pairs]
-        self._paths = tuple(paths)
-        self._leaves = leaves
-
-    @staticmethod
-    def from_sorted_keys_values(
-        keys: abc.Sequence[Path], values: abc.Sequence[A], /
-    ) -> FlatState[A]:
-        """A FlatState of paths that are sorted already, which is not checked.
-
-        A list of values is taken over, not copied.  Raises ValueError where there are not as many
-        values as paths.
-
-        Args:
-            keys: the paths.
-            values: the leaves, in their order.
-        """
-        if len(keys) != len(values):
-            raise ValueError(f"A FlatState of {len(keys)} paths cannot have {len(values)} leaves.")
-        new: FlatState[A] = object.__new__(FlatState)
-        new._paths = tuple(keys)
-        new._leaves = values if type(values) is list else list(values)
-        return new
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The paths, in order."""
-        return self._paths
-
-    @property
-    def leaves(self) -> list[V]:
-        """The leaves, in the order of the paths."""
-        return self._leaves
-
-    @tp.overload
-    def __getitem__(self, index: int) -> tuple[Path, V]: ...
-    @tp.overload
-    def __getitem__(self, index: slice) -> FlatState[V]: ...
-    def __getitem__(self, index: int | slice) -> tuple[Path, V] | FlatState[V]:
-        if isinstance(index, slice):
-            return FlatState.from_sorted_keys_values(self._paths[index], self._leaves[index])
-        return self._paths[index], self._leaves[index]
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __iter__(self) -> abc.Iterator[tuple[Path, V]]:
-        return iter(zip(self._paths, self._leaves, strict=True))
-
-    def __contains__(self, item: object) -> bool:
-        return any(
-            type(item) is tuple and len(item) == 2 and p == item[0] and same_leaf(x, item[1])
-            for p, x in self
-        )
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType] - leaves may be mutable
-
-    def __eq__(self, other: object) -> bool:
-        """Whether paths and leaves are equal; leaves compare as in `State`."""
-        if not isinstance(other, FlatState):
-            return NotImplemented
-        return self._paths == other._paths and all(map(same_leaf, self._leaves, other._leaves))
-
-    def __reduce__(self) -> tp.Any:
-        return FlatState.from_sorted_keys_values, (self._paths, self._leaves)
-
-    __str__ = Shown.__repr__
-
-    def __nnx_text__(self) -> Text:
-        return sequence_node(self, self)
-
-    def to_nested_state(self) -> State[tp.Any, V]:
-        """The State of the same leaves; the inverse of `to_flat_state`."""
-        return _state(self._paths, self._leaves)
-
-    @tp.overload
-    def split(self, first: Filter, /) -> FlatState[V]: ...
-    @tp.overload
-    def split(
-        self, first: Filter, second: Filter, /, *filters: Filter
-    ) -> tuple[FlatState[V], ...]: ...
-    def split(self, first: Filter, /, *filters: Filter) -> tp.Any:
-        """See `nnx.split_state`.
-
-        Args:
-            first, filters: Variable types, strings, predicates, ...
-        """
-        return _one_or_all(_split_flat(self, (first, *filters)), filters)
-
-    @tp.overload
-    def filter(self, first: Filter, /) -> FlatState[V]: ...
-    @tp.overload
-    def filter(
-        self, first: Filter, second: Filter, /, *filters: Filter
-    ) -> tuple[FlatState[V], ...]: ...
-    def filter(self, first: Filter, /, *filters: Filter) -> tp.Any:
-        """See `nnx.filter_state`.
-
-        Args:
-            first, filters: Variable types, strings, predicates, ...
-        """
-        return _one_or_all(_filter_flat(self, (first, *filters)), filters)
-
-    @staticmethod
-    def merge(
-        flat_state: abc.Iterable[tuple[Path, A]], /, *flat_states: abc.Iterable[tuple[Path, A]]
-    ) -> FlatState[A]:
-        """One FlatState of the leaves of all.
-
-        A path that several have comes once for each, in their order; in `to_nested_state` the last
-        one counts.
-
-        Args:
-            flat_state, flat_states: FlatStates, or pairs of path and leaf.
-        """
-        if not flat_states and isinstance(flat_state, FlatState):
-            return flat_state
-        pairs = [pair for flat in (flat_state, *flat_states) for pair in flat]
-        return FlatState(pairs, sort=True)
+    if issubclass(cls, State):
+        return cls.from_flat_path(flat_state)
+    return _of_class(State.from_flat_path(flat_state), cls)
 
 
-jax.tree_util.register_pytree_node(
-    FlatState,
-    lambda flat: (flat._leaves, flat._paths),
-    lambda paths, leaves: FlatState.from_sorted_keys_values(paths, list(leaves)),
-)
-
-
-def _unzipped(what: str, items: tp.Any) -> tuple[list[Path], list[tp.Any]]:
-    """The paths, as tuples, and the leaves of pairs."""
-    if not isinstance(items, abc.Iterable):
-        raise TypeError(
-            f"{what} needs a mapping from paths to leaves, or an iterable of (path, leaf) pairs, "
-            f"got {type(items).__name__}."
-        )
-    pairs = list(items.items() if isinstance(items, abc.Mapping) else items)
-    return [tuple(path) for path, _ in pairs], [leaf for _, leaf in pairs]
-
-
-def _state(paths: abc.Iterable[Path], leaves: abc.Iterable[tp.Any]) -> State[tp.Any, tp.Any]:
-    return State._nnx_wrap(nested(paths, leaves, State._nnx_wrap))
-
-
-def _deal(
-    flat: FlatState[V], predicates: tuple[Predicate, ...]
-) -> tuple[list[FlatState[V]], FlatState[V]]:
-    """The leaves each predicate is the first to match, and those none matches."""
-    groups: list[tuple[list[Path], list[V]]] = [([], []) for _ in predicates]
-    rest: tuple[list[Path], list[V]] = ([], [])
-    for path, leaf in zip(flat._paths, flat._leaves, strict=True):
-        index = match_index(predicates, path, leaf)
-        paths, leaves = rest if index is None else groups[index]
-        paths.append(path)
-        leaves.append(leaf)
-    make = FlatState.from_sorted_keys_values
-    return [make(*group) for group in groups], make(*rest)
-
-
-def _split_flat(flat: FlatState[V], filters: tuple[Filter, ...]) -> list[FlatState[V]]:
-    groups, rest = _deal(flat, filters_to_predicates(filters))
-    if rest:
-        raise ValueError(non_exhaustive(filters, rest))
-    return groups
-
-
-def _filter_flat(flat: FlatState[V], filters: tuple[Filter, ...]) -> list[FlatState[V]]:
-    return _deal(flat, filters_to_predicates(filters))[0]
-
-
-def non_exhaustive(filters: abc.Sequence[Filter], rest: abc.Sequence[tuple[Path, tp.Any]]) -> str:
-    """The message for leaves that no filter matches."""
-    shown = [f"'{path_text(path)}' ({type(leaf).__name__})" for path, leaf in rest[:5]]
-    if len(rest) > 5:
-        shown.append("...")
-    matched = "1 leaf matches" if len(rest) == 1 else f"{len(rest)} leaves match"
-    return (
-        f"Non-exhaustive filters, got a non-empty remainder: {matched} none of "
-        f"{list(filters)}: {', '.join(shown)}. Use `...` as the last filter to match all remaining."
-    )
-
-
-def _one_or_all(groups: list[A], others: tuple[Filter, ...]) -> A | tuple[A, ...]:
-    return tuple(groups) if others else groups[0]
-
-
-def as_state(function: str, state: tp.Any) -> State[tp.Any, tp.Any]:
-    """The argument as a State; other mappings are copied into one."""
-    if isinstance(state, State):
+def _of_class(state: State[tp.Any, tp.Any], cls: tp.Any) -> tp.Any:
+    if type(state) is cls:
         return state
-    if isinstance(state, FlatState):
-        return state.to_nested_state()
-    if isinstance(state, abc.Mapping):
-        return State(state)
-    raise TypeError(
-        f"{function} needs a State (or another mapping), got {type(state).__name__}. For an object "
-        "with Variables in it, take nnx.state(object) first."
-    )
+    mapping = state.raw_mapping
+    return mapping if cls is dict else cls(mapping)
+
+
+@tp.overload
+def merge_state(state: Mapping, /, *states: Mapping) -> State[tp.Any, tp.Any]: ...
+@tp.overload
+def merge_state(state: Mapping, /, *states: Mapping, cls: type[M]) -> M: ...
+def merge_state(state: Mapping, /, *states: Mapping, cls: tp.Any = State) -> tp.Any:
+    """One mapping of class `cls` with the leaves of all; a later one counts where paths agree.
+
+    Keys stay in the order in which they come first. A single State is returned as it is.
+
+    Args:
+        state, states: States or nested mappings.
+        cls: class of the result.
+
+    Returns:
+        A new mapping of class `cls`.
+
+    Raises:
+        TypeError: for something that is not a mapping, and when a path of a later one leads through
+            a leaf.
+
+    >>> import nnxlite as nnx
+    >>> nnx.merge_state(nnx.State({"a": {"b": 1}}), nnx.State({"a": {"c": 2}})).raw_mapping
+    {'a': {'b': 1, 'c': 2}}
+    """
+    if not states and isinstance(state, cls):
+        return state
+    return _of_class(State.merge(state, *states), cls)
+
+
+def map_state(f: PathFn, state: Mapping) -> State[tp.Any, tp.Any]:
+    """The State of `f(path, leaf)` for each leaf.
+
+    Args:
+        f: a function of a path, a tuple of keys, and a leaf.
+        state: a State or nested mapping.
+
+    Returns:
+        A new State of the same structure.
+
+    >>> import nnxlite as nnx
+    >>> nnx.map_state(lambda path, x: x + 1, nnx.State({"a": {"b": 1}})).raw_mapping
+    {'a': {'b': 2}}
+    """
+    return as_state("map_state", state).map(f)
+
+
+def diff(state: Mapping, other: Mapping) -> State[tp.Any, tp.Any]:
+    """The leaves of `state` at paths where `other` has no leaf; the same as `state - other`.
+
+    >>> import nnxlite as nnx
+    >>> nnx.statelib.diff(nnx.State({"a": 1, "b": 2}), nnx.State({"a": 9})).raw_mapping
+    {'b': 2}
+    """
+    return as_state("diff", state) - as_state("diff", other)

@@ -157,11 +157,9 @@ def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
     outer = inputs.nodes()
     graph = graph.of_call(inputs.graphdef)
     decoded = graph.graphdef.decoded
-    trace = trace_state.value
     refuse_fixed(outer, graph)
     for old, _ in graph.kinds:
-        if outer[old]._box.trace is not trace:
-            outer[old]._refuse_write()
+        outer[old]._check_level()
     for number, *_ in graph.edits:
         check_trace(outer[tp.cast(int, graph.origin[number])])
     writes = Writes()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import typing as tp
 
 import jax
 import numpy as np
 
-from nnxlite._text import Text, open_up, short
+from nnxlite._text import Style, Text, expanded, laid_out, open_up, short
 from nnxlite.filtered._predicates import is_array
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
@@ -16,20 +15,6 @@ _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 def _never(leaf: tp.Any) -> bool:
     return False
-
-
-class _Style(tp.NamedTuple):
-    """The options of `tree_pformat`."""
-
-    width: float
-    indent: int
-    short_arrays: bool
-    struct_as_array: bool
-    truncate_leaf: tp.Callable[[tp.Any], bool]
-
-    def on_one_line(self) -> _Style:
-        """The same without a limit of the width."""
-        return self._replace(width=math.inf)
 
 
 def array_text(array: tp.Any) -> str:
@@ -45,48 +30,6 @@ def array_text(array: tp.Any) -> str:
     kind = _SHORT.get(letters, letters) + name[len(letters) :]
     owner = "(numpy)" if isinstance(array, (np.ndarray, np.generic)) else ""
     return f"{kind}[{','.join(map(str, array.shape))}]{owner}"
-
-
-def _leaf_text(leaf: tp.Any, style: _Style) -> str:
-    if style.truncate_leaf(leaf):
-        return f"{type(leaf).__name__}(...)"
-    struct = isinstance(leaf, jax.ShapeDtypeStruct)
-    if (is_array(leaf) and style.short_arrays) or (struct and style.struct_as_array):
-        return array_text(leaf)
-    return repr(leaf) if is_array(leaf) or struct else short(leaf)
-
-
-def _opened(value: tp.Any, style: _Style) -> Text | None:
-    if is_array(value) or isinstance(value, jax.ShapeDtypeStruct) or style.truncate_leaf(value):
-        return None
-    return open_up(value)
-
-
-def _lines(value: tp.Any, style: _Style, used: int, outer: tuple[int, ...]) -> str:
-    """The text of a value that starts `used` characters into its line.
-
-    It is one line if that fits, and always where the width is infinite; `outer` are the ids of the
-    values around it.
-    """
-    text = _opened(value, style)
-    if text is None:
-        return _leaf_text(value, style)
-    if id(value) in outer:
-        return f"<{type(value).__name__} that contains it>"
-
-    def entries(style: _Style) -> list[str]:
-        inside = (*outer, id(value))
-        return [
-            entry.label + _lines(entry.child, style, style.indent + len(entry.label), inside)
-            for entry in text.entries
-        ]
-
-    line = f"{text.name}{text.opening}{', '.join(entries(style.on_one_line()))}{text.closing}"
-    if style.width == math.inf or (used + len(line) <= style.width and "\n" not in line):
-        return line
-    margin = " " * style.indent
-    body = ",\n".join(entries(style)).replace("\n", "\n" + margin)
-    return f"{text.name}{text.opening}\n{margin}{body}\n{text.closing.lstrip(',')}"
 
 
 def tree_pformat(
@@ -115,8 +58,29 @@ def tree_pformat(
     >>> nnx.tree_pformat({"w": jnp.zeros((2, 3)), "name": "head"})
     "{'w': f32[2,3], 'name': 'head'}"
     """
-    style = _Style(width, indent, short_arrays, struct_as_array, truncate_leaf)
-    return _lines(pytree, style, 0, ())
+
+    def shown_by_type(value: tp.Any) -> bool:
+        return bool(struct_as_array and isinstance(value, jax.ShapeDtypeStruct)) or (
+            short_arrays and is_array(value)
+        )
+
+    def leaf(value: tp.Any) -> str:
+        if truncate_leaf(value):
+            return f"{type(value).__name__}(...)"
+        if shown_by_type(value):
+            return array_text(value)
+        return repr(value) if _is_array_like(value) else short(value)
+
+    def opened(value: tp.Any) -> Text | None:
+        return None if _is_array_like(value) or truncate_leaf(value) else open_up(value)
+
+    style = Style(leaf, opened, width, indent)
+    with expanded(pytree, style) as order:
+        return laid_out(order, style)
+
+
+def _is_array_like(value: tp.Any) -> bool:
+    return is_array(value) or isinstance(value, jax.ShapeDtypeStruct)
 
 
 def tree_pprint(

@@ -198,8 +198,7 @@ def _can_update(variable: tp.Any) -> bool:
 
 
 def _check_can_update(variable: tp.Any) -> None:
-    if not _can_update(variable):
-        variable._refuse_write()
+    variable._check_level()
 
 
 _getstate = Variable.__getstate__

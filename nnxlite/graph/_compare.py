@@ -29,18 +29,24 @@ import jax
 from nnxlite._errors import listed, path_text
 from nnxlite._jax import Ref
 from nnxlite._outline import Shown
-from nnxlite._statics import content_key
-from nnxlite._text import Atom, Entry, Text, open_up, safely, short
+from nnxlite._statics import facts
+from nnxlite._text import (
+    Atom,
+    Text,
+    elements,
+    labelled,
+    object_node,
+    open_up,
+    safely,
+    short,
+)
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef
 from nnxlite.graph._kinds import DICT, LIST, TUPLE
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
-from nnxlite.variables import VariableDef
+from nnxlite.variables import MISSING, Variable, VariableDef
 
 if tp.TYPE_CHECKING:
     from nnxlite.graph._graphdef import GraphDef
-
-
-_EVERY_VARIABLE_HAS = ("hijax", "ref", "eager_sharding")
 
 
 def graphdef_node(decoded: Decoded) -> Text:
@@ -56,8 +62,7 @@ def graphdef_node(decoded: Decoded) -> Text:
         top = roots[0].__nnx_text__()
         name = f"GraphDef[{roots[0].definition.type.__name__}]"
         return Text(name, entries=top.entries, comment=comment, owner=top.owner)
-    entries = tuple(Entry(index, "", root) for index, root in enumerate(roots))
-    return Text("GraphDef", entries=entries, comment=comment)
+    return Text("GraphDef", entries=elements(roots), comment=comment)
 
 
 def _shown(decoded: Decoded, code: Code, known: dict[Code, tp.Any]) -> tp.Any:
@@ -91,26 +96,17 @@ class _Place(Shown):
         below = self.decoded.below(self.code)
         data = {name: _shown(self.decoded, code, self.known) for name, code in below}
         if isinstance(definition, ObjectDef):
-            shown = {n: v for n, v in {**data, **definition.template}.items() if _public(n)}
-            return Text(definition.type.__name__, entries=_labelled(shown), owner=definition.type)
+            return object_node(definition.type, {**data, **definition.template}, totals=False)
         if definition.kind in (LIST, TUPLE, DICT):
             return tp.cast(Text, open_up(definition.build([*data.values()])))
-        entries = _labelled(data)
+        entries = labelled(data)
         return Text(definition.type.__name__, entries=entries, identity=False, breaks=False)
 
 
-def _public(name: tp.Any) -> bool:
-    return not str(name).startswith("_")
-
-
-def _labelled(attributes: tp.Mapping[tp.Any, tp.Any]) -> tuple[Entry, ...]:
-    return tuple(Entry(name, f"{name}=", value) for name, value in attributes.items())
-
-
 def _variable(definition: VariableDef) -> Text:
-    shown = {k: v for k, v in definition.metadata.items() if k not in _EVERY_VARIABLE_HAS}
+    shown = {k: v for k, v in definition.metadata.items() if k not in Variable.required_metadata}
     opening, closing = ("(", ")") if shown else ("", "")
-    entries = _labelled(shown)
+    entries = labelled(shown)
     return Text(definition.type.__name__, opening, closing, entries, breaks=False, inline=True)
 
 
@@ -331,7 +327,7 @@ class _Walk:
 def _metadata(
     path: Path, old: dict[str, tp.Any], new: dict[str, tp.Any]
 ) -> tp.Iterator[Difference]:
-    names = [n for n in {**old, **new} if _differ(old.get(n, _END), new.get(n, _END))]
+    names = [n for n in {**old, **new} if _differ(old.get(n, MISSING), new.get(n, MISSING))]
     if names:
         before, after = ({n: side[n] for n in names if n in side} for side in (old, new))
         yield Difference(path, "metadata", before, after)
@@ -354,7 +350,7 @@ def _kind_at(side: Decoded, code: Code | None) -> tp.Any:
 def _differ(a: tp.Any, b: tp.Any) -> bool:
     """Whether two static values differ; those that cannot be compared, by identity."""
     try:
-        return bool(content_key(a) != content_key(b))
+        return bool(facts(a).key != facts(b).key)
     except Exception:  # an `__eq__` of the user's own
         return a is not b
 
@@ -368,6 +364,3 @@ class Status:
 
     def __repr__(self) -> str:
         return f"{'data' if self.is_data else 'static'} {safely(short, self.value)}"
-
-
-_END = object()

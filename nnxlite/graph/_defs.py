@@ -29,7 +29,7 @@ from nnxlite._definitions import ELSEWHERE, Definition
 from nnxlite._interning import LOCK, Table
 from nnxlite._jax import static_part, with_static_part
 from nnxlite._state import sort_key, sorted_keys
-from nnxlite._statics import Facts, alike, atoms, content_key, facts, is_constant, own_copy
+from nnxlite._statics import Facts, alike, atoms, facts, is_constant, own_copy
 from nnxlite._together import Writes
 from nnxlite._versions import epoch, next_number, observe, touch
 from nnxlite.graph._kinds import (
@@ -169,7 +169,7 @@ class ObjectDef(Definition):
             if number in seen:
                 continue
             seen.add(number)
-            if content_key(value) != self.facts[at].key:
+            if facts(value).key != self.facts[at].key:
                 return False
             pairs = zip(atoms(value), atoms(self.statics[at])) if self.atoms else ()
             if any(a is not b for a, b in pairs):

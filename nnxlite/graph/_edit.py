@@ -35,9 +35,7 @@ from nnxlite.graph._traverse import (
     note_edit,
 )
 from nnxlite.graph._walk import iter_graph
-from nnxlite.variables import Variable, note_definition, note_raw, set_value
-
-_MISSING: tp.Any = object()
+from nnxlite.variables import MISSING, Variable, note_definition, note_raw, set_value
 
 
 class Place(tp.NamedTuple):
@@ -192,7 +190,7 @@ class _Update:
             place, children, mapping = pending.pop()
             items = mapping._mapping.items() if isinstance(mapping, State) else mapping.items()
             for name, value in items:
-                child = children.get(name, _MISSING)
+                child = children.get(name, MISSING)
                 if isinstance(child, Variable):
                     self._variable(child, value, place, name)
                 elif type(value) is State and kind_of(child) == OBJECT:
@@ -210,7 +208,7 @@ class _Update:
         pending: list[Pending],
     ) -> None:
         """What a state contains for a child that is not a Variable."""
-        if child is _MISSING or (child is None and isinstance(value, Variable)):
+        if child is MISSING or (child is None and isinstance(value, Variable)):
             self._add(place, name, value)
         elif is_static_child(place.node, name, child):
             raise self._unknown(place, (name,), value, "is static")
@@ -242,7 +240,7 @@ class _Update:
                 value = to_pure_dict(value)  # a Variable may hold a dict
             self._check_fit(place, names, old, value, model or variable)
         if box.trace is not self.trace:
-            variable._refuse_write()
+            variable._check_level()
         special = None if plain and model is None else variable
         self.variables.append((box, value, special, model))
 
@@ -440,11 +438,11 @@ class _Changed:
     def __init__(self, node: tp.Any) -> None:
         self.node = node
         self.children: dict[tp.Any, tp.Any] = {}
-        self._new: tp.Any = _MISSING
+        self._new: tp.Any = MISSING
 
     def made(self) -> tp.Any:
         """A new node with the children it shall have; the same one each time."""
-        if self._new is not _MISSING:
+        if self._new is not MISSING:
             return self._new
         new = {n: p.made() if type(p) is _Changed else p for n, p in self.children.items()}
         kind = kind_of(self.node)
@@ -576,8 +574,7 @@ def set_metadata(node: tp.Any, /, *, only: Filter = Variable, **metadata: tp.Any
         if isinstance(value, Variable) and predicate(path, value)
     ]
     for variable in chosen:
-        if variable._box.trace is not trace_state.value:
-            variable._refuse_write("metadata")
+        variable._check_level("metadata")
         variable._check_fixed(metadata)
     for variable in chosen:
         variable.set_metadata(**metadata)

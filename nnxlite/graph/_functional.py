@@ -22,7 +22,7 @@ from nnxlite._errors import listed, path_text
 from nnxlite._state import FlatState, State
 from nnxlite._traversals import flatten_to_sequence
 from nnxlite._typing import ApplyCaller
-from nnxlite.filters import Filter
+from nnxlite.filters import Filter, non_exhaustive
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._graphstate import GraphState
@@ -142,12 +142,7 @@ def select(seen: View, filters: tuple[Filter, ...], *, exhaustive: bool = True) 
     programs, rest = seen.graphdef.groups(filters, leaves)
     if rest and exhaustive:
         paths = seen.graphdef.paths
-        text = lambda i: f"{path_text(paths[i])} ({type(leaves[i]).__name__})"
-        raise ValueError(
-            "Non-exhaustive filters, got a non-empty remainder: no filter matches "
-            f"{listed(rest, text=text)}. Add a filter for them, or `...` as the last one to match all "
-            "remaining elements."
-        )
+        raise ValueError(non_exhaustive(filters, [(paths[i], leaves[i]) for i in rest]))
     if seen.graphdef.is_leaf:
         return [leaves[0] if p.leaves else State({}) for p in programs]
     return [p.build([leaves[i] for i in p.leaves]) for p in programs]

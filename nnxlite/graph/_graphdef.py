@@ -27,7 +27,7 @@ from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_inde
 from nnxlite.graph._compare import graphdef_node
 from nnxlite.graph._defs import LEAF, REF_LEAF, ObjectDef, StaticDef, Token
 from nnxlite.graph._rebuild import ArrayCode, ContainerCode, Decoded, NodeCode, Path
-from nnxlite.variables import Variable, VariableDef
+from nnxlite.variables import MISSING, Variable, VariableDef
 
 N = tp.TypeVar("N")
 
@@ -110,7 +110,7 @@ class StateProgram:
 
     def read(self, *states: tp.Any) -> list[tp.Any] | None:
         """The values in States (or nested dicts) that together have exactly this shape, or None."""
-        values: list[tp.Any] = [_MISSING] * len(self.leaves)
+        values: list[tp.Any] = [MISSING] * len(self.leaves)
         parts: list[list[tp.Any]] = [[] for _ in self.levels]
         if not parts:
             return None
@@ -129,10 +129,7 @@ class StateProgram:
                         values[slot] = value
                     else:
                         parts[~slot].append(value)
-        return None if any(value is _MISSING for value in values) else values
-
-
-_MISSING: tp.Any = object()
+        return None if any(value is MISSING for value in values) else values
 
 
 class GraphDef(Shown, tp.Generic[N]):

@@ -21,8 +21,8 @@ import threading
 import typing as tp
 import weakref
 
-from nnxlite._errors import TraceContextError
-from nnxlite._jax import EAGER, TraceRef, describe_trace, trace_state
+from nnxlite._errors import check_level
+from nnxlite._jax import EAGER, TraceRef, trace_state
 from nnxlite._statics import own_copy
 from nnxlite.graph._defs import (
     LEAF,
@@ -36,7 +36,7 @@ from nnxlite.graph._defs import (
     values_getter,
 )
 from nnxlite.graph._kinds import ARRAY, CUSTOM_NODES, GraphNode, kind_of, may_hide, notifies
-from nnxlite.variables import Variable, VariableDef, make, write_raw
+from nnxlite.variables import MISSING, Variable, VariableDef, make, write_raw
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,8 +142,8 @@ class Decoded:
         frame, owner = 0, -1
         stack: list[tuple[tp.Iterator[tp.Any], list[Code], int, int]] = []
         while True:
-            name = next(names, _END)
-            if name is _END:
+            name = next(names, MISSING)
+            if name is MISSING:
                 if not stack:
                     return
                 names, codes, frame, owner = stack.pop()
@@ -282,7 +282,6 @@ class Decoded:
             yield (*names[start:], name) if start <= len(names) else ()
 
 
-_END = object()
 _NODES = (ObjectDef, VariableDef)
 
 _set_dict = GraphNode.__dict__["__dict__"].__set__
@@ -344,10 +343,10 @@ def build_nodes(
     for definition, node in zip(decoded.node_defs, known):
         if definition is None or node is None:
             continue
-        if not isinstance(node, Variable):
+        if isinstance(node, Variable):
+            node._check_level()
+        else:
             check_trace(node)
-        elif node._box.trace is not trace_state.value:
-            node._refuse_write()
     for number, leaf in zip(decoded.leaf_nodes, leaves):
         if number >= 0 and known[number] is not None:
             _take_over(known[number], decoded.node_defs[number], leaf)
@@ -400,11 +399,7 @@ def _is_of_an_equal(variable: Variable[tp.Any], definition: VariableDef) -> bool
 
 def check_trace(node: tp.Any) -> None:
     """Raise TraceContextError where an object belongs to another trace than the one running."""
-    running = trace_state.value
-    belongs = getattr(node, "_nnx_trace", running)
-    if belongs is not running:
-        sides = describe_trace(belongs), describe_trace(running)
-        raise TraceContextError(type(node).__name__, None, *sides)
+    check_level(node, getattr(node, "_nnx_trace", trace_state.value))
 
 
 def _take_over(variable: Variable[tp.Any], definition: tp.Any, leaf: tp.Any) -> None:

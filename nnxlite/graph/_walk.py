@@ -13,7 +13,7 @@ import typing as tp
 from nnxlite._config import GRAPH_MODE
 from nnxlite._errors import path_text
 from nnxlite._jax import is_ref, key_name, trace_state
-from nnxlite._statics import content_key
+from nnxlite._statics import facts
 from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.graph._defs import ObjectDef, definition
 from nnxlite.graph._functional import build, checked_view
@@ -336,7 +336,7 @@ def _with_children(value: tp.Any, copy: tp.Any, children: list[tuple[tp.Any, tp.
         fill(copy, form, [attributes[name] for name in form.layout.data])
         for name, old in form.template.items():
             new = attributes.get(name, old)
-            if new is not old and content_key(new) != content_key(old):
+            if new is not old and facts(new).key != facts(old).key:
                 copy._nnx_assign(name, new)
         return copy
     if kind == CUSTOM:

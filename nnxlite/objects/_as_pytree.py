@@ -22,7 +22,7 @@ import jax
 from nnxlite._definitions import ByShared
 from nnxlite._errors import path_text
 from nnxlite._jax import flatten_one_level, key_name, trace_state
-from nnxlite._statics import content_key
+from nnxlite._statics import facts
 from nnxlite._versions import observe
 from nnxlite.graph import (
     ARRAY,
@@ -65,7 +65,7 @@ class Held:
 
     def _compared(self) -> tp.Any:
         if self._key is None:
-            self._key = (content_key(self.value),)
+            self._key = (facts(self.value).key,)
         return self._key
 
     def __eq__(self, other: tp.Any) -> bool:

@@ -24,8 +24,8 @@ import jax
 
 from nnxlite._bases import give_way, is_ours
 from nnxlite._config import PYTREES
-from nnxlite._errors import TraceContextError
-from nnxlite._jax import describe_trace, own_annotations, trace_state
+from nnxlite._errors import check_level
+from nnxlite._jax import own_annotations, trace_state
 from nnxlite._outline import Shown
 from nnxlite._text import Text, object_node
 from nnxlite._together import Writes
@@ -499,13 +499,8 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             declared = cls._nnx_declared = _declared(cls)
         return declared
 
-    def _nnx_refuse(self, name: tp.Any) -> tp.NoReturn:
-        raise TraceContextError(
-            type(self).__name__,
-            str(name),
-            describe_trace(self._nnx_trace),
-            describe_trace(trace_state.value),
-        )
+    def _nnx_refuse(self, name: tp.Any) -> None:
+        check_level(self, self._nnx_trace, str(name))
 
     def _nnx_refuse_data(self, name: tp.Any, value: tp.Any) -> tp.NoReturn:
         kind = type(value).__name__
@@ -553,7 +548,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
 
     def __nnx_text__(self) -> Text:
         parts = getattr(type(self), "__nnx_repr__", None)  # see `nnx.reprlib`
-        return object_node(self, self._nnx_dict) if parts is None else text_from(parts(self))
+        return object_node(type(self), self._nnx_dict) if parts is None else text_from(parts(self))
 
 
 class Object(Pytree, pytree=False):

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from nnxlite._errors import MOST_PATHS, listed, path_text, short_type
-from nnxlite._jax import is_ref, key_name, trace_state
+from nnxlite._jax import is_ref, key_name
 from nnxlite.variables import FROZEN, Variable, is_variable, store_together
 
 Path: tp.TypeAlias = tuple[tp.Any, ...]
@@ -60,8 +60,8 @@ def write(variable: Variable[tp.Any], value: tp.Any) -> None:
 def write_together(pairs: tp.Sequence[tuple[Variable[tp.Any], tp.Any]]) -> None:
     """Store values in Variables; in those without a reference in one step, which nothing interrupts."""
     for variable, _ in pairs:
-        if variable._box.trace is not trace_state.value and not variable.ref:
-            variable._refuse_write()
+        if not variable.ref:
+            variable._check_level()
     for variable, value in pairs:
         if variable.ref:
             write(variable, value)

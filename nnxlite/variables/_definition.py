@@ -1,4 +1,4 @@
-"""The static half of a Variable: its class and its metadata.
+"""What a Variable contains: its static half (class and metadata), and the box with its value.
 
 A Variable is a value plus a `VariableDef`.  Definitions with equal content are one object, so that
 comparing, hashing and caching them is comparing identities; a definition also knows in advance
@@ -15,13 +15,24 @@ import typing as tp
 
 from nnxlite._definitions import ELSEWHERE, Definition
 from nnxlite._interning import Table
+from nnxlite._jax import TraceRef, trace_state
 from nnxlite._statics import alike, facts, own_copy
+from nnxlite._versions import touch
 
 if tp.TYPE_CHECKING:
     from nnxlite.variables._variable import Variable
 
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: tp.Any = _Missing()
+"""Stands for an argument that was not given, where None is a value."""
+
 HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
-REQUIRED = frozenset({"hijax", "ref", "eager_sharding"})
+REQUIRED = {"hijax": False, "ref": False, "eager_sharding": True}
 """Metadata every Variable has."""
 
 
@@ -111,17 +122,19 @@ class VariableDef(Definition):
 
     def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> VariableDef:
         """The definition with each entry of its own replaced by an equal one."""
-        if not self.own:
-            return self
-        metadata = {**self.metadata, **{name: change(self.metadata[name]) for name in self.own}}
-        return VariableDef(self.type, metadata, self.key, self.own, self.mutable, self.public)
+        return self._with({name: change(self.metadata[name]) for name in self.own})
 
     def keeping(self, before: VariableDef) -> VariableDef:
         """This definition with the entries of an earlier one that are equal to its own."""
-        same = [n for n in self.own if n in before.own and _equal(self, before, n)]
-        if not same:
+        mine, theirs = self.metadata, before.metadata
+        both = [name for name in self.own if name in before.own]
+        same = [n for n in both if facts(mine[n]).key == facts(theirs[n]).key]
+        return self._with({name: theirs[name] for name in same})
+
+    def _with(self, own: dict[str, tp.Any]) -> VariableDef:
+        if not own:
             return self
-        metadata = {**self.metadata, **{name: before.metadata[name] for name in same}}
+        metadata = {**self.metadata, **own}
         return VariableDef(self.type, metadata, self.key, self.own, self.mutable, self.public)
 
     def __repr__(self) -> str:
@@ -130,10 +143,6 @@ class VariableDef(Definition):
 
     def __reduce__(self) -> tp.Any:
         return define, (self.type, self.metadata)
-
-
-def _equal(one: VariableDef, other: VariableDef, name: str) -> bool:
-    return bool(facts(one.metadata[name]).key == facts(other.metadata[name]).key)
 
 
 _interned: Table[VariableDef] = Table("key")
@@ -153,3 +162,52 @@ def define(type_: type[Variable], metadata: dict[str, tp.Any]) -> VariableDef:
         return shared
     mutable = any(part.mutable for part in every)
     return VariableDef(type_, metadata, key, own, mutable, shared)
+
+
+class Box:
+    """The content of a Variable: raw value, definition, its trace, and its structural version.
+
+    It is an object of its own so that the engine can refer to it directly: reading and writing a
+    slot of this plain class is several times faster than one of a class with `__getattr__`.
+    """
+
+    __slots__ = ("__weakref__", "_nnx_version", "definition", "trace", "value")
+
+    value: tp.Any
+    definition: VariableDef
+    trace: TraceRef
+    _nnx_version: int
+
+
+def boxed(definition: VariableDef, value: tp.Any) -> Box:
+    box = _new(Box)
+    box.definition = definition
+    box.trace = trace_state.value
+    box.value = value
+    box._nnx_version = 0
+    return box
+
+
+_new = object.__new__
+
+
+def redefine(box: Box, definition: VariableDef) -> None:
+    """Give a box another definition, which is a change of structure."""
+    touch(box)  # before, too: what interrupts this must not leave a plan valid
+    box.definition = definition
+    touch(box)
+
+
+set_value = Box.__dict__["value"].__set__
+set_definition = Box.__dict__["definition"].__set__
+
+
+def current_definition(box: Box) -> VariableDef:
+    """The definition of a Variable, renewed where its metadata were edited in place."""
+    definition = box.definition
+    if definition.mutable:
+        now = definition.current()
+        if now is not definition:
+            redefine(box, now)
+        return now
+    return definition

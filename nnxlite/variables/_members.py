@@ -2,7 +2,7 @@
 
 A `Variable[jax.Array]` has the operators, methods and attributes of the array, with their parameters
 and results; with a value of any other type their results are `Any`.  At run time this module is not
-imported: `ArrayOperators` and `Variable.__getattr__` do the work.  A test compares the names.
+imported: `Variable.__getattr__` reads the members.  A test compares the names.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import typing as tp
 
 import jax
-
-from nnxlite.variables._operators import ArrayOperators
 
 T = tp.TypeVar("T")
 P = tp.ParamSpec("P")
@@ -44,97 +42,15 @@ class Attribute(tp.Generic[R]):
     def __get__(self, variable: tp.Any, owner: tp.Any = None) -> tp.Any: ...
 
 
-def binary(array: jax.Array, other: tp.Any, /) -> jax.Array:
-    """An operator of an array and anything that can be combined with it, Variables included."""
-    return array + other
-
-
-def unary(array: jax.Array, /) -> jax.Array:
-    """An operator of one array."""
-    return -array
-
-
 Binary: tp.TypeAlias = Method[[tp.Any], jax.Array]
+"""An operator of the value and anything that can be combined with it, Variables included."""
+
 Unary: tp.TypeAlias = Method[[], jax.Array]
+"""An operator of the value alone."""
 
 
 class ValueMembers(tp.Generic[T]):
-    """The operators of `ArrayOperators`, and the members of an array."""
-
-    # operators -------------------------------------------------------------------------------
-
-    __add__: Binary = Method(binary)
-    __sub__: Binary = Method(binary)
-    __mul__: Binary = Method(binary)
-    __truediv__: Binary = Method(binary)
-    __floordiv__: Binary = Method(binary)
-    __mod__: Binary = Method(binary)
-    __matmul__: Binary = Method(binary)
-    __lshift__: Binary = Method(binary)
-    __rshift__: Binary = Method(binary)
-    __and__: Binary = Method(binary)
-    __or__: Binary = Method(binary)
-    __xor__: Binary = Method(binary)
-    __pow__: Binary = Method(binary)
-    __radd__: Binary = Method(binary)
-    __rsub__: Binary = Method(binary)
-    __rmul__: Binary = Method(binary)
-    __rtruediv__: Binary = Method(binary)
-    __rfloordiv__: Binary = Method(binary)
-    __rmod__: Binary = Method(binary)
-    __rmatmul__: Binary = Method(binary)
-    __rlshift__: Binary = Method(binary)
-    __rrshift__: Binary = Method(binary)
-    __rand__: Binary = Method(binary)
-    __ror__: Binary = Method(binary)
-    __rxor__: Binary = Method(binary)
-    __rpow__: Binary = Method(binary)
-    __lt__: Binary = Method(binary)
-    __le__: Binary = Method(binary)
-    __gt__: Binary = Method(binary)
-    __ge__: Binary = Method(binary)
-    __neg__: Unary = Method(unary)
-    __pos__: Unary = Method(unary)
-    __invert__: Unary = Method(unary)
-
-    # Methods, as builtins ask for them by protocols, of which a descriptor is no part.
-
-    @tp.overload  # type: ignore[override]
-    def __eq__(self: ValueMembers[jax.Array], other: tp.Any) -> jax.Array: ...
-    @tp.overload
-    def __eq__(self, other: tp.Any) -> tp.Any: ...
-    def __eq__(self, other: tp.Any) -> tp.Any: ...
-    @tp.overload  # type: ignore[override]
-    def __ne__(self: ValueMembers[jax.Array], other: tp.Any) -> jax.Array: ...
-    @tp.overload
-    def __ne__(self, other: tp.Any) -> tp.Any: ...
-    def __ne__(self, other: tp.Any) -> tp.Any: ...
-    @tp.overload
-    def __divmod__(self: ValueMembers[jax.Array], other: tp.Any) -> tuple[jax.Array, jax.Array]: ...
-    @tp.overload
-    def __divmod__(self, other: tp.Any) -> tp.Any: ...
-    def __divmod__(self, other: tp.Any) -> tp.Any: ...
-    @tp.overload
-    def __rdivmod__(
-        self: ValueMembers[jax.Array], other: tp.Any
-    ) -> tuple[jax.Array, jax.Array]: ...
-    @tp.overload
-    def __rdivmod__(self, other: tp.Any) -> tp.Any: ...
-    def __rdivmod__(self, other: tp.Any) -> tp.Any: ...
-    @tp.overload
-    def __abs__(self: ValueMembers[jax.Array]) -> jax.Array: ...
-    @tp.overload
-    def __abs__(self) -> tp.Any: ...
-    def __abs__(self) -> tp.Any: ...
-    @tp.overload
-    def __round__(self: ValueMembers[jax.Array], ndigits: int = 0) -> jax.Array: ...
-    @tp.overload
-    def __round__(self, ndigits: int = 0) -> tp.Any: ...
-    def __round__(self, ndigits: int = 0) -> tp.Any: ...
-
-    def __hash__(self) -> int: ...
-
-    # methods and attributes ------------------------------------------------------------------
+    """The methods and attributes of an array."""
 
     all = Method(jax.Array.all)
     any = Method(jax.Array.any)
@@ -186,7 +102,3 @@ class ValueMembers(tp.Generic[T]):
     sharding = Attribute(lambda array: array.sharding)
     size = Attribute(lambda array: array.size)
     weak_type = Attribute(lambda array: array.weak_type)
-
-
-class Operators(ValueMembers[T], ArrayOperators[T]):
-    """Both; of what both have, the first counts."""

@@ -13,6 +13,7 @@ itself: the name stays bound to the same Variable, and everything that shares it
 
 from __future__ import annotations
 
+import copy as copy_lib
 import math
 import operator
 import typing as tp
@@ -21,8 +22,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._jax import same_form
+
+if tp.TYPE_CHECKING:
+    from nnxlite.variables._members import Binary, Unary, ValueMembers
+else:
+    ValueMembers = tp.Generic
+
 T = tp.TypeVar("T")
 V = tp.TypeVar("V")
+Operate: tp.TypeAlias = tp.Callable[[tp.Any, tp.Any], tp.Any]
 
 
 def unwrap(operand: tp.Any) -> tp.Any:
@@ -36,24 +45,44 @@ def unwrap(operand: tp.Any) -> tp.Any:
     return operand.get_value() if isinstance(operand, ArrayOperators) else operand
 
 
-Binary: tp.TypeAlias = tp.Callable[[tp.Any, tp.Any], tp.Any]
+def replace_at(value: tp.Any, index: tp.Any, new: tp.Any) -> tp.Any:
+    """`value` with the part at `index` replaced; never edits `value` itself.
+
+    An array keeps shape and dtype; at `...`, any other value is replaced as a whole.
+    """
+    if index is Ellipsis and same_form(value, new):
+        return new
+    if isinstance(value, jax.Array):
+        return value.at[index].set(new)
+    if index is Ellipsis and not isinstance(value, np.ndarray):
+        return new
+    changed = copy_lib.copy(value)
+    changed[index] = new
+    return changed
 
 
-def _binary(operate: Binary) -> Binary:
+def _binary(operate: Operate) -> Binary:
     def method(self: tp.Any, other: tp.Any) -> tp.Any:
         return operate(self.get_value(), unwrap(other))
 
     return _named(method, "", operate)
 
 
-def _reflected(operate: Binary) -> Binary:
+def _unary(operate: tp.Callable[[tp.Any], tp.Any]) -> Unary:
+    def method(self: tp.Any) -> tp.Any:
+        return operate(self.get_value())
+
+    return _named(method, "", operate)
+
+
+def _reflected(operate: Operate) -> Binary:
     def method(self: tp.Any, other: tp.Any) -> tp.Any:
         return operate(unwrap(other), self.get_value())
 
     return _named(method, "r", operate)
 
 
-def _in_place(operate: Binary) -> tp.Callable[[V, tp.Any], V]:
+def _in_place(operate: Operate) -> tp.Callable[[V, tp.Any], V]:
     def method(self: tp.Any, other: tp.Any) -> tp.Any:
         self.set_value(operate(self.get_value(), unwrap(other)))
         return self
@@ -61,7 +90,7 @@ def _in_place(operate: Binary) -> tp.Callable[[V, tp.Any], V]:
     return _named(method, "i", operate)
 
 
-def _named(method: tp.Any, prefix: str, operate: Binary) -> tp.Any:
+def _named(method: tp.Any, prefix: str, operate: tp.Any) -> tp.Any:
     """A method under the name by which Python calls it, in tracebacks too."""
     name = f"__{prefix}{operate.__name__.strip('_')}__"
     method.__name__, method.__qualname__ = name, f"ArrayOperators.{name}"
@@ -69,7 +98,7 @@ def _named(method: tp.Any, prefix: str, operate: Binary) -> tp.Any:
     return method
 
 
-class ArrayOperators(tp.Generic[T]):
+class ArrayOperators(ValueMembers[T]):
     """The operators of an array, in terms of `get_value` and `set_value`.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
@@ -106,9 +135,11 @@ class ArrayOperators(tp.Generic[T]):
     __and__ = _binary(operator.and_)
     __or__ = _binary(operator.or_)
     __xor__ = _binary(operator.xor)
-    __divmod__ = _binary(divmod)
 
-    def __pow__(self, other: tp.Any, modulo: tp.Any = None) -> tp.Any:
+    def __divmod__(self, other: tp.Any) -> tuple[T, T]:
+        return divmod(self.get_value(), unwrap(other))
+
+    def __pow__(self, other: tp.Any, modulo: tp.Any = None) -> T:
         return pow(self.get_value(), unwrap(other), unwrap(modulo))
 
     # the same with the operands reflected ----------------------------------------------------
@@ -125,9 +156,11 @@ class ArrayOperators(tp.Generic[T]):
     __rand__ = _reflected(operator.and_)
     __ror__ = _reflected(operator.or_)
     __rxor__ = _reflected(operator.xor)
-    __rdivmod__ = _reflected(divmod)
 
-    def __rpow__(self, other: tp.Any, modulo: tp.Any = None) -> tp.Any:
+    def __rdivmod__(self, other: tp.Any) -> tuple[T, T]:
+        return divmod(unwrap(other), self.get_value())
+
+    def __rpow__(self, other: tp.Any, modulo: tp.Any = None) -> T:
         return pow(unwrap(other), self.get_value(), unwrap(modulo))
 
     # in place: the value is replaced, the Variable stays -------------------------------------
@@ -148,8 +181,8 @@ class ArrayOperators(tp.Generic[T]):
 
     # comparison, elementwise -----------------------------------------------------------------
 
-    __eq__ = _binary(operator.eq)
-    __ne__ = _binary(operator.ne)
+    __eq__: Binary = _binary(operator.eq)  # type: ignore[assignment]
+    __ne__: Binary = _binary(operator.ne)  # type: ignore[assignment]
     __lt__ = _binary(operator.lt)
     __le__ = _binary(operator.le)
     __gt__ = _binary(operator.gt)
@@ -158,29 +191,18 @@ class ArrayOperators(tp.Generic[T]):
 
     # one operand -----------------------------------------------------------------------------
 
-    def __neg__(self) -> tp.Any:
-        return -self.get_value()
+    __neg__ = _unary(operator.neg)
+    __pos__ = _unary(operator.pos)
+    __invert__ = _unary(operator.invert)
+    __trunc__ = _unary(math.trunc)
+    __floor__ = _unary(math.floor)
+    __ceil__ = _unary(math.ceil)
 
-    def __pos__(self) -> tp.Any:
-        return +self.get_value()
-
-    def __invert__(self) -> tp.Any:
-        return ~self.get_value()
-
-    def __abs__(self) -> tp.Any:
+    def __abs__(self) -> T:
         return abs(self.get_value())
 
-    def __round__(self, ndigits: int = 0) -> tp.Any:
+    def __round__(self, ndigits: int = 0) -> T:
         return round(self.get_value(), ndigits)
-
-    def __trunc__(self) -> tp.Any:
-        return math.trunc(self.get_value())
-
-    def __floor__(self) -> tp.Any:
-        return math.floor(self.get_value())
-
-    def __ceil__(self) -> tp.Any:
-        return math.ceil(self.get_value())
 
     # conversion ------------------------------------------------------------------------------
 

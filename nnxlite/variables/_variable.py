@@ -17,8 +17,6 @@ reference, which other code can share.
 from __future__ import annotations
 
 import copy as copy_lib
-import dataclasses
-import functools
 import operator
 import types
 import typing as tp
@@ -31,97 +29,45 @@ from nnxlite import _sharding_hook
 from nnxlite._bases import give_way
 from nnxlite._config import EAGER_SHARDING, REF_VARIABLES
 from nnxlite._definitions import ByShared
-from nnxlite._errors import TraceContextError, short_type
-from nnxlite._interning import LOCK
-from nnxlite._jax import TraceRef, describe_trace, is_ref, new_ref, same_form, trace_state
+from nnxlite._errors import short_type
+from nnxlite._jax import is_ref, trace_state
 from nnxlite._outline import Shown
 from nnxlite._text import Text, variable_node
 from nnxlite._together import Writes, run_together
 from nnxlite._versions import touch
-from nnxlite.variables._definition import REQUIRED, VariableDef, define
-from nnxlite.variables._metadata import FROZEN, PLACEMENT, VariableMetadata
-from nnxlite.variables._operators import ArrayOperators
-
-if tp.TYPE_CHECKING:
-    from nnxlite.variables._members import Operators
-else:
-    Operators = ArrayOperators  # whose operators work for values of any type
+from nnxlite.variables._definition import (
+    MISSING,
+    REQUIRED,
+    Box,
+    VariableDef,
+    boxed,
+    current_definition,
+    define,
+    redefine,
+    set_definition,
+    set_value,
+)
+from nnxlite.variables._metadata import (
+    FROZEN,
+    PLACEMENT,
+    HasMetadata,
+    VariableMetadata,
+    normal,
+    normal_entries,
+)
+from nnxlite.variables._operators import ArrayOperators, replace_at
+from nnxlite.variables._refs import new_ref_of, refuse_hijax
 
 T = tp.TypeVar("T")
-F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 V = tp.TypeVar("V", bound="Variable[tp.Any]")
 
-
-class _Missing:
-    def __repr__(self) -> str:
-        return "MISSING"
-
-
-MISSING: tp.Any = _Missing()
-"""Stands for an argument that was not given, where None is a value."""
 
 _ARRAY_PROTOCOLS = frozenset(  # what other libraries ask an array for, and its value answers
     ("__array_namespace__", "__cuda_array_interface__", "__dlpack__", "__dlpack_device__")
 )
-_SHARDING_NAMES = ("sharding", "sharding_names")  # spellings of the entry "out_sharding"
 
 
-@dataclasses.dataclass(frozen=True)
-class VarDefaults(tp.Mapping[str, bool]):
-    """The defaults of `Variable(hijax=..., ref=...)`; a mapping as well.
-
-    Args:
-        hijax: accepted for compatibility; False.
-        ref: whether new Variables hold their values in array references.
-
-    >>> from nnxlite.variables import VarDefaults
-    >>> VarDefaults(ref=True)["ref"], dict(VarDefaults())
-    (True, {'hijax': False, 'ref': False})
-    """
-
-    hijax: bool = False
-    ref: bool = False
-
-    def __getitem__(self, name: str) -> bool:
-        return dataclasses.asdict(self)[name]
-
-    def __iter__(self) -> tp.Iterator[str]:
-        return iter(("hijax", "ref"))
-
-    def __len__(self) -> int:
-        return 2
-
-
-class Box:
-    """The content of a Variable: raw value, definition, its trace, and its structural version.
-
-    It is an object of its own so that the engine can refer to it directly: reading and writing a
-    slot of this plain class is several times faster than one of a class with `__getattr__`.
-    """
-
-    __slots__ = ("__weakref__", "_nnx_version", "definition", "trace", "value")
-
-    value: tp.Any
-    definition: VariableDef
-    trace: TraceRef
-    _nnx_version: int
-
-
-def _boxed(definition: VariableDef, value: tp.Any) -> Box:
-    box = _new(Box)
-    box.definition = definition
-    box.trace = trace_state.value
-    box.value = value
-    box._nnx_version = 0
-    return box
-
-
-_new = object.__new__
-set_value = Box.__dict__["value"].__set__
-_set_definition = Box.__dict__["definition"].__set__
-
-
-class Variable(Shown, Operators[T]):
+class Variable(Shown, HasMetadata, ArrayOperators[T]):
     """A mutable box for a value, with metadata.
 
     It takes part in arithmetic like its value. What transforms and optimizers do with it depends on
@@ -155,10 +101,6 @@ class Variable(Shown, Operators[T]):
 
     __slots__ = ("__weakref__", "_box")
 
-    required_metadata: tp.ClassVar[frozenset[str]] = REQUIRED
-    """The metadata that every Variable has."""
-
-    _box: Box
     _nnx_plain_def: tp.ClassVar[VariableDef]
     _nnx_reads_plainly: tp.ClassVar[bool]  # whether `get_value` is the one of this class
 
@@ -184,7 +126,7 @@ class Variable(Shown, Operators[T]):
         **metadata: tp.Any,
     ) -> None:
         if hijax:
-            _refuse_hijax(type(self).__name__)
+            refuse_hijax(type(self).__name__)
         raw: tp.Any = value
         if isinstance(raw, VariableMetadata):
             metadata = {**metadata, **raw.to_metadata()}
@@ -198,10 +140,10 @@ class Variable(Shown, Operators[T]):
         if eager_sharding is None:
             eager_sharding = EAGER_SHARDING.get()
         if metadata or ref or not eager_sharding:
-            definition = define(type(self), _normal(metadata, ref, eager_sharding))
+            definition = define(type(self), normal(metadata, ref, eager_sharding))
         else:
             definition = type(self)._nnx_plain_def
-        box = _boxed(definition, raw)
+        box = boxed(definition, raw)
         _set_box(self, box)
         for hook in definition.create_hooks:
             raw = hook(self, raw)
@@ -209,7 +151,7 @@ class Variable(Shown, Operators[T]):
         if metadata and definition.metadata.get("out_sharding") is not None:
             raw = _sharding_hook.place(raw, definition.metadata)
         if ref and not is_ref(raw):
-            raw = _new_ref_of(type(self), raw)
+            raw = new_ref_of(type(self), raw)
         box.value = raw
 
     def __init_subclass__(cls, **kwargs: tp.Any) -> None:
@@ -264,7 +206,7 @@ class Variable(Shown, Operators[T]):
             ValueError: for a part that does not broadcast, or another shape than the reference's.
         """
         if trace_state.value is not self._box.trace and not self._writes_through(value):
-            self._refuse_write("value")
+            self._check_level()
         new: tp.Any = value
         if isinstance(new, Variable):
             new = new.get_value()
@@ -275,7 +217,7 @@ class Variable(Shown, Operators[T]):
                 self._write_ref(new, index)
                 return
         if index is not MISSING:
-            new = _replace_at(self._box.value, index, new)
+            new = replace_at(self._box.value, index, new)
         self._box.value = new
 
     def _writes_through(self, new: tp.Any) -> bool:
@@ -331,8 +273,8 @@ class Variable(Shown, Operators[T]):
         Raises:
             TraceContextError: when called from another trace level than the Variable's own.
         """
-        if trace_state.value is not self._box.trace and not _unsafe_bypass_check:
-            self._refuse_write("value")
+        if not _unsafe_bypass_check:
+            self._check_level()
         self._box.value = value
 
     @property
@@ -361,11 +303,6 @@ class Variable(Shown, Operators[T]):
             value = hook(self, value)
         return value
 
-    def _refuse_write(self, what: str = "value") -> tp.NoReturn:
-        raise TraceContextError(
-            type(self).__name__, what, describe_trace(self._box.trace), _running(), variable=True
-        )
-
     # identity and kind -----------------------------------------------------------------------
 
     @property
@@ -373,10 +310,7 @@ class Variable(Shown, Operators[T]):
         """The Variable's class."""
         return type(self)
 
-    @property
-    def var_type(self) -> type[tp.Self]:
-        """The Variable's class."""
-        return type(self)
+    var_type = type
 
     @property
     def ref(self) -> bool:
@@ -393,165 +327,13 @@ class Variable(Shown, Operators[T]):
         """The shape of the value."""
         return tp.cast(tp.Any, self._box.value).shape
 
-    @property
-    def sharding_names(self) -> tp.Any:
-        """The axis names given as `sharding=` (or `sharding_names=`), or None."""
-        return self._box.definition.metadata.get("out_sharding")
-
-    # metadata --------------------------------------------------------------------------------
-
-    @classmethod
-    def from_metadata(cls, value: T, attributes: tp.Mapping[str, tp.Any]) -> tp.Self:
-        """A Variable with exactly these metadata entries, made without running any callback.
-
-        Args:
-            value: the value.
-            attributes: the metadata.
-        """
-        new = object.__new__(cls)
-        entries = {**_REQUIRED_DEFAULTS, **attributes}
-        _set_box(new, _boxed(define(cls, entries), value))
-        return new
-
-    def get_metadata(
-        self,
-        name: str | None = None,
-        default: tp.Any = MISSING,
-        *,
-        exclude_required: bool | None = None,
-    ) -> tp.Any:
-        """One entry (or `default`), or, without a name, a dict of all.
-
-        Args:
-            name: of the entry.
-            default: what to return where there is none.
-            exclude_required: leave out the entries every Variable has (`hijax`, `ref`, ...).
-
-        Raises:
-            KeyError: when there is no such entry and no default.
-            TypeError: for a name together with `exclude_required`, or a default without a name.
-        """
-        entries = self._box.definition.metadata
-        if name is not None:
-            if exclude_required is not None:
-                raise TypeError(
-                    f"{type(self).__name__}.get_metadata takes a name or exclude_required, not "
-                    f"both; got name={name!r}, exclude_required={exclude_required!r}."
-                )
-            if name in entries:
-                return entries[name]
-            if default is not MISSING:
-                return default
-            raise KeyError(
-                f"{type(self).__name__} has no metadata {name!r}; it has {sorted(entries)}."
-            )
-        if default is not MISSING:
-            raise TypeError(
-                f"{type(self).__name__}.get_metadata: Cannot provide a default value when 'name' is "
-                f"not provided; got default={default!r}. Without a name it gives all the metadata."
-            )
-        if exclude_required:
-            return {k: v for k, v in entries.items() if k not in REQUIRED}
-        return dict(entries)
-
-    def set_metadata(self, *args: tp.Any, **kwargs: tp.Any) -> None:
-        """`set_metadata(name, value)`, `set_metadata(name=value)`, or a mapping that replaces all.
-
-        Args:
-            args: a name and a value, or one mapping.
-            kwargs: entries by name.
-
-        Raises:
-            TypeError: for other arguments, or none.
-            ValueError: for a change of `hijax` or `ref`.
-        """
-        if len(args) == 1 and isinstance(args[0], tp.Mapping) and not kwargs:
-            entries = self._box.definition.metadata
-            kept = {k: v for k, v in entries.items() if k in REQUIRED}
-            self._check_fixed(args[0])
-            self._redefine({**kept, **_normal_entries(dict(args[0]))})
-            return
-        if len(args) == 2 and isinstance(args[0], str) and not kwargs:
-            kwargs = {args[0]: args[1]}
-        elif args and kwargs:
-            raise TypeError(
-                f"Cannot mix positional and keyword arguments in {type(self).__name__}.set_metadata: "
-                f"it takes (name, value), keywords, or one mapping; got {len(args)} positional and "
-                f"{len(kwargs)} keyword arguments."
-            )
-        elif args or not kwargs:
-            raise TypeError(
-                f"{type(self).__name__}.set_metadata takes (name, value), keywords, or one "
-                f"mapping; got {len(args)} positional and {len(kwargs)} keyword arguments."
-            )
-        self._check_fixed(kwargs)
-        with LOCK:  # what another thread sets at the same time stays, too
-            self._redefine({**self._box.definition.metadata, **_normal_entries(kwargs)})
-
-    def has_metadata(self, name: str) -> bool:
-        """Whether there is an entry of this name.
-
-        Args:
-            name: of the entry.
-        """
-        return name in self._box.definition.metadata
-
-    def del_metadata(self, name: str) -> None:
-        """Remove one entry.
-
-        Args:
-            name: of the entry.
-
-        Raises:
-            KeyError: where there is none.
-            ValueError: for one that every Variable has.
-        """
-        if trace_state.value is not self._box.trace:
-            self._refuse_write(name)
-        self.get_metadata(name)
-        if name in REQUIRED:
-            raise ValueError(
-                f"Cannot delete `{name}` metadata of {type(self).__name__}: every Variable has it."
-            )
-        with LOCK:
-            entries = dict(self._box.definition.metadata)
-            entries.pop(name, None)
-            self._redefine(entries)
-
-    def _check_fixed(self, updates: tp.Mapping[str, tp.Any]) -> None:
-        for name in ("hijax", "ref"):
-            if name in updates and bool(updates[name]) != bool(
-                self._box.definition.metadata.get(name)
-            ):
-                raise ValueError(
-                    f"Cannot change `{name}` metadata of {type(self).__name__} from "
-                    f"{bool(self._box.definition.metadata.get(name))} to {updates[name]!r}; make a new "
-                    "Variable, or use vars_as."
-                )
-
-    def _redefine(self, entries: dict[str, tp.Any]) -> None:
-        if trace_state.value is not self._box.trace:
-            self._refuse_write("metadata")
-        self._define_as(entries)
-
-    def _define_as(self, entries: dict[str, tp.Any]) -> None:
-        """Have these metadata, at whatever trace level."""
-        definition = define(type(self), entries)
-        if definition is not self._box.definition:
-            touch(self._box)  # before, too: what interrupts this must not leave a plan valid
-            self._box.definition = definition
-            touch(self._box)
-
     def _become(self, kind: type[Variable[tp.Any]]) -> None:
         """Change the class: the definition names it."""
-        box = self._box
-        if trace_state.value is not box.trace:
-            self._refuse_write("__class__")
-        definition = define(kind, box.definition.metadata)
-        touch(box)
+        self._check_level("__class__")
+        definition = define(kind, self._box.definition.metadata)
+        touch(self._box)
         object.__setattr__(self, "__class__", kind)
-        box.definition = definition
-        touch(box)
+        redefine(self._box, definition)
 
     def __getattr__(self, name: str) -> tp.Any:
         lacks = f"'{type(self).__name__}' object has no attribute"
@@ -580,8 +362,7 @@ class Variable(Shown, Operators[T]):
         if kept is not None and not (isinstance(kept, property) and kept.fset is None):
             object.__setattr__(self, name, value)
             return
-        if trace_state.value is not self._box.trace:
-            self._refuse_write(name)
+        self._check_level(name)
         raise AttributeError(
             f"Cannot set attribute {name} of {type(self).__name__}. To set Variable metadata use "
             f"`variable.set_metadata({name}=...)`; to write the value, `variable.value = ...`."
@@ -593,38 +374,7 @@ class Variable(Shown, Operators[T]):
             f"`variable.del_metadata({name!r})`."
         )
 
-    def add_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tell the `on_add_axis` callbacks of a new axis; `spmd.add_axis` names it in metadata, too.
-
-        Args:
-            axis_index: the position of the axis.
-            axis_name: its name, or None.
-        """
-        for hook in self._box.definition.hooks("on_add_axis"):
-            hook(self, axis_index, axis_name)
-
-    def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tell the `on_remove_axis` callbacks of a removed axis; see `add_axis`.
-
-        Args:
-            axis_index: the position of the axis.
-            axis_name: its name, or None.
-        """
-        for hook in self._box.definition.hooks("on_remove_axis"):
-            hook(self, axis_index, axis_name)
-
     # copies ----------------------------------------------------------------------------------
-
-    def copy(
-        self, value: tp.Any = MISSING, *, _copy_ref: bool = True, **updates: tp.Any
-    ) -> tp.Self:
-        """A new Variable of the same class and metadata, optionally with other value or entries.
-
-        Args:
-            value: the new value; by default the present one.
-            updates: metadata entries to change or add.
-        """
-        return self.replace(value, _copy_ref=_copy_ref, **updates)
 
     def replace(
         self, value: tp.Any = MISSING, *, _copy_ref: bool = True, **updates: tp.Any
@@ -652,26 +402,17 @@ class Variable(Shown, Operators[T]):
         definition = self._box.definition
         if updates:
             if updates.get("hijax"):
-                _refuse_hijax(f"{type(self).__name__}.replace")
-            definition = define(type(self), {**definition.metadata, **_normal_entries(updates)})
+                refuse_hijax(f"{type(self).__name__}.replace")
+            definition = define(type(self), {**definition.metadata, **normal_entries(updates)})
         held: tp.Any = raw
         if definition.is_ref:
             if _copy_ref or not is_ref(held):
-                held = _new_ref_of(type(self), held[...] if is_ref(held) else held)
+                held = new_ref_of(type(self), held[...] if is_ref(held) else held)
         elif is_ref(held):
             held = held[...]
         return tp.cast(tp.Self, make(definition, held))
 
-    def to_state(
-        self, value: tp.Any = MISSING, *, _copy_ref: bool = True, **updates: tp.Any
-    ) -> tp.Self:
-        """The same as `copy`.
-
-        Args:
-            value: the new value; by default the present one.
-            updates: metadata entries to change or add.
-        """
-        return self.replace(value, _copy_ref=_copy_ref, **updates)
+    copy = to_state = replace
 
     def copy_from(self, other: Variable[T]) -> None:
         """Take over value and metadata of another Variable.
@@ -733,17 +474,16 @@ class Variable(Shown, Operators[T]):
         """Replace the value and the metadata by those of a state that `__getstate__` returned."""
         definition, value = define(type(self), state["metadata"]), state["value"]
         if definition.is_ref:
-            value = _new_ref_of(type(self), value)
+            value = new_ref_of(type(self), value)
         try:
             box = _get_box(self)
         except AttributeError:  # a new Variable, as it is unpickled
-            _set_box(self, _boxed(definition, value))
+            _set_box(self, boxed(definition, value))
             return
-        if trace_state.value is not box.trace:
-            self._refuse_write("__setstate__")
+        self._check_level("__setstate__")
         touch(box)
-        box.definition, box.value = definition, value
-        touch(box)
+        box.value = value
+        redefine(box, definition)
 
     def __reduce_ex__(self, protocol: tp.SupportsIndex) -> tp.Any:
         if type(self).__reduce__ is not object.__reduce__:  # the user's own way
@@ -773,7 +513,6 @@ _set_box = Variable.__dict__["_box"].__set__
 
 _KEPT = ("hijax", "ref", FROZEN, PLACEMENT)
 """Metadata that a Variable keeps when it takes over that of another."""
-_REQUIRED_DEFAULTS = {"hijax": False, "ref": False, "eager_sharding": True}
 
 
 def is_variable(value: tp.Any) -> bool:
@@ -784,7 +523,7 @@ def is_variable(value: tp.Any) -> bool:
 def make(definition: VariableDef, value: tp.Any) -> Variable[tp.Any]:
     """A Variable of a known definition at the present trace level.  For the engine only."""
     new = object.__new__(definition.type)
-    _set_box(new, _boxed(definition, value))
+    _set_box(new, boxed(definition, value))
     return new
 
 
@@ -795,8 +534,7 @@ def store_together(pairs: tp.Iterable[tuple[Box, tp.Any]]) -> None:
 
 def note_raw(writes: Writes, variable: Variable[tp.Any], value: tp.Any) -> None:
     """Note that a Variable gets another raw value; a reference stays, and gets the content."""
-    if variable._box.trace is not trace_state.value:
-        variable._refuse_write()
+    variable._check_level()
     raw: tp.Any = variable._box.value
     content = value[...] if is_ref(value) and value is not raw else value
     if not (variable._box.definition.is_ref and is_ref(raw)):
@@ -809,7 +547,7 @@ def note_definition(writes: Writes, variable: Variable[tp.Any], new: VariableDef
     """Note that a Variable gets other metadata."""
     box = variable._box
     if new is not box.definition:
-        writes.add(_set_definition, box, new)
+        writes.add(set_definition, box, new)
         writes.touch(box)
 
 
@@ -829,55 +567,9 @@ def _empty(cls: type[V]) -> V:
     return object.__new__(cls)
 
 
-def _running() -> str:
-    return describe_trace(trace_state.value)
-
-
-def _refuse_hijax(what: str) -> tp.NoReturn:
-    raise ValueError(
-        f"{what}(hijax=True) is not available: hijax Variables are an experiment of JAX. Use "
-        "ref=True for a Variable that lives in a JAX array reference."
-    )
-
-
-def _new_ref_of(cls: type, value: tp.Any) -> tp.Any:
-    if not isinstance(value, (jax.Array, np.ndarray, np.generic, int, float, complex)):
-        raise TypeError(
-            f"{cls.__name__}(ref=True) holds its value in a JAX array reference, which takes an "
-            f"array or a number, got {short_type(value)}."
-        )
-    return new_ref(jnp.asarray(value))
-
-
 def _shown(name: str, value: tp.Any) -> bool:
     usual = EAGER_SHARDING.default if name == "eager_sharding" else False
     return name not in REQUIRED or value != usual
-
-
-def _normal_entries(entries: dict[str, tp.Any]) -> dict[str, tp.Any]:
-    """Metadata under its one spelling, `out_sharding`."""
-    return {"out_sharding" if k in _SHARDING_NAMES else k: v for k, v in entries.items()}
-
-
-def _normal(metadata: dict[str, tp.Any], ref: bool, eager_sharding: bool) -> dict[str, tp.Any]:
-    required = {"hijax": False, "ref": ref, "eager_sharding": eager_sharding}
-    return {**_normal_entries(metadata), **required} if metadata else required
-
-
-def _replace_at(value: tp.Any, index: tp.Any, new: tp.Any) -> tp.Any:
-    """`value` with the part at `index` replaced; never edits `value` itself.
-
-    An array keeps shape and dtype; at `...`, any other value is replaced as a whole.
-    """
-    if index is Ellipsis and same_form(value, new):
-        return new
-    if isinstance(value, jax.Array):
-        return value.at[index].set(new)
-    if index is Ellipsis and not isinstance(value, np.ndarray):
-        return new
-    changed = copy_lib.copy(value)
-    changed[index] = new
-    return changed
 
 
 # As a pytree a Variable is a node with one child, its raw value; the definition is static.
@@ -885,27 +577,12 @@ def _replace_at(value: tp.Any, index: tp.Any, new: tp.Any) -> tp.Any:
 _VALUE_KEY = jax.tree_util.GetAttrKey("value")
 
 
-def current_definition(box: Box) -> VariableDef:
-    """The definition of a Variable, renewed where its metadata were edited in place."""
-    definition = box.definition
-    if definition.mutable:
-        now = definition.current()
-        if now is not definition:
-            touch(box)  # before, too: what interrupts this must not leave a plan valid
-            box.definition = now
-            touch(box)
-            return now
-    return definition
-
-
-def _private_side(box: Box) -> ByShared:
-    return ByShared(current_definition(box).snapshot())
-
-
 def _flatten(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], VariableDef | ByShared]:
     box = variable._box
-    static = box.definition
-    return (box.value,), static if static.public is None else _private_side(box)
+    static: tp.Any = box.definition
+    if static.public is not None:
+        static = ByShared(current_definition(box).snapshot())
+    return (box.value,), static
 
 
 def _flatten_with_keys(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], VariableDef | ByShared]:
@@ -915,7 +592,7 @@ def _flatten_with_keys(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], Varia
 
 def _register(cls: type[Variable[tp.Any]]) -> None:
     cls._nnx_reads_plainly = cls.get_value is Variable.get_value
-    cls._nnx_plain_def = define(cls, dict(_REQUIRED_DEFAULTS))
+    cls._nnx_plain_def = define(cls, dict(REQUIRED))
 
     def unflatten(
         definition: VariableDef | ByShared, children: tp.Iterable[tp.Any]
@@ -924,85 +601,10 @@ def _register(cls: type[Variable[tp.Any]]) -> None:
         (value,) = children
         if isinstance(definition, ByShared):
             definition = tp.cast(VariableDef, definition.item).for_variable()
-        _set_box(new, _boxed(definition, value))
+        _set_box(new, boxed(definition, value))
         return new
 
     jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, unflatten, _flatten)
 
 
 _register(Variable)
-
-
-class VarDefaultsContext:
-    """What `var_defaults(...)` gives: leaving its `with` block brings the former defaults back.
-
-    As a decorator it sets the defaults for each call of the function, and for nothing else.
-    """
-
-    def __init__(self, former: tuple[bool, ...], ref: bool | None) -> None:
-        self._former = former
-        self._ref = ref
-
-    def __call__(self, fun: F) -> F:
-        REF_VARIABLES.restore(self._former)
-
-        @functools.wraps(fun)
-        def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-            with REF_VARIABLES.scope(REF_VARIABLES.given(self._ref)):
-                return fun(*args, **kwargs)
-
-        return tp.cast(F, wrapper)
-
-    def __enter__(self) -> VarDefaults:
-        return var_defaults()
-
-    def __exit__(self, *exc: tp.Any) -> None:
-        REF_VARIABLES.restore(self._former)
-
-
-@tp.overload
-def var_defaults() -> VarDefaults: ...
-
-
-@tp.overload
-def var_defaults(*, ref: bool, hijax: bool | None = None) -> VarDefaultsContext: ...
-
-
-@tp.overload
-def var_defaults(*, hijax: bool, ref: bool | None = None) -> VarDefaultsContext: ...
-
-
-def var_defaults(
-    *, hijax: bool | None = None, ref: bool | None = None
-) -> VarDefaults | VarDefaultsContext:
-    """Set the defaults of `Variable(ref=...)`, at once, for a `with` block or a function; or read them.
-
-    They hold for the present context: other threads and tasks have their own.
-
-    Args:
-        hijax: accepted for compatibility; True raises ValueError.
-        ref: the new default of `ref`.
-
-    Returns:
-        Without arguments the `VarDefaults` in force, otherwise a context manager, which is also a
-        decorator.
-
-    >>> import nnxlite as nnx
-    >>> with nnx.var_defaults(ref=True):
-    ...     v = nnx.Param(nnx.initializers.ones_init()(None, (2,)))
-    >>> v.ref, nnx.var_defaults().ref
-    (True, False)
-    >>> @nnx.var_defaults(ref=True)
-    ... def make():
-    ...     return nnx.Param(1.0).ref
-    >>> make(), nnx.var_defaults().ref
-    (True, False)
-    """
-    if hijax is None and ref is None:
-        return VarDefaults(ref=REF_VARIABLES.get())
-    if hijax:
-        _refuse_hijax("var_defaults")
-    former = REF_VARIABLES.stack()
-    if ref is not None:
-        REF_VARIABLES.restore((*former[:-1], bool(ref)))
-    return VarDefaultsContext(former, ref)

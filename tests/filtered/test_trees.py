@@ -280,7 +280,7 @@ def test_tree_pformat(capsys):
     assert "kernel=Param(value=f32[3,3])" in nnx.tree_pformat(Tied())
     loop = nnx.Dict()
     loop.me = loop
-    assert "that contains it" in nnx.tree_pformat(loop)
+    assert "<shared: self>" in nnx.tree_pformat(loop)
     nnx.tree_pprint([1])
     assert capsys.readouterr().out == "[1]\n"
 
@@ -302,9 +302,10 @@ def test_tree_pformat_of_nested_objects():
     assert text.splitlines() == PRETTY
     up = nnx.Dict(child=nnx.Dict())
     up.child.up, up.child.again = up, up.child
-    assert nnx.tree_pformat(up).count("<Dict that contains it>") == 2
+    text = nnx.tree_pformat(up)
+    assert "<shared: self>" in text and "<shared: child>" in text
     shared = nnx.Dict()
-    assert "holds it" not in nnx.tree_pformat([shared, shared])
+    assert "shared" not in nnx.tree_pformat([shared, shared])
 
 
 PRETTY = [
@@ -315,7 +316,9 @@ PRETTY = [
     "    inner={",
     "      'layers': [",
     "        Dict({",
-    "          'w': Param(value=f32[3])",
+    "          'w': Param(",
+    "            value=f32[3]",
+    "          )",
     "        }),",
     "        (1, 'a')",
     "      ]",

@@ -18,7 +18,6 @@ import nnxlite as nnx
 from nnxlite.nn.recurrent import RNNKeywords
 from nnxlite.transforms import _signatures as signatures
 from nnxlite.variables import _members as members
-from nnxlite.variables._operators import ArrayOperators
 
 HERE = Path(__file__).parent
 FILES = sorted(path for path in HERE.glob("*.py") if not path.name.startswith("test_"))
@@ -180,15 +179,3 @@ def test_members_of_variables_are_those_of_arrays():
     assert {"T", "sum", "dtype"} <= declared
     assert [name for name in declared if not hasattr(array, name)] == []
     assert declared.isdisjoint(dir(nnx.Param))  # a Variable's own members are not hidden
-
-
-def test_operators_have_types():
-    declared = {n for n in vars(members.ValueMembers) if n.startswith("__")}
-    operators = {n for n, v in vars(ArrayOperators).items() if inspect.isfunction(v)}
-    in_place = {n for n in operators if n.startswith("__i") and f"__{n[3:]}" in operators}
-    untyped = operators - declared - in_place
-    assert untyped == {
-        "__array__", "__bool__", "__ceil__", "__complex__", "__contains__", "__float__",
-        "__floor__", "__format__", "__index__", "__int__", "__iter__", "__jax_array__", "__len__",
-        "__reversed__", "__trunc__",
-    }  # fmt: skip
