@@ -18,9 +18,8 @@ again wherever a model is.  The rules:
   packages.  `functools.partial` counts like the function in it;
 * everything else compares by its own `==` and `hash`, together with its type.
 
-A value without a hash (a dataclass of settings, say) has no `static_key`, but a `content_key`, which
-describes it by its present content.  So is a dataclass that has a hash and is not frozen: one object
-equals itself, whatever was done to it.
+A value without a hash (a dataclass of settings, say) has no `static_key`; its key describes its present
+content.  So does that of a dataclass that has a hash and is not frozen.
 """
 
 from __future__ import annotations
@@ -114,9 +113,8 @@ class _AsSeen:
 def facts(value: tp.Any) -> Facts:
     """Key, exactness and mutability of any static value.
 
-    What cannot be hashed is described by its present content: the fields of a dataclass that count for
-    `==`, for other objects what pickling would store.  JAX arrays, large NumPy arrays, and what does not
-    tell its content, count by identity.
+    The key of one without a hash is its content: fields of a dataclass that count for `==`, for other
+    objects what pickling would store.  JAX arrays, large NumPy arrays, and the rest, by identity.
 
     >>> from nnxlite._statics import facts
     >>> [tuple(facts(value))[1:] for value in (3, "relu", (1, 2), [3])]
@@ -160,11 +158,8 @@ _OWN_KEY: frozenset[type] = frozenset(
 )
 """Types whose values are their own keys."""
 _SIMPLE = frozenset({*_OWN_KEY, int, bool})
-"""Types of items that a key contains as they are, beside their types.
-
-A model may have a vocabulary of many thousand words as a static value, whose key is worked out in each
-call: item by item that takes ten times as long.
-"""
+"""Types of items that a key contains as they are, beside their types: item by item, a vocabulary of
+many thousand words takes ten times as long in each call."""
 
 Inside = tuple[tp.Any, ...]
 """The values around the one that is read, so that recursion ends."""
@@ -181,8 +176,6 @@ class _Reader:
         self.exact = True
         self.mutable = False
         self.by_content = by_content
-
-    # any value -----------------------------------------------------------------------------------
 
     def content(self, value: tp.Any, inside: Inside) -> tp.Any:
         """The key of a value, by content where it has no hash."""
@@ -280,8 +273,6 @@ class _Reader:
         if _SIMPLE.issuperset(types_of):
             return (types_of, *values)
         return tuple([read(value, inside) for value in values])
-
-    # what is known to be equal without being the same ----------------------------------------------
 
     def known(self, value: tp.Any, inside: Inside, live: bool = False) -> tp.Any:
         """The key of a value that cannot change; `live` takes containers with the content they have.
@@ -386,9 +377,8 @@ class _Reader:
 
 
 _first_seen: weakref.WeakKeyDictionary[tp.Any, tuple[tp.Any, bool]] = weakref.WeakKeyDictionary()
-# Key: the function or object, by identity. Nothing to invalidate: the key is that of the first sight.
-# Bound: entries die with their functions; keys refer weakly to all but constants and containers.
-# Threads: two may work a key out twice; both are equal. Earned by `construct` and law L6 (see `_once`).
+# Key: the function or object, by identity; nothing to invalidate. Bound: entries die with their
+# functions. Threads: two may work a key out twice; both are equal. Earned by `construct` and law L6.
 
 
 Reads = tuple[tuple[tp.Mapping[str, tp.Any], str, tp.Any], ...]

@@ -159,8 +159,6 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
         give_way(cls, Variable, ("__copy__", "__deepcopy__", "__format__", "__reduce_ex__"))
         _register(cls)
 
-    # reading and writing the value -----------------------------------------------------------
-
     @property
     def value(self) -> T:
         """The value, after the `on_get_value` callbacks; assigning writes it."""
@@ -303,8 +301,6 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
             value = hook(self, value)
         return value
 
-    # identity and kind -----------------------------------------------------------------------
-
     @property
     def type(self) -> type[tp.Self]:
         """The Variable's class."""
@@ -373,8 +369,6 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
             f"Cannot delete attribute {name} of {type(self).__name__}. To delete Variable metadata use "
             f"`variable.del_metadata({name!r})`."
         )
-
-    # copies ----------------------------------------------------------------------------------
 
     def replace(
         self, value: tp.Any = MISSING, *, _copy_ref: bool = True, **updates: tp.Any
@@ -490,8 +484,6 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
             return self.__reduce__()
         return _empty, (type(self),), self.__getstate__()
 
-    # other -----------------------------------------------------------------------------------
-
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         """Call the value.
 
@@ -572,9 +564,7 @@ def _shown(name: str, value: tp.Any) -> bool:
     return name not in REQUIRED or value != usual
 
 
-# As a pytree a Variable is a node with one child, its raw value; the definition is static.
-
-_VALUE_KEY = jax.tree_util.GetAttrKey("value")
+_VALUE_KEY = jax.tree_util.GetAttrKey("value")  # as a pytree a Variable has one child
 
 
 def _flatten(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], VariableDef | ByShared]:
