@@ -58,7 +58,6 @@ def field(
     return dataclasses.field(metadata=metadata, **kwargs)
 
 
-@jax.tree_util.register_pytree_with_keys_class
 class BoundMethod:
     """A method bound to a module: callable, and a pytree with the module's leaves."""
 
@@ -94,14 +93,12 @@ class BoundMethod:
     def __reduce__(self) -> tp.Any:
         return getattr, (self.__self__, self.__func__.__name__)
 
-    def tree_flatten_with_keys(self) -> tp.Any:
-        """Children with keys, and the function as static data, for JAX."""
-        return ((jax.tree_util.GetAttrKey("__self__"), self.__self__),), self.__func__
 
-    @classmethod
-    def tree_unflatten(cls, func: tp.Any, children: tp.Any) -> BoundMethod:
-        """The inverse of `tree_flatten_with_keys`."""
-        return cls(func, children[0])
+jax.tree_util.register_pytree_with_keys(
+    BoundMethod,
+    lambda method: (((jax.tree_util.GetAttrKey("__self__"), method.__self__),), method.__func__),
+    lambda func, children: BoundMethod(func, *children),
+)
 
 
 class _Method:

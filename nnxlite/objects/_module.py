@@ -32,7 +32,7 @@ from nnxlite.graph import (
     update,
 )
 from nnxlite.objects._frozen import freeze
-from nnxlite.objects._pytree import Pytree, Tagged, set_by_class
+from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._scopes import scoped
 from nnxlite.variables import (
     MISSING,
@@ -453,27 +453,16 @@ def set_existing(
 
 def _set_or_restore(writes: tp.Sequence[tuple[Module, str, tp.Any]]) -> None:
     """Set attributes of objects; if one rejects its value, restore all of them."""
-    done: list[tuple[Pytree, str, tp.Any]] = []
+    before: dict[int, tuple[Module, dict[str, tp.Any], dict[tp.Any, bool]]] = {}
     try:
-        for owner, name, value in writes:
-            before = _before(owner, name)
-            setattr(owner, name, value)
-            done.append((owner, name, before))
+        for module, name, value in writes:
+            former = dict(module._nnx_dict), dict(module._nnx_status)
+            setattr(module, name, value)
+            before.setdefault(id(module), (module, *former))
     except BaseException:
-        for owner, name, before in reversed(done):
-            if before is MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
+        for module, attributes, status in before.values():
+            module._nnx_renew("__dict__", attributes, status)
         raise
-
-
-def _before(owner: Pytree, name: str) -> tp.Any:
-    """The value to assign to an attribute to restore it; MISSING if it does not exist."""
-    status = owner._nnx_status.get(name)
-    if status is not None:
-        return Tagged(owner._nnx_dict[name], status)
-    return getattr(owner, name) if set_by_class(type(owner), name) else MISSING
 
 
 def iter_modules(

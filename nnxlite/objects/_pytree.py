@@ -227,7 +227,6 @@ def _noticed(method: tp.Callable[..., tp.Any]) -> tp.Callable[..., tp.Any]:
 
     @functools.wraps(method)
     def __setstate__(self: tp.Any, state: tp.Any) -> None:
-        set_definition(self, None)
         try:
             method(self, state)
         finally:
@@ -263,7 +262,7 @@ def _compared(method: tp.Callable[..., None]) -> tp.Callable[..., None]:
     return compared
 
 
-def set_by_class(cls: type, name: str) -> bool:
+def _set_by_class(cls: type, name: str) -> bool:
     """Whether a descriptor of the class, such as a property, handles assignments to the name."""
     if getattr(cls, name, MISSING) is MISSING:  # nearly always; faster than the search below
         return False
@@ -359,7 +358,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
                 if name in _WHOLE:
                     self._nnx_renew(name, value)
                     return
-                if set_by_class(type(self), name):
+                if _set_by_class(type(self), name):
                     object.__setattr__(self, name, value)
                     return
             self._nnx_assign(name, value)
@@ -404,16 +403,13 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         is_new = known is not is_data_now
         if is_new and type(status) is not dict:
             status = own_status(self)
-        if self._nnx_version:  # now, too: what interrupts the rest must leave no plan valid
-            set_definition(self, None)
-        attributes[name] = value
-        if is_new:
-            tp.cast(tp.Any, status)[name] = is_data_now
-        if self._nnx_version:
-            set_definition(self, None)
-        else:
+        try:
+            attributes[name] = value
+            if is_new:
+                tp.cast(tp.Any, status)[name] = is_data_now
+        finally:  # interrupted or not: no plan stays valid
             _set_def(self, None)
-            if self._nnx_version:  # another thread has just put it into a plan
+            if self._nnx_version:
                 set_definition(self, None)
 
     def _nnx_discard(self, name: tp.Any) -> None:
@@ -445,12 +441,13 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         """Replace `__dict__` or the class, and decide all statuses again where they are not given."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse(name)
-        set_definition(self, None)
-        object.__setattr__(self, name, value)
-        _set_status(self, {} if status is None else status)
-        if status is None:
-            adopt_unknown(self)
-        set_definition(self, None)
+        try:
+            object.__setattr__(self, name, value)
+            _set_status(self, {} if status is None else status)
+            if status is None:
+                adopt_unknown(self)
+        finally:
+            set_definition(self, None)
 
     def _nnx_untag(self, name: tp.Any, tagged: Tagged) -> bool:
         """The status of a tagged value; raises ValueError if the value cannot have it."""

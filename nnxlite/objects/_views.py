@@ -8,6 +8,7 @@ model's, since it is the same Variable.
 from __future__ import annotations
 
 import inspect
+import re
 import typing as tp
 
 from nnxlite.filters import Filter, to_predicate
@@ -134,30 +135,15 @@ def _describe(cls: tp.Any) -> tp.Iterator[str]:
         yield from (f"    {line}" for line in meanings.get(parameter.name, ()))
 
 
+_SECTION = re.compile(r"^ *(?:Args|Arguments|Parameters):\n((?:[ \t]+.*\n?|\n)*)", re.M)
+_ENTRY = re.compile(r"^([ \t]+)\*{0,2}(\w+)[^:\n]*:(.*(?:\n+\1[ \t]+.*)*)", re.M)
+
+
 def _meanings(doc: str) -> dict[str, list[str]]:
     """The lines of the section "Args:" of a docstring, by name of the argument."""
-    lines = iter(doc.splitlines())
-    out: dict[str, list[str]] = {}
-    current: list[str] = []
-    depth = 0
-    for line in lines:
-        if line.strip() in ("Args:", "Arguments:", "Parameters:"):
-            break
-    for line in lines:
-        text = line.strip()
-        indent = len(line) - len(line.lstrip())
-        if not text:
-            continue
-        if not indent:
-            break
-        depth = depth or indent
-        name, colon, rest = text.partition(":")
-        if indent == depth and colon:
-            current = out[name.split("(")[0].strip().lstrip("*")] = []
-            text = rest.strip()
-        if text:
-            current.append(text)
-    return out
+    section = _SECTION.search(doc)
+    entries = _ENTRY.findall(section.group(1)) if section else []
+    return {name: [*filter(None, map(str.strip, text.splitlines()))] for _, name, text in entries}
 
 
 def with_attributes(
