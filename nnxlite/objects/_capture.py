@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import typing as tp
 
@@ -25,9 +26,10 @@ from nnxlite._interning import LOCK
 from nnxlite._state import State, sort_key
 from nnxlite.graph import GraphNode, Path, flat_pairs
 from nnxlite.objects._containers import Dict, List
+from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Kind, Module, is_kind, iter_modules
 from nnxlite.objects._observed import observed
-from nnxlite.objects._pytree import Object, Tagged
+from nnxlite.objects._pytree import Object
 from nnxlite.variables import Variable
 
 P = tp.ParamSpec("P")
@@ -272,24 +274,20 @@ def _collect(
                 groups[group][(*path, name)] = (
                     type(record).from_metadata(value, {}) if start is None else start.replace(value)
                 )
-    for group in groups:
-        _refuse_nested(group)
     return [State.from_flat_path(_in_order(group)) for group in groups]
 
 
 def _in_order(group: dict[Path, Variable[tp.Any]]) -> dict[Path, Variable[tp.Any]]:
-    return {p: group[p] for p in sorted(group, key=lambda p: tuple(map(sort_key, p)))}
-
-
-def _refuse_nested(group: dict[Path, Variable[tp.Any]]) -> None:
-    for path in group:
-        for length in range(1, len(path)):
-            if path[:length] in group:
-                raise ValueError(
-                    f"capture: '{path_text(path[:length])}' is the name of a recorded value and of "
-                    f"a module that recorded '{path_text(path)}', so one State cannot contain both. "
-                    "Record under another name."
-                )
+    """Recorded values, sorted by path; raises ValueError if one has the path of a module with others."""
+    ordered = sorted(group, key=lambda path: tuple(map(sort_key, path)))
+    for path, following in itertools.pairwise(ordered):
+        if following[: len(path)] == path:
+            raise ValueError(
+                f"capture: '{path_text(path)}' is the name of a recorded value and of "
+                f"a module that recorded '{path_text(following)}', so one State cannot contain both. "
+                "Record under another name."
+            )
+    return {path: group[path] for path in ordered}
 
 
 # Outputs of methods ------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from nnxlite._jax import trace_state
 from nnxlite._text import Text, mapping_node, sequence_node
 from nnxlite._together import Writes
 from nnxlite.graph import Assigned, Names, note_definition_of, own_status
+from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Module
-from nnxlite.objects._pytree import Tagged
 
 T = tp.TypeVar("T")
 

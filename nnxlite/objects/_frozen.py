@@ -21,41 +21,11 @@ import jax
 
 from nnxlite._together import Writes
 from nnxlite.graph import Assigned, Names, is_static_part
-from nnxlite.objects._pytree import Pytree, Tagged, _declared
+from nnxlite.objects._fields import Tagged, declared_in
+from nnxlite.objects._pytree import Pytree
 
 _building: set[int] = set()
 """The frozen objects whose `__init__` runs, by their ids: these can be assigned to."""
-
-
-def field(
-    *,
-    converter: tp.Callable[[tp.Any], tp.Any] | None = None,
-    static: bool = False,
-    **kwargs: tp.Any,
-) -> tp.Any:
-    """A field of a frozen module.
-
-    Args:
-        converter: called with the value assigned in `__init__`; its result becomes the field.
-        static: the field is part of the structure, not a leaf; it must be hashable.
-        kwargs: as for `dataclasses.field`.
-
-    Returns:
-        A field, to be assigned in the class body.
-
-    >>> import nnxlite as nnx, jax, jax.numpy as jnp
-    >>> class Scale(nnx.Module, frozen=True):
-    ...     factor: jax.Array = nnx.field(converter=jnp.asarray)
-    ...     name: str = nnx.field(static=True, default="scale")
-    >>> jax.tree.leaves(Scale(2.0))
-    [Array(2., dtype=float32, weak_type=True)]
-    """
-    metadata = dict(kwargs.pop("metadata", None) or {})
-    if static:
-        metadata["static"] = True
-    if converter is not None:
-        metadata["converter"] = converter
-    return dataclasses.field(metadata=metadata, **kwargs)
 
 
 class BoundMethod:
@@ -116,7 +86,7 @@ def freeze(cls: type[Pytree]) -> None:
     """Make a class frozen, when it is being defined."""
     cls._nnx_written = cls._nnx_written or "__init__" in cls.__dict__
     dataclasses.dataclass(init=not cls._nnx_written, repr=False, eq=False)(cls)
-    cls._nnx_declared = _declared(cls)
+    cls._nnx_declared = declared_in(cls)
     cls._nnx_built = classmethod(_built)
     cls._nnx_assign = _assign
     cls._nnx_decide = _decide
