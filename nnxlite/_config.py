@@ -68,19 +68,11 @@ class Setting(tp.Generic[T]):
     @contextlib.contextmanager
     def scope(self, value: T) -> tp.Iterator[None]:
         """Override the value inside a `with` block."""
-        self.push(value)
+        self.restore((*self.stack(), value))
         try:
             yield
         finally:
-            self.pop()
-
-    def push(self, value: T) -> None:
-        """Override the value for the rest of the current context."""
-        self.restore((*self.stack(), value))
-
-    def pop(self) -> None:
-        """Take back the latest `push`."""
-        self.restore(self.stack()[:-1])
+            self.restore(self.stack()[:-1])
 
     def restore(self, stack: tuple[T, ...]) -> None:
         """Make the overrides in force exactly these."""
@@ -130,7 +122,7 @@ class switch:
         self._entered = True
 
     def __exit__(self, *exc: tp.Any) -> None:
-        self._setting.pop()
+        self._setting.restore(self._setting.stack()[:-1])
 
     def __call__(self, fun: F) -> F:
         if not self._entered:  # used as a decorator: the value holds during calls only
@@ -160,16 +152,15 @@ class switch:
         return list(cls._setting.stack())
 
 
-GRAPH_MODE: Setting[bool] = Setting("graph_mode", flag_from_environment("NNXLITE_GRAPH_MODE", True))
-GRAPH_UPDATES: Setting[bool] = Setting(
-    "graph_updates", flag_from_environment("NNXLITE_GRAPH_UPDATES", True)
-)
-EAGER_SHARDING: Setting[bool] = Setting(
-    "eager_sharding", flag_from_environment("NNXLITE_EAGER_SHARDING", True)
-)
-NAMED_SCOPES: Setting[bool] = Setting(
-    "named_scopes", flag_from_environment("NNXLITE_NAMED_SCOPES", True)
-)
+def _flag(name: str) -> Setting[bool]:
+    """A setting that is True by default, or what its environment variable says."""
+    return Setting(name, flag_from_environment(f"NNXLITE_{name.upper()}", True))
+
+
+GRAPH_MODE = _flag("graph_mode")
+GRAPH_UPDATES = _flag("graph_updates")
+EAGER_SHARDING = _flag("eager_sharding")
+NAMED_SCOPES = _flag("named_scopes")
 REF_VARIABLES: Setting[bool] = Setting("ref_variables", False)
 SOW_ONLY_IN_CAPTURE: Setting[bool] = Setting("sow_only_in_capture", False)
 TEXT_DEPTH: Setting[int] = Setting("text_depth", 32)  # deeper levels of a text form are collapsed

@@ -5,6 +5,7 @@ The wrappers for modules of Linen are in `nnx.bridge.wrappers`, which is importe
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import typing as tp
 
@@ -13,6 +14,7 @@ from nnxlite.graph import GraphDef, split
 from nnxlite.objects import Rngs
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Functional(tp.Generic[M]):
     """A module class with the arguments for an instance; see `functional`.
 
@@ -30,17 +32,10 @@ class Functional(tp.Generic[M]):
     ['bias', 'kernel']
     """
 
-    def __init__(
-        self,
-        module_type: type[M],
-        graphdef: GraphDef[M] | None,
-        args: tuple[tp.Any, ...],
-        kwargs: dict[str, tp.Any],
-    ) -> None:
-        self.module_type = module_type
-        self.graphdef = graphdef
-        self.args = args
-        self.kwargs = kwargs
+    module_type: type[M]
+    graphdef: GraphDef[M] | None
+    args: tuple[tp.Any, ...]
+    kwargs: dict[str, tp.Any]
 
     def init(self, *, rngs: Rngs | None = None) -> tp.Any:
         """Make the module, and return its state.
