@@ -57,24 +57,18 @@ class Held:
         value: the value.
     """
 
-    __slots__ = ("_key", "value")
+    __slots__ = ("value",)
 
     def __init__(self, value: tp.Any) -> None:
         self.value = value
-        self._key: tp.Any = None
-
-    def _compared(self) -> tp.Any:
-        if self._key is None:
-            self._key = (facts(self.value).key,)
-        return self._key
 
     def __eq__(self, other: tp.Any) -> bool:
         if type(other) is not Held:
             return False
-        return self.value is other.value or self._compared() == other._compared()
+        return self.value is other.value or facts(self.value).key == facts(other.value).key
 
     def __hash__(self) -> int:
-        return hash(self._compared())
+        return hash(facts(self.value).key)
 
     def __repr__(self) -> str:
         return f"Held({self.value!r})"
