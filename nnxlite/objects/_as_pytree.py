@@ -65,7 +65,9 @@ class Held:
     def __eq__(self, other: tp.Any) -> bool:
         if type(other) is not Held:
             return False
-        return self.value is other.value or facts(self.value).key == facts(other.value).key
+        if self.value is other.value:
+            return True
+        return (facts(self.value).key,) == (facts(other.value).key,)
 
     def __hash__(self) -> int:
         return hash(facts(self.value).key)
