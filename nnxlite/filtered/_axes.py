@@ -7,8 +7,7 @@ import typing as tp
 import numpy as np
 
 from nnxlite._errors import listed, short_type
-from nnxlite.filtered._crossing import Call
-from nnxlite.filtered._errors import must_be_traced
+from nnxlite.filtered._crossing import Call, must_be_traced
 from nnxlite.filtered._predicates import is_array_like
 from nnxlite.filtered._specs import SpecKind
 

@@ -12,7 +12,7 @@ from jax.errors import JaxRuntimeError
 
 from nnxlite._errors import RuntimeCheckError
 from nnxlite._jax import is_recording
-from nnxlite.filtered._leaves import leaves_of
+from nnxlite.filtered._crossing import leaves_of
 from nnxlite.filtered._predicates import is_array, is_inexact_array
 from nnxlite.transforms import failed_check, note_check
 

@@ -1,5 +1,10 @@
 """Crossing a JAX transform with leaves of any type: arrays are traced, the rest is static.
 
+Leaves are arrays, numbers, functions and so on at the ends of a pytree, and, in its graph objects, the
+values of Variables and of data attributes; functions, text and other objects in their containers are
+static.  A Variable (or object) with several paths is one: its value is one leaf, and the rebuilt tree
+refers to it by all of these paths.  None is not a leaf.
+
 On the way in, leaves that are not traced become part of the key (`filter_jit`) or are captured (the
 other transforms).  On the way out, leaves that are not arrays cross as static data beside the `OutDef`.
 """
@@ -9,6 +14,7 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite import transforms
+from nnxlite._errors import path_text, short_type
 from nnxlite._jax import is_pytree_leaf
 from nnxlite._typing import P, R
 from nnxlite.boundary import (
@@ -20,7 +26,6 @@ from nnxlite.boundary import (
     Partition,
     leave,
 )
-from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import is_array
 from nnxlite.transforms import (
     Transform,
@@ -32,6 +37,33 @@ from nnxlite.transforms import (
     unbind,
     unwrapped,
 )
+
+IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
+
+
+def leaves_of(tree: tp.Any, names: tuple[str, ...] | None = None) -> Inputs:
+    """The leaves of any tree, and its `definition`; with names, one of the form `(args, kwargs)`."""
+    return Inputs(tree, trees=True, names=names, inside=True)
+
+
+def must_be_traced(what: str, where: str, value: tp.Any) -> TypeError:
+    """The error for a leaf that must be traced and is not an array."""
+    return TypeError(
+        f"{what}: the leaf at '{where}' must be traced, but {short_type(value)} "
+        f"{value!r} is neither an array nor a number."
+    )
+
+
+def refuse_writes(inner: Inner, what: str) -> None:
+    """Raise ValueError where a function changed its arguments and the change would be dropped."""
+    definition = leave(inner, None).definition
+    if definition.written or definition.graph is not None:
+        leaves = inner.call.graph_leaves()
+        names = ", ".join(f"'{path_text(leaves[i].below)}'" for i in definition.written[:5])
+        raise ValueError(
+            f"{what} changes its arguments ({names or 'their structure'}), and the change cannot "
+            "leave it. Return the new value instead, and write it outside."
+        )
 
 
 def chosen_first(chosen: tp.Iterable[tp.Any]) -> Partition:

@@ -18,10 +18,10 @@ from nnxlite.filtered._crossing import (
     Call,
     Filtered,
     chosen_first,
+    leaves_of,
+    refuse_writes,
     tree_out,
 )
-from nnxlite.filtered._errors import refuse_writes
-from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import has_shape, is_array, is_inexact_array
 from nnxlite.transforms import Options, Tangents, Unequal, name_of, zero_tangent
 

@@ -13,10 +13,8 @@ from nnxlite._integers import as_integer
 from nnxlite._typing import P, R
 from nnxlite.boundary import Inputs
 from nnxlite.filtered._arguments import ArgumentSpecs
-from nnxlite.filtered._crossing import inputs_of_call, unbound
+from nnxlite.filtered._crossing import inputs_of_call, leaves_of, must_be_traced, unbound
 from nnxlite.filtered._donation import Donate, as_donated, donated_owners, without_warnings
-from nnxlite.filtered._errors import must_be_traced
-from nnxlite.filtered._leaves import leaves_of
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
 from nnxlite.transforms import JitOptions, JitWrapped, Lowered, decorated

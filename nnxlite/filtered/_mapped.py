@@ -39,9 +39,8 @@ from nnxlite.boundary import (
 )
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._axes import IN_AXES, OUT_AXES, check_axes, is_mapped
-from nnxlite.filtered._crossing import Call, Filtered, divide
+from nnxlite.filtered._crossing import Call, Filtered, divide, must_be_traced
 from nnxlite.filtered._donation import DONATED, KEPT, grouped, without_warnings
-from nnxlite.filtered._errors import must_be_traced
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import answers, root_parts
 from nnxlite.graph import Path

@@ -12,8 +12,7 @@ from nnxlite._config import Modes
 from nnxlite._jax import without_literals
 from nnxlite._typing import P, R
 from nnxlite.boundary import Inputs, replay_crossing
-from nnxlite.filtered._crossing import Call, Filtered, chosen_first, tree_out
-from nnxlite.filtered._leaves import leaves_of
+from nnxlite.filtered._crossing import Call, Filtered, chosen_first, leaves_of, tree_out
 from nnxlite.filtered._predicates import has_shape, is_array
 from nnxlite.filtered._specs import SpecKind, answers
 from nnxlite.graph import Path

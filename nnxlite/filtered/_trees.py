@@ -10,7 +10,7 @@ import numpy as np
 
 from nnxlite._errors import path_text, short_type
 from nnxlite.boundary import is_root
-from nnxlite.filtered._leaves import leaves_of
+from nnxlite.filtered._crossing import leaves_of
 from nnxlite.filtered._predicates import is_array
 from nnxlite.filtered._walk import children, combined, level
 from nnxlite.graph import OBJECT, VARIABLE, Path, iter_graph, kind_of
