@@ -231,8 +231,8 @@ class _Program:
         (args, kwargs), inner = enter(self.call, leaves)
         result = self._find_function()(*args, **kwargs)
         labels = zip(self.call.leaves(), self.division.partition.labels)
-        donated = {leaf.graph_leaf for leaf, label in labels if label == DONATED}
-        gone = [number for number in donated if number is not None]
+        numbers = {leaf.graph_leaf for leaf, label in labels if label == DONATED}
+        gone = [number for number in numbers if number is not None]
         return self._take_out(leave(inner, result, all_written=gone), leaves)
 
     def _take_out(
