@@ -266,8 +266,13 @@ class _Comparison:
                 )
             if came is not None:
                 return _moved(self.loop, self.call, old, came)
-            is_ref = is_variable and (not isinstance(kind, VariableDef) or kind.is_ref)
-            if is_ref or not (kind is known or self._differs_in_statics_alone(known, kind)):
+            if is_variable and (not isinstance(kind, VariableDef) or kind.is_ref):
+                return self.loop.differ(
+                    self.call,
+                    f"the body puts a new Variable in the place of '{path_text(path)}', and one of the "
+                    "two lives in a reference. Write into the old one (variable[...] = value).",
+                )
+            if not (kind is known or self._differs_in_statics_alone(known, kind)):
                 return self._became(NodeCode(old), NodeCode(new), path)
         self.forward[old], self.backward[new] = new, old
         if is_variable:
