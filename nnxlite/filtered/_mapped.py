@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import JaxRuntimeError
 
-from nnxlite._config import context_key
+from nnxlite._config import Modes, context_key
 from nnxlite._errors import path_text
 from nnxlite._integers import as_integer
 from nnxlite._typing import P, R
@@ -46,14 +46,14 @@ from nnxlite.filtered._specs import answers, root_parts
 from nnxlite.graph import Path
 from nnxlite.transforms import (
     Lowered,
-    PerFunction,
+    Options,
     Staged,
-    boxed,
     decorated,
     failed_check,
     marks_errors,
     other_structure,
     passed_through,
+    program,
     run_donating,
     weakly,
 )
@@ -63,40 +63,18 @@ OUT_GROUPS = FRONT, WHOLE, STATIC = "front", "whole", "static"
 """The groups of outputs: with the mapped axis in front, the same in all slices, or not an array."""
 
 
-class FilterMapOptions(tp.NamedTuple):
-    """The options of a mapping transform.
-
-    Attributes:
-        in_axes: of the arguments.
-        out_axes: of the result.
-        axis_size: of the mapped axis, or None.
-        donate: whether the buffers of mapped arrays may be reused; see `filter_pmap`.
-        jax_options: for `jax.vmap` or `jax.pmap`.
-    """
-
-    in_axes: ArgumentSpecs
-    out_axes: tp.Any
-    axis_size: int | None
-    donate: str
-    jax_options: tuple[tuple[str, tp.Any], ...]
-
-
 class FilterVmap(Filtered[P, R]):
     """A function over slices of its arguments, as `filter_vmap` returns it."""
-
-    name = "filter_vmap"
-    options: FilterMapOptions
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        staged = self.staged(args, kwargs)
-        return staged.run(staged.jitted())
 
     def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
         """A call, ready for JAX; see `Stageable`."""
         call, options = self.call(args, kwargs), self.options
         specs = options.in_axes
         spec = specs.of_call(self.__wrapped__, self.bound, args, kwargs, repr(self))
-        axes = self._axes(call, spec)
+        axes = answers(call, spec, IN_AXES)
+        if options.transform is jax.pmap:  # what is not an array has no axis, and is static
+            one = lambda axis, leaf: axis if not is_mapped(axis) or is_array(leaf) else None
+            axes = list(map(one, axes, call.leaves))
         check_axes(repr(self), call, axes, options.axis_size)
         may_donate = options.donate != "none"
         groups = [_group(axis, leaf, may_donate) for axis, leaf in zip(axes, call.leaves)]
@@ -130,61 +108,41 @@ class FilterVmap(Filtered[P, R]):
                 raise
             raise failed from None
 
-    def _axes(self, call: Call, spec: tp.Any) -> list[tp.Any]:
-        """The axis of each leaf."""
-        return answers(call, spec, IN_AXES)
-
     def _program(
         self, call: Call, division: Division, axes: tuple[tp.Any, ...], spec: tp.Any
     ) -> tp.Any:
         """The key, which equal calls share, the program, and JAX's function of its leaves."""
-        program = _Program(call, division, axes, spec, self.options.out_axes)
-        return None, program, self._transform(jax.vmap, program)
 
-    def _transform(self, transform: tp.Any, program: _Program, **more: tp.Any) -> tp.Any:
+        def make() -> tuple[_Program, tp.Any]:
+            made = _Program(call, division, axes, spec, self.options.out_axes)
+            return made, self._transformed(made)
+
+        if self.options.transform is jax.vmap:  # nothing to find again: JAX traces in each call
+            return None, *make()
+        key = call.inputs.define((context_key(), division, axes, call.definition.structure))
+        return key, *program(self, key.exactly, make)
+
+    def _transformed(self, program: _Program) -> tp.Any:
+        """JAX's transform of a program."""
+        options = self.options
         axes = [axis if is_mapped(axis) else None for axis in program.axes]
         kept, donated, _ = program.division.partition.split(axes)
-        return transform(
+        return options.transform(
             program,
             in_axes=(0, kept, donated),
             out_axes=(None, 0, None),
-            axis_size=self.options.axis_size,
-            **dict(self.options.jax_options),
-            **more,
+            axis_size=options.axis_size,
+            **options.jax_options,
         )
 
 
 class FilterPmap(FilterVmap[P, R]):
     """A function over slices of its arguments, one on each device, as `filter_pmap` returns it."""
 
-    name = "filter_pmap"
-
-    def _axes(self, call: Call, spec: tp.Any) -> list[tp.Any]:
-        """The axis of each leaf; a leaf that is not an array has none, and is static."""
-        axes = super()._axes(call, spec)
-        return [a if not is_mapped(a) or is_array(x) else None for a, x in zip(axes, call.leaves)]
-
-    def _program(
-        self, call: Call, division: Division, axes: tuple[tp.Any, ...], spec: tp.Any
-    ) -> tp.Any:
-        def make() -> tuple[_Program, tp.Any]:
-            program = _Program(call, division, axes, spec, self.options.out_axes)
-            return program, self._transform(jax.pmap, program, donate_argnums=(2,))
-
-        key = call.inputs.define((context_key(), division, axes, call.definition.structure))
-        return key, *_programs.get(call.fun, (key.exactly, boxed(self.options)), make)
-
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
         with without_warnings(self.options.donate):
             return Lowered.of("lower", self, args, kwargs)
-
-
-# `jax.pmap` compiles again for each new function that it is given, so equal calls share a cached one.
-# Key: the user's function; structure, static leaves, axes, settings in force, options. It is dropped
-# with the function, or when there are more than 64 for it. Threads: two may make the same, one stays.
-# Without it every call compiles (test_pmap in tests/filtered/test_mapped.py counts the traces).
-_programs: PerFunction[tuple[_Program, tp.Any]] = PerFunction()
 
 
 def _group(axis: tp.Any, leaf: tp.Any, may_donate: bool) -> str:
@@ -311,17 +269,22 @@ def _outputs(fixed: Fixed, front: tp.Sequence[tp.Any], whole: tp.Sequence[tp.Any
     return unpack(form, (moved, whole))
 
 
+def _run(mapped: FilterVmap[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    staged = mapped.staged(args, kwargs)
+    return staged.run(staged.jitted())
+
+
 def _mapped(
     kind: type[FilterVmap],
     fun: tp.Any,
+    transform: tp.Any,
     in_axes: tp.Any,
     out_axes: tp.Any,
-    axis_name: tp.Hashable,
     axis_size: int | None,
+    donate: str,
     more: dict[str, tp.Any],
-    donate: str = "none",
 ) -> tp.Any:
-    """A function under a mapping transform, with axes in either form."""
+    """A function under a mapping transform of JAX, with axes in either form."""
     arrays = if_array(0)
     names = ("default", "fn", "args", "kwargs", "out")
     given = {name: more.pop(name) for name in names if name in more}
@@ -340,29 +303,25 @@ def _mapped(
         specs = ArgumentSpecs(None, arrays, None, tuple(in_axes), (), "in_axes")
     else:
         specs = ArgumentSpecs(in_axes, arrays, None)
-    jax_options = (("axis_name", axis_name), *more.items())
-    options = FilterMapOptions(specs, out_axes, as_integer(axis_size), donate, jax_options)
+    options = Options.of(
+        f"filter_{transform.__name__}",
+        Modes(True, True),
+        _run,
+        transform=transform,
+        in_axes=specs,
+        out_axes=out_axes,
+        axis_size=as_integer(axis_size),
+        donate=donate,
+        jax_options=more,
+    )
     return decorated(kind, fun, options)
 
 
 @tp.overload
-def filter_vmap(
-    fun: tp.Callable[P, R],
-    *,
-    in_axes: tp.Any = ...,
-    out_axes: tp.Any = ...,
-    axis_name: tp.Hashable = None,
-    axis_size: int | None = None,
-    **vmapkwargs: tp.Any,
-) -> FilterVmap[P, R]: ...
+def filter_vmap(fun: tp.Callable[P, R], **options: tp.Any) -> FilterVmap[P, R]: ...
 @tp.overload
 def filter_vmap(
-    *,
-    in_axes: tp.Any = ...,
-    out_axes: tp.Any = ...,
-    axis_name: tp.Hashable = None,
-    axis_size: int | None = None,
-    **vmapkwargs: tp.Any,
+    **options: tp.Any,
 ) -> tp.Callable[[tp.Callable[P, R]], FilterVmap[P, R]]: ...
 def filter_vmap(
     fun: tp.Any = MISSING,
@@ -402,30 +361,15 @@ def filter_vmap(
     >>> nnx.filter_vmap(lambda x, n: (x**n, "power"))(jnp.array([1.0, 2.0]), 2)
     (Array([1., 4.], dtype=float32), 'power')
     """
-
-    return _mapped(FilterVmap, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs)
+    vmapkwargs["axis_name"] = axis_name
+    return _mapped(FilterVmap, fun, jax.vmap, in_axes, out_axes, axis_size, "none", vmapkwargs)
 
 
 @tp.overload
-def filter_pmap(
-    fun: tp.Callable[P, R],
-    *,
-    in_axes: tp.Any = ...,
-    out_axes: tp.Any = ...,
-    axis_name: tp.Hashable = None,
-    axis_size: int | None = None,
-    donate: tp.Literal["all", "warn", "none"] = "none",
-    **pmapkwargs: tp.Any,
-) -> FilterPmap[P, R]: ...
+def filter_pmap(fun: tp.Callable[P, R], **options: tp.Any) -> FilterPmap[P, R]: ...
 @tp.overload
 def filter_pmap(
-    *,
-    in_axes: tp.Any = ...,
-    out_axes: tp.Any = ...,
-    axis_name: tp.Hashable = None,
-    axis_size: int | None = None,
-    donate: tp.Literal["all", "warn", "none"] = "none",
-    **pmapkwargs: tp.Any,
+    **options: tp.Any,
 ) -> tp.Callable[[tp.Callable[P, R]], FilterPmap[P, R]]: ...
 def filter_pmap(
     fun: tp.Any = MISSING,
@@ -467,4 +411,5 @@ def filter_pmap(
                 f"filter_pmap takes no {name}=: whether a leaf is static or donated is decided leaf by "
                 "leaf. Use in_axes= and donate=."
             )
-    return _mapped(FilterPmap, fun, in_axes, out_axes, axis_name, axis_size, pmapkwargs, donate)
+    pmapkwargs |= {"axis_name": axis_name, "donate_argnums": (2,)}
+    return _mapped(FilterPmap, fun, jax.pmap, in_axes, out_axes, axis_size, donate, pmapkwargs)

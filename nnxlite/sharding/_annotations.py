@@ -485,7 +485,7 @@ def _by_position(
 
     Raises TypeError for one with Variables that cannot be positional.
     """
-    args, kwargs = positional(f, args, kwargs, len(args) + len(kwargs) - 1, 0)
+    args, kwargs = positional(f, args, kwargs, len(args) + len(kwargs))
     for name, value in kwargs.items():
         if any(isinstance(node, Variable) for _, node in iter_graph(value)):
             raise TypeError(

@@ -66,6 +66,7 @@ from nnxlite.transforms._wrapper import call_object as call_object
 from nnxlite.transforms._wrapper import decorated as decorated
 from nnxlite.transforms._wrapper import name_of as name_of
 from nnxlite.transforms._wrapper import not_owning as not_owning
+from nnxlite.transforms._wrapper import program as program
 from nnxlite.transforms._wrapper import program_name as program_name
 from nnxlite.transforms._wrapper import rewrap as rewrap
 from nnxlite.transforms._wrapper import unbind as unbind

@@ -239,51 +239,38 @@ def positional(
     fun: tp.Callable[..., tp.Any],
     args: tuple[tp.Any, ...],
     kwargs: dict[str, tp.Any],
-    last: int,
-    bound: int,
-) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
-    """Arguments up to number `last` moved to their positions, where they were given by keyword."""
-    if last < len(args):
-        return args, kwargs
-    parameters = (parameters_of(fun) or [])[bound:]
-    moved, rest = list(args), dict(kwargs)
-    for parameter in parameters[len(args) : last + 1]:
-        wanted = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        if not wanted or parameter.name not in rest:
-            break
-        moved.append(rest.pop(parameter.name))
-    return tuple(moved), rest
-
-
-def positional_with_defaults(
-    fun: tp.Callable[..., tp.Any],
-    args: tuple[tp.Any, ...],
-    kwargs: dict[str, tp.Any],
-    bound: Unbound,
     wanted: int,
+    bound: Unbound | None = None,
+    defaults: bool = False,
 ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
-    """Keyword arguments moved to their positions, for which there are settings.
+    """The first `wanted` arguments moved to their positions, where they were given by keyword.
 
-    Defaults fill the gaps in between, and further positions until there are `wanted` arguments.
-    Keyword-only arguments stay keywords.
+    With `defaults` all that have a position are moved; defaults fill the gaps in between, and further
+    positions until there are `wanted` arguments. Keyword-only arguments stay keywords.
 
     Args:
         fun: the function.
         args, kwargs: the arguments of the call.
-        bound: the parts of the function, with the arguments that it carries.
         wanted: for how many positions there are settings.
+        bound: the parts of the function, with the arguments that it carries.
+        defaults: see above.
     """
-    if not kwargs and len(args) >= wanted:
+    if len(args) >= wanted and not (defaults and kwargs):
         return args, kwargs
-    parameters = (parameters_of(fun) or [])[len(bound.args) :]
+    parameters, given = parameters_of(fun) or [], ()
+    if bound is not None:
+        parameters, given = parameters[len(bound.args) :], bound.kwargs
     names = names_by_position(parameters)
-    last = max((names.index(name) for name in kwargs if name in names), default=-1)
+    if defaults:
+        wanted = max(wanted, *(names.index(name) + 1 for name in kwargs if name in names), 0)
     out, rest = list(args), dict(kwargs)
-    for parameter in parameters[len(args) : max(last + 1, wanted)]:
-        if parameter.name not in names or parameter.name in bound.kwargs:
+    for parameter in parameters[len(args) : wanted]:
+        if parameter.name not in names or parameter.name in given:
             break
         if parameter.name in rest:
             out.append(rest.pop(parameter.name))
+        elif not defaults:
+            break
         elif parameter.default is not parameter.empty:
             out.append(parameter.default)
         else:

@@ -68,7 +68,7 @@ def _run(
 ) -> tp.Any:
     options, bound = differentiated.options, differentiated.bound
     if kwargs:
-        args, kwargs = positional(bound.fun, args, kwargs, max(_numbers(options)), len(bound.args))
+        args, kwargs = positional(bound.fun, args, kwargs, max(_numbers(options)) + 1, bound)
     call = Call.under(options, bound, args, kwargs, captured=options.modes.updates)
     selected = _select(call)
     shown = lambda grads: _gradients(call, selected, grads)

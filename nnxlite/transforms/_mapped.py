@@ -6,7 +6,6 @@ specs).  Each leaf of the arguments gets its setting, and outputs leave in group
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import inspect
@@ -21,7 +20,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nnxlite._config import UNNAMED_AXES, Modes, context_key
 from nnxlite._integers import as_integer, as_integers
 from nnxlite._jax import is_tracing
-from nnxlite._statics import UnhashableStatic, static_key
 from nnxlite.boundary import (
     CallDef,
     Fixed,
@@ -52,7 +50,7 @@ from nnxlite.transforms._arguments import (
     blank_statics,
     check_arguments,
     fill_statics,
-    positional_with_defaults,
+    positional,
     refuse_shared_result,
     static_argument,
 )
@@ -62,15 +60,16 @@ from nnxlite.transforms._map_errors import MapNames, explained, marks_errors, pa
 from nnxlite.transforms._run_time_checks import failed_check
 from nnxlite.transforms._wrapper import (
     Decorator,
+    Options,
     P,
-    PerFunction,
     R,
-    Transformed,
+    Transform,
     Unbound,
     decorated,
     have_own,
     inputs_in_mode,
     name_of,
+    program,
     weakly,
 )
 from nnxlite.variables import (
@@ -91,26 +90,11 @@ Make: tp.TypeAlias = tp.Callable[..., tp.Callable[..., tp.Any]]
 outputs (None for the static data, and one for each group), and further options."""
 
 
-class MapOptions(tp.NamedTuple):
-    """The options of a mapping transform, in one object."""
-
-    name: str
-    in_prefix: tp.Any
-    out_prefix: tp.Any
-    in_name: str
-    out_name: str
-    default: tp.Any
-    constant: tp.Any
-    modes: Modes
-    metadata: dict[str, tp.Any]
-    make: Make
-    jax_options: dict[str, tp.Any]
-    statics: tuple[int, ...] = ()
+RUN = inspect.signature(lambda leaves: None)
 
 
-@dataclasses.dataclass
-class MapCall:
-    """What a mapping transform computes once for each structure of arguments.
+class Program:
+    """A mapping of one function over arguments of one structure; it refers weakly to the function.
 
     Attributes:
         settings: that of each leaf of the arguments.
@@ -119,95 +103,33 @@ class MapCall:
         mapped: JAX's transform of the function, between leaves.
         last: the layout of its outputs in the last trace.
         shardings: a mesh, and the sharding of each graph leaf on it.
+        warned: random streams that the user was warned of.
     """
 
-    settings: list[tp.Any]
-    roots: list[tp.Any]
-    order: tuple[tp.Any, ...]
-    mapped: tp.Any = None
-    last: Layout | None = None
-    shardings: tuple[Mesh, list[NamedSharding]] | None = None
-
-
-RUN = inspect.signature(lambda leaves: None)
-
-
-class MapCore:
-    """The compiled side of a mapped function, shared by equal wrappers.
-
-    JAX caches by the identity of the functions that it is given, so these are cached here.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        bound: Unbound,
-        options: MapOptions,
-    ) -> None:
-        self._fun = weakly(bound.fun)
-        self._name = name
-        self._num_bound = len(bound.args)
-        self._bound_names = frozenset(bound.kwargs)
-        self._options = options
-        self._calls: collections.OrderedDict[tp.Any, MapCall] = collections.OrderedDict()
-        self._warned: set[str] = set()
-        self._waits = False  # see `_in_flight`
+    def __init__(self, mapped: Transform[..., tp.Any], call: CallDef) -> None:
+        self._text, self._fun = repr(mapped), weakly(mapped.bound.fun)
+        self.call, self.warned = call, program(mapped, "warned", set)
+        options = self.options = mapped.options
+        self._waits = options.name != "vmap" and has_several_cpus()  # see `_in_flight`
+        self.last: Layout | None = None
+        self.shardings: tuple[Mesh, list[NamedSharding]] | None = None
+        settings = self._settings(mapped.bound)
+        prefixes = options.in_prefix, options.out_prefix
+        self.order = mentioned(*prefixes, options.default, options.constant)
+        self.settings = labels(call, settings, options.in_name)
+        self.roots = [settings[i] for i in call.where]
+        run = functools.partial(self._run)  # which takes a name and a signature
+        run.__name__ = name_of(mapped.__wrapped__)  # type: ignore[attr-defined]
+        run.__signature__ = RUN  # type: ignore[attr-defined]  # which JAX asks for, and takes long
+        self.mapped = options.make(run, (self.settings,), self.order, **options.jax_options)
 
     def __repr__(self) -> str:
-        return f"{self._options.name}({self._name})"
+        return self._text
 
-    def __call__(self, inputs: Inputs, call: CallDef) -> tp.Any:
-        """Run on the caller's objects and write back what changed."""
-        known = self._calls.get(call.exactly)
-        if known is None:
-            known = self._calls[call.exactly] = self._prepare(call)
-            self._waits = self._options.name != "vmap" and has_several_cpus()
-            if len(self._calls) > CALLS_PER_CORE:
-                self._calls.popitem(last=False)
-        try:
-            layout, groups = known.mapped(inputs.leaves)
-        except (TypeError, ValueError, IndexError) as error:
-            if passed_through(error):
-                raise  # by the function itself, or by this library
-            names = MapNames(call, known.last)
-            in_name, out_name = self._options.in_name, self._options.out_name
-            raise explained(
-                repr(self), in_name, out_name, error, known.settings, names, inputs
-            ) from None
-        except JaxRuntimeError as error:
-            failed = failed_check(error)
-            if failed is None:
-                raise
-            raise failed from None
-        outputs = unpack(layout.value, groups)
-        self._move_what_was_read(inputs, call, known, groups, outputs.definition.written)
-        if self._waits:
-            wait_in_turn(groups)
-        return replay(inputs, outputs)
-
-    def _move_what_was_read(
-        self,
-        inputs: Inputs,
-        call: CallDef,
-        known: MapCall,
-        groups: tp.Any,
-        written: tp.Sequence[int],
-    ) -> None:
-        """Keep arrays that were only read where they were moved, for the next call."""
-        options = self._options
-        mesh = _mesh_of(groups) if options.name == "pmap" else options.jax_options.get("mesh")
-        if not isinstance(mesh, Mesh) or is_tracing() or not options.modes.updates:
-            return
-        if known.shardings is None or known.shardings[0] != mesh:
-            values = call.by_side(known.settings)[1]
-            known.shardings = (mesh, [_sharding(mesh, setting) for setting in values])
-        moved = [_put(*pair) for pair in zip(inputs.values, known.shardings[1])]
-        rest = set(range(len(moved))) - set(written)
-        write_leaves(inputs, {i: moved[i] for i in rest if moved[i] is not inputs.values[i]})
-
-    def _prepare(self, call: CallDef) -> MapCall:
-        options, num_bound = self._options, self._num_bound
-        args, kwargs = call.template()
+    def _settings(self, bound: Unbound) -> list[tp.Any]:
+        """The setting of each position of the arguments."""
+        options, num_bound = self.options, len(bound.args)
+        args, kwargs = self.call.template()
         prefix = options.in_prefix
         if isinstance(prefix, list):
             prefix = tuple(prefix)
@@ -215,25 +137,53 @@ class MapCore:
         settings = [options.constant] * len(carried)
         settings += broadcast(prefix, args[num_bound:], options.in_name)
         for name in sorted(kwargs):
-            setting = options.constant if name in self._bound_names else options.default
+            setting = options.constant if name in bound.kwargs else options.default
             settings += [setting] * len(jax.tree_util.tree_leaves(kwargs[name]))
         if options.constant is not None:  # None means the same
             settings = [options.constant if s is None else s for s in settings]
-        by_leaf = labels(call, settings, options.in_name)
-        order = mentioned(prefix, options.out_prefix, options.default, options.constant)
-        known = MapCall(by_leaf, [settings[i] for i in call.where], order)
-        run = functools.partial(self._run, call, known)
-        run.__name__ = self._name  # type: ignore[attr-defined]
-        run.__signature__ = RUN  # type: ignore[attr-defined]  # which JAX asks for, and takes long
-        known.mapped = options.make(run, (by_leaf,), order, **options.jax_options)
-        return known
+        return settings
+
+    def __call__(self, inputs: Inputs) -> tp.Any:
+        """Run on the caller's objects and write back what changed."""
+        try:
+            layout, groups = self.mapped(inputs.leaves)
+        except (TypeError, ValueError, IndexError) as error:
+            if passed_through(error):
+                raise  # by the function itself, or by this library
+            names, options = MapNames(self.call, self.last), self.options
+            raise explained(
+                repr(self), options.in_name, options.out_name, error, self.settings, names, inputs
+            ) from None
+        except JaxRuntimeError as error:
+            failed = failed_check(error)
+            if failed is None:
+                raise
+            raise failed from None
+        outputs = unpack(layout.value, groups)
+        self._move_what_was_read(inputs, groups, outputs.definition.written)
+        if self._waits:
+            wait_in_turn(groups)
+        return replay(inputs, outputs)
+
+    def _move_what_was_read(
+        self, inputs: Inputs, groups: tp.Any, written: tp.Sequence[int]
+    ) -> None:
+        """Keep arrays that were only read where they were moved, for the next call."""
+        options = self.options
+        mesh = _mesh_of(groups) if options.name == "pmap" else options.jax_options.get("mesh")
+        if not isinstance(mesh, Mesh) or is_tracing() or not options.modes.updates:
+            return
+        if self.shardings is None or self.shardings[0] != mesh:
+            values = self.call.by_side(self.settings)[1]
+            self.shardings = (mesh, [_sharding(mesh, setting) for setting in values])
+        moved = [_put(*pair) for pair in zip(inputs.values, self.shardings[1])]
+        rest = set(range(len(moved))) - set(written)
+        write_leaves(inputs, {i: moved[i] for i in rest if moved[i] is not inputs.values[i]})
 
     @marks_errors
-    def _run(
-        self, call: CallDef, known: MapCall, leaves: list[tp.Any]
-    ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
-        options = self._options
-        value_settings = call.by_side(known.settings)[1]
+    def _run(self, leaves: list[tp.Any]) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
+        options, call = self.options, self.call
+        value_settings = call.by_side(self.settings)[1]
         (args, kwargs), inner = enter(call, leaves)
         args = fill_statics(args, call.extra.statics)
         named = PARTITION_NAME in options.metadata
@@ -247,7 +197,7 @@ class MapCore:
             call,
             out,
             value_settings,
-            known.roots,
+            self.roots,
             options.out_prefix,
             options.out_name,
             options.default,
@@ -255,32 +205,32 @@ class MapCore:
         names = options.metadata if named else {}
         out = with_axis_names(inner, out, value_settings, settings.fresh, names)
         whole = [i for i in out.definition.written if _is_whole(value_settings[i])]
-        self._warn_of_streams(call, whole)
-        layout, groups = pack(out, settings, known.order)
-        known.last = layout
-        for number, (axis, group) in enumerate(zip(known.order, groups)):
+        self._warn_of_streams(whole)
+        layout, groups = pack(out, settings, self.order)
+        self.last = layout
+        for number, (axis, group) in enumerate(zip(self.order, groups)):
             for i, value in enumerate(group):
                 if no_room(axis, value, ""):
                     name = MapNames(call, layout).output(number, i)
                     raise ValueError(f"{self!r}: {no_room(axis, value, name)}")
         return Fixed(layout), groups
 
-    def _warn_of_streams(self, call: CallDef, written: list[int]) -> None:
+    def _warn_of_streams(self, written: list[int]) -> None:
         """Warn of the streams that draw alike, given the leaves that were written and are whole."""
         what = f"is broadcast under {self!r}: every slice draws the same keys"
         remedy = (
             "Give each slice its own with nnx.split_rngs(splits=...) and an axis for "
-            f"nnx.RngState in {self._options.in_name}."
+            f"nnx.RngState in {self.options.in_name}."
         )
-        if self._options.name == "shard_map":
-            if _num_shards(self._options.jax_options) == 1:
+        if self.options.name == "shard_map":
+            if _num_shards(self.options.jax_options) == 1:
                 return
             what = f"is replicated under {self!r}: every device draws the same keys"
             remedy = (
                 "Where devices should draw different ones, pass a key that was drawn before the "
                 "call, and mix jax.lax.axis_index into it with jax.random.fold_in."
             )
-        warn_of_streams(call, written, self._warned, what, remedy)
+        warn_of_streams(self.call, written, self.warned, what, remedy)
 
 
 def _is_whole(setting: tp.Any) -> bool:
@@ -288,56 +238,28 @@ def _is_whole(setting: tp.Any) -> bool:
     return setting is None or (isinstance(setting, PartitionSpec) and not any(setting))
 
 
-class MapWrapped(Transformed[..., tp.Any]):
-    """A function mapped over slices of its arguments, as `vmap`, `pmap` and `shard_map` return it."""
-
-    options: MapOptions
-
-    def __init__(self, fun: tp.Any, options: MapOptions) -> None:
-        super().__init__(fun, options)
-        self._core = _core_of(self.bound, name_of(fun), options)
-
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        options, bound = self.options, self.bound
-        statics: Statics = ()
-        if options.statics:
-            option = "static_broadcasted_argnums"
-            box = lambda value, number: static_argument(value, number, self.__wrapped__)
-            args, statics = blank_statics(
-                args, options.statics, len(bound.args), repr(self), option, box
-            )
-        prefix = options.in_prefix
-        wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
-        if not statics and (len(args) < wanted or (kwargs and self._settings_reach_keywords())):
-            args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
-        if wanted and len(args) != wanted and options.in_name == "in_axes":
-            every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
-            check_arguments(options.name, bound.fun, every, keywords)
-        inputs = inputs_in_mode(bound, args, kwargs, options)
-        return self._core(inputs, inputs.define(CallKey(context_key(), statics), have_own(statics)))
-
-    def _settings_reach_keywords(self) -> bool:
-        """Whether keyword arguments get the settings of their positions.
-
-        With graph updates off `vmap` and `pmap` treat them as JAX does: keyword arguments have axis 0,
-        unless there are more settings than positional arguments.
-        """
-        return self.options.in_name != "in_axes" or self.options.modes.updates
-
-
-_cores: PerFunction[MapCore] = PerFunction()
-CALLS_PER_CORE = 64
-"""How many `MapCall`s a core caches."""
-
-
-def _core_of(bound: Unbound, name: str, options: MapOptions) -> MapCore:
-    """The core of a function under some options; the cached one where possible."""
-    new = functools.partial(MapCore, name, bound, options)
-    try:
-        key = static_key((name, len(bound.args), *bound.kwargs, options))
-    except UnhashableStatic:
-        return new()
-    return _cores.get(bound.fun, key, new)
+def _map(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    options, bound = mapped.options, mapped.bound
+    statics: Statics = ()
+    if options.statics:
+        option = "static_broadcasted_argnums"
+        box = lambda value, number: static_argument(value, number, mapped.__wrapped__)
+        args, statics = blank_statics(
+            args, options.statics, len(bound.args), repr(mapped), option, box
+        )
+    prefix = options.in_prefix
+    wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
+    # With graph updates off `vmap` and `pmap` treat keyword arguments as JAX does: they have axis 0,
+    # unless there are more settings than positional arguments.
+    by_position = kwargs and (options.in_name != "in_axes" or options.modes.updates)
+    if not statics and (len(args) < wanted or by_position):
+        args, kwargs = positional(bound.fun, args, kwargs, wanted, bound, True)
+    if wanted and len(args) != wanted and options.in_name == "in_axes":
+        every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
+        check_arguments(options.name, bound.fun, every, keywords)
+    inputs = inputs_in_mode(bound, args, kwargs, options)
+    call = inputs.define(CallKey(context_key(), statics), have_own(statics))
+    return program(mapped, call.exactly, lambda: Program(mapped, call))(inputs)
 
 
 def _mesh_of(outputs: tp.Any) -> tp.Any:
@@ -436,27 +358,56 @@ def _shape(value: tp.Any) -> tp.Any:
     return getattr(value, "shape", None)
 
 
-def axis_options(
+def _mapping(
+    f: tp.Any,
     name: str,
-    in_axes: tp.Any,
-    out_axes: tp.Any,
-    modes: Modes,
-    metadata: dict[str, tp.Any],
+    kind: tp.Literal["axes", "specs"],
+    in_prefix: tp.Any,
+    out_prefix: tp.Any,
     make: Make,
-    given: dict[str, tp.Any],
-) -> MapOptions:
-    """The options of a transform with axes; TypeError for a setting that is not an axis."""
-    in_axes, out_axes = by_path(in_axes), by_path(out_axes)
-    refuse_foreign_axes(name, "in_axes", in_axes)
-    refuse_foreign_axes(name, "out_axes", out_axes)
-    names = ("in_axes", "out_axes")
-    return MapOptions(name, in_axes, out_axes, *names, 0, None, modes, metadata, make, given)
+    jax_options: dict[str, tp.Any],
+    modes: Modes,
+    metadata: tp.Mapping[str, tp.Any] = {},
+    statics: tuple[int, ...] = (),
+) -> tp.Any:
+    """A function under a mapping, or a decorator; TypeError for a setting that is not an axis.
+
+    Args:
+        f: the function.
+        name: of the transform.
+        kind: the kind of settings that it takes.
+        in_prefix, out_prefix: the settings of the arguments and of the result.
+        make, jax_options: the transform of JAX, and its options.
+        modes, metadata, statics: see `vmap` and `pmap`.
+    """
+    axes = kind == "axes"
+    prefixes = by_path(in_prefix), by_path(out_prefix)
+    names = f"in_{kind}", f"out_{kind}"
+    if axes:
+        for what, prefix in zip(names, prefixes):
+            refuse_foreign_axes(name, what, prefix)
+    options = Options.of(
+        name,
+        modes,
+        _map,
+        in_name=names[0],
+        out_name=names[1],
+        in_prefix=prefixes[0],
+        out_prefix=prefixes[1],
+        default=0 if axes else PartitionSpec(),  # of keyword arguments, and of outputs without one
+        constant=None if axes else PartitionSpec(),  # of what is the same in all slices
+        make=make,
+        jax_options=jax_options,
+        metadata=dict(metadata),
+        statics=statics,
+    )
+    return decorated(Transform, f, options)
 
 
 @tp.overload
 def vmap(f: G, **options: tp.Unpack[VmapKeywords]) -> G: ...
 @tp.overload
-def vmap(f: tp.Callable[P, R], **options: tp.Unpack[VmapKeywords]) -> Transformed[P, R]: ...
+def vmap(f: tp.Callable[P, R], **options: tp.Unpack[VmapKeywords]) -> Transform[P, R]: ...
 @tp.overload
 def vmap(**options: tp.Unpack[VmapKeywords]) -> Decorator: ...
 def vmap(
@@ -517,9 +468,10 @@ def vmap(
         "axis_size": as_integer(axis_size),
         "spmd_axis_name": spmd_axis_name,
     }
-    modes, metadata = Modes.of(graph, graph_updates), dict(transform_metadata)
-    options = axis_options("vmap", in_axes, out_axes, modes, metadata, _vmapped, given)
-    return decorated(MapWrapped, f, options)
+    modes = Modes.of(graph, graph_updates)
+    return _mapping(
+        f, "vmap", "axes", in_axes, out_axes, _vmapped, given, modes, transform_metadata
+    )
 
 
 def _vmapped(run: tp.Any, in_axes: tp.Any, order: tuple[tp.Any, ...], **given: tp.Any) -> tp.Any:
@@ -527,7 +479,7 @@ def _vmapped(run: tp.Any, in_axes: tp.Any, order: tuple[tp.Any, ...], **given: t
 
 
 @tp.overload
-def pmap(f: tp.Callable[P, R], **options: tp.Unpack[PmapKeywords]) -> Transformed[P, R]: ...
+def pmap(f: tp.Callable[P, R], **options: tp.Unpack[PmapKeywords]) -> Transform[P, R]: ...
 @tp.overload
 def pmap(**options: tp.Unpack[PmapKeywords]) -> Decorator: ...
 def pmap(
@@ -578,10 +530,9 @@ def pmap(
         "backend": backend,
         "axis_size": as_integer(axis_size),
     }
-    modes, metadata = Modes.of(graph, graph_updates), dict(transform_metadata)
-    options = axis_options("pmap", in_axes, out_axes, modes, metadata, _pmapped, given)
-    statics = as_integers(static_broadcasted_argnums)
-    return decorated(MapWrapped, f, options._replace(statics=statics))
+    modes, statics = Modes.of(graph, graph_updates), as_integers(static_broadcasted_argnums)
+    axes = in_axes, out_axes
+    return _mapping(f, "pmap", "axes", *axes, _pmapped, given, modes, transform_metadata, statics)
 
 
 def _pmapped(run: tp.Any, in_axes: tp.Any, order: tuple[tp.Any, ...], **given: tp.Any) -> tp.Any:
@@ -589,9 +540,7 @@ def _pmapped(run: tp.Any, in_axes: tp.Any, order: tuple[tp.Any, ...], **given: t
 
 
 @tp.overload
-def shard_map(
-    f: tp.Callable[P, R], **options: tp.Unpack[ShardMapKeywords]
-) -> Transformed[P, R]: ...
+def shard_map(f: tp.Callable[P, R], **options: tp.Unpack[ShardMapKeywords]) -> Transform[P, R]: ...
 @tp.overload
 def shard_map(**options: tp.Unpack[ShardMapKeywords]) -> Decorator: ...
 def shard_map(
@@ -634,21 +583,8 @@ def shard_map(
     given: dict[str, tp.Any] = {"mesh": mesh, "check_vma": check_vma}
     if axis_names:
         given["axis_names"] = frozenset(axis_names)
-    spec = PartitionSpec()
-    options = MapOptions(
-        "shard_map",
-        by_path(in_specs),
-        by_path(out_specs),
-        "in_specs",
-        "out_specs",
-        spec,
-        spec,
-        Modes.of(graph, graph_updates),
-        {},
-        _sharded,
-        given,
-    )
-    return decorated(MapWrapped, f, options)
+    modes = Modes.of(graph, graph_updates)
+    return _mapping(f, "shard_map", "specs", in_specs, out_specs, _sharded, given, modes)
 
 
 def _num_shards(given: tp.Mapping[str, tp.Any]) -> int:

@@ -20,9 +20,7 @@ from nnxlite.transforms._wrapper import P, R, Unequal, name_of
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import JitKeywords, ModeKeywords
 
-A1 = tp.TypeVar("A1")
-A2 = tp.TypeVar("A2")
-A3 = tp.TypeVar("A3")
+A = tp.TypeVar("A")
 
 
 class JitPartial(Unequal, JitWrapped[P, R]):
@@ -47,25 +45,8 @@ class JitPartial(Unequal, JitWrapped[P, R]):
 
 @tp.overload
 def jit_partial(
-    fun: tp.Callable[tp.Concatenate[A1, P], R],
-    arg: A1,
-    /,
-    **options: tp.Unpack[JitKeywords],
-) -> JitPartial[P, R]: ...
-@tp.overload
-def jit_partial(
-    fun: tp.Callable[tp.Concatenate[A1, A2, P], R],
-    first: A1,
-    second: A2,
-    /,
-    **options: tp.Unpack[JitKeywords],
-) -> JitPartial[P, R]: ...
-@tp.overload
-def jit_partial(
-    fun: tp.Callable[tp.Concatenate[A1, A2, A3, P], R],
-    first: A1,
-    second: A2,
-    third: A3,
+    fun: tp.Callable[tp.Concatenate[A, P], R],
+    arg: A,
     /,
     **options: tp.Unpack[JitKeywords],
 ) -> JitPartial[P, R]: ...
@@ -197,24 +178,7 @@ class CachedPartial(tp.Generic[P, R]):
 
 @tp.overload
 def cached_partial(
-    f: tp.Callable[tp.Concatenate[A1, P], R], arg: A1, /, **modes: tp.Unpack[ModeKeywords]
-) -> CachedPartial[P, R]: ...
-@tp.overload
-def cached_partial(
-    f: tp.Callable[tp.Concatenate[A1, A2, P], R],
-    first: A1,
-    second: A2,
-    /,
-    **modes: tp.Unpack[ModeKeywords],
-) -> CachedPartial[P, R]: ...
-@tp.overload
-def cached_partial(
-    f: tp.Callable[tp.Concatenate[A1, A2, A3, P], R],
-    first: A1,
-    second: A2,
-    third: A3,
-    /,
-    **modes: tp.Unpack[ModeKeywords],
+    f: tp.Callable[tp.Concatenate[A, P], R], arg: A, /, **modes: tp.Unpack[ModeKeywords]
 ) -> CachedPartial[P, R]: ...
 @tp.overload
 def cached_partial(

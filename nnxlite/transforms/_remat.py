@@ -12,7 +12,7 @@ from nnxlite._integers import as_integers
 from nnxlite._jax import EAGER, is_compiling, trace_state, without_literals
 from nnxlite._typing import RematPolicy
 from nnxlite.boundary import Body, Crossing, Fixed, describe
-from nnxlite.transforms._arguments import positional_with_defaults
+from nnxlite.transforms._arguments import positional
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._wrapper import Decorator, Options, P, R, Transform, decorated
@@ -26,7 +26,7 @@ def _remat(rematted: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp
     bound, options = rematted.bound, rematted.options
     if numbers := options.static_argnums:
         wanted = max(numbers) + 1
-        args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
+        args, kwargs = positional(bound.fun, args, kwargs, wanted, bound, True)
     updates = options.modes.updates
     call = Call.under(options, bound, args, kwargs, static_argnums=numbers, captured=updates)
     # A new function in each call: JAX's caches keep what they are keyed by, and with it all that

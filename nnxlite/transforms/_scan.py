@@ -44,7 +44,7 @@ from nnxlite.boundary import (
 )
 from nnxlite.transforms._arguments import (
     check_arguments,
-    positional_with_defaults,
+    positional,
     refuse_shared_result,
 )
 from nnxlite.transforms._flow import loop_arguments, run_flow
@@ -140,7 +140,7 @@ def _run_scan(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any
     bound, axes = t.bound, t.options.in_axes
     wanted = len(axes) if isinstance(axes, tuple) else int(axes is Carry)
     if kwargs or len(args) < wanted:
-        args, kwargs = positional_with_defaults(bound.fun, args, kwargs, bound, wanted)
+        args, kwargs = positional(bound.fun, args, kwargs, wanted, bound, True)
     if wanted and len(args) != wanted:
         every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
         check_arguments("scan", bound.fun, every, keywords)

@@ -79,6 +79,7 @@ class Transform(tp.Generic[P, R]):
         self.__wrapped__ = fun
         self.options = options
         self.bound = self._unbound(fun)
+        self._programs: dict[tp.Any, tp.Any] | None = None
 
     @staticmethod
     def _unbound(fun: tp.Any) -> Unbound:
@@ -200,7 +201,35 @@ class PerFunction(tp.Generic[T]):
 
 
 KEPT_PER_FUNCTION = 64
-"""How many values are cached for one function."""
+"""How many values are cached for one function, or for one function and options."""
+
+_programs: PerFunction[dict[tp.Any, tp.Any]] = PerFunction()
+
+
+def program(transform: Transform[..., tp.Any], key: tp.Any, make: tp.Callable[[], T]) -> T:
+    """What a transform has made for one kind of call, such as a function of JAX; found by equal ones.
+
+    Key: the function, the options, the number and names of the arguments that the function carries, and
+    `key`. It is dropped with the function, or when there are more than `KEPT_PER_FUNCTION`. Threads: two
+    may make the same, one stays. JAX compiles again for each new function that it is given.
+
+    Args:
+        transform: the transform.
+        key: of the call.
+        make: makes the value, which must not refer to the function, except weakly.
+    """
+    known = transform._programs
+    if known is None:
+        bound = transform.bound
+        carried = len(bound.args), *bound.kwargs
+        options = name_of(transform.__wrapped__), carried, boxed(transform.options)
+        known = transform._programs = _programs.get(bound.fun, options, dict)
+    found = known.get(key)
+    if found is None:
+        while len(known) >= KEPT_PER_FUNCTION:
+            known.pop(next(iter(tuple(known))), None)
+        found = known.setdefault(key, make())
+    return found
 
 
 def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
