@@ -77,7 +77,6 @@ from nnxlite.boundary._prefixes import StateSharding as StateSharding
 from nnxlite.boundary._prefixes import by_path as by_path
 from nnxlite.boundary._prefixes import node_prefix as node_prefix
 from nnxlite.boundary._prefixes import refuse_foreign_axes as refuse_foreign_axes
-from nnxlite.boundary._refusals import first_foreign as first_foreign
 from nnxlite.boundary._refusals import fixed_structure as fixed_structure
 from nnxlite.boundary._refusals import refuse_foreign_outputs as refuse_foreign_outputs
 from nnxlite.boundary._refusals import refuse_non_arrays as refuse_non_arrays

@@ -11,7 +11,7 @@ import jax
 from nnxlite._captures import captures
 from nnxlite._errors import path_text, short_type
 from nnxlite._jax import describe_trace, in_this_trace, is_ref, key_name, trace_state
-from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, Inner
+from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._inputs import is_root
 from nnxlite.boundary._outdef import OutGraph, Outputs, output_paths
 from nnxlite.graph import GraphDef, GraphNode, traverse
@@ -44,16 +44,6 @@ def refuse_foreign_outputs(call: CallDef, out: Outputs, name: str = "the functio
             )
 
 
-def first_foreign(
-    leaves: tp.Iterable[tuple[ArgumentLeaf, tp.Any]],
-) -> tuple[str, tp.Any] | None:
-    """The path of the first leaf of some arguments that JAX does not accept, and what is in it."""
-    for leaf, value in leaves:
-        for part in filter(_is_foreign, jax.tree_util.tree_leaves(value)):
-            return leaf.text(), part
-    return None
-
-
 def refuse_non_arrays(
     name: str, call: CallDef, leaves: tp.Sequence[tp.Any], remedy: str, inside: str | None = None
 ) -> None:
@@ -67,7 +57,9 @@ def refuse_non_arrays(
         remedy: what to do instead.
         inside: the same for a leaf inside a module or container, where it differs.
     """
-    bad = first_foreign(zip(call.leaves(), leaves))
+    pairs = zip(call.leaves(), leaves)
+    parts = ((leaf.text(), x) for leaf, value in pairs for x in jax.tree_util.tree_leaves(value))
+    bad = next((pair for pair in parts if _is_foreign(pair[1])), None)
     if bad is not None:
         if inside is not None and not str(bad[0]).isidentifier():
             remedy = inside

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import typing as tp
 
-import numpy as np
-
-from nnxlite._errors import listed, short_type
 from nnxlite.filtered._crossing import Call, must_be_traced
 from nnxlite.filtered._predicates import is_array_like
 from nnxlite.filtered._specs import SpecKind
+from nnxlite.transforms import axis_complaint
 
 
 def _is_axis(answer: tp.Any) -> bool:
@@ -40,36 +38,16 @@ def check_axes(what: str, tree: Call, axes: list[tp.Any], axis_size: int | None)
         TypeError: for a leaf that is not an array.
         ValueError: for a leaf without its axis, for axes of different sizes, or where no leaf is mapped.
     """
-    sizes = set() if axis_size is None else {axis_size}
-    mapped = []
-    for place, leaf, axis in zip(tree.definition.leaves(), tree.leaves, axes):
-        if axis is None or axis is False:
-            continue
-        if not is_array_like(leaf):
-            raise must_be_traced(f"{what}: in_axes", place.text(), leaf)
-        if axis is True:
-            continue
-        shape = np.shape(leaf)
-        if not -len(shape) <= axis < len(shape):
-            raise ValueError(
-                f"{what}: in_axes: the leaf at '{place.text()}' is {short_type(leaf)} and has "
-                f"no axis {axis}."
-            )
-        sizes.add(shape[axis])
-        mapped.append((place, leaf, axis))
-    if len(sizes) > 1:
-        text = lambda one: f"'{one[0].text()}' {short_type(one[1])}: axis {one[2]!r}"
-        given = "" if axis_size is None else f", axis_size={axis_size}"
-        raise ValueError(
-            f"{what}: inconsistent sizes for array axes to be mapped. Mapped leaves: "
-            f"{listed(mapped, SHOWN, text, between='; ')}{given}."
-        )
-    if not sizes:
+    names = [place.text() for place in tree.definition.leaves()]
+    for name, leaf, axis in zip(names, tree.leaves, axes):
+        if not (axis is None or axis is False or is_array_like(leaf)):
+            raise must_be_traced(f"{what}: in_axes", name, leaf)
+    mapped = [axis if is_mapped(axis) else None for axis in axes]
+    complaint = axis_complaint(names, tree.leaves, mapped, axis_size)
+    if complaint is not None:
+        raise ValueError(f"{what}: {complaint}")
+    if axis_size is None and not any(map(is_mapped, axes)):
         raise ValueError(
             f"{what}: no leaf of the arguments is mapped, so the size of the axis is unknown. Give an "
             "array an axis, or pass axis_size=."
         )
-
-
-SHOWN = 12
-"""How many leaves a message lists."""

@@ -28,6 +28,7 @@ from nnxlite.transforms._jit import JitWrapped as JitWrapped
 from nnxlite.transforms._jit import jit as jit
 from nnxlite.transforms._loops import fori_loop as fori_loop
 from nnxlite.transforms._loops import while_loop as while_loop
+from nnxlite.transforms._map_errors import axis_complaint as axis_complaint
 from nnxlite.transforms._map_errors import marks_errors as marks_errors
 from nnxlite.transforms._map_errors import passed_through as passed_through
 from nnxlite.transforms._mapped import pmap as pmap

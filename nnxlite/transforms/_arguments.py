@@ -15,11 +15,11 @@ from nnxlite.boundary import (
     CallDef,
     Inputs,
     StaticLeaves,
-    first_foreign,
     is_root,
     names_by_position,
     parameter_names,
     parameters_of,
+    refuse_non_arrays,
 )
 from nnxlite.graph import OTHER, GraphDef, kind_by_type, refuse_sharing, traverse, view
 from nnxlite.transforms._run_time_checks import failed_check
@@ -308,15 +308,10 @@ def naming_arguments(
     """
     try:
         yield
-    except TypeError as error:
-        leaves = sorted(zip(call.leaves(), inputs.leaves), key=lambda pair: pair[0].position)
-        bad = first_foreign(leaves)
-        if bad is None:
-            raise
-        raise TypeError(
-            f"{name}: the argument at '{bad[0]}' is of type {type(bad[1]).__name__}, which is no "
-            f"array. Give it to the function with functools.partial{remedy}."
-        ) from error
+    except TypeError:
+        remedy = f"Give it to the function with functools.partial{remedy}."
+        refuse_non_arrays(name, call, inputs.leaves, remedy)
+        raise
     except RuntimeError as error:
         failed = failed_check(error)
         if failed is None:

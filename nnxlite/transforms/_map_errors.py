@@ -71,7 +71,7 @@ def explained(
     if kind is TypeError:
         remedy = "Pass an array, or let the function capture the value."
         refuse_non_arrays(name, names.call, inputs.leaves, remedy)
-    sizes = _axis_complaint(names.arguments, inputs.leaves, axes)
+    sizes = axis_complaint(names.arguments, inputs.leaves, axes)
     if sizes:
         return ValueError(f"{name}: {sizes}")
     varying = re.search(r"out_axes\[1\]\[(\d+)\]\[(\d+)\]", str(error))
@@ -114,9 +114,16 @@ def _named(name: tp.Callable[..., str], match: re.Match[str]) -> str:
     return name(*match.groups())
 
 
-def _axis_complaint(names: list[str], leaves: list[tp.Any], axes: list[tp.Any]) -> str | None:
-    """The problem with the sizes of mapped axes; None if there is none."""
-    sizes: dict[int, list[str]] = {}
+def axis_complaint(
+    names: list[str], leaves: list[tp.Any], axes: list[tp.Any], axis_size: int | None = None
+) -> str | None:
+    """The problem with the sizes of mapped axes; None if there is none.
+
+    Args:
+        names, leaves, axes: the leaves of the arguments.
+        axis_size: the size that the user gives.
+    """
+    sizes: dict[int, list[str]] = {} if axis_size is None else {axis_size: ["axis_size"]}
     for name, leaf, axis in zip(names, leaves, axes):
         for part in jax.tree_util.tree_leaves(leaf) if isinstance(axis, int) else ():
             shape = np.shape(part)

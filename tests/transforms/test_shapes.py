@@ -263,12 +263,10 @@ def test_checkify_in_a_method_and_failures():
 def test_an_argument_that_is_no_array_is_named(transform):
     f = lambda m, options: m.x * 1.0
     m = Foo()
-    with pytest.raises(
-        TypeError, match=r"argument at 'options\.name' is of type str, which is no array"
-    ):
+    with pytest.raises(TypeError, match=r"cannot interpret argument 'options\.name' as an array"):
         transform(f, m, {"name": "text"})
     m.n = nnx.Variable("text")
-    with pytest.raises(TypeError, match=r"argument at 'm\.n' is of type str"):
+    with pytest.raises(TypeError, match=r"argument 'm\.n' as an array, it is of type 'str'"):
         transform(f, m, 1.0)
     with pytest.raises(TypeError, match="unsupported operand"):  # the function's own errors stay
         transform(lambda m, x: m.x + None, Foo(), 1.0)

@@ -731,7 +731,7 @@ _theirs(
 def _(d: Difference) -> bool:
     pairs = [
         ("have the same .* changes metadata", "pytree node metadata does not match"),
-        ("which is no array", "is not a valid JAX type"),
+        ("cannot interpret argument", "is not a valid JAX type"),
         (r"has shape \(\) and no axis \d+ to scan over", "tuple index out of range"),
     ]
     texts = _message(d.ours), _message(d.theirs)
