@@ -119,6 +119,36 @@ def unboxed(inputs: Inputs) -> None:
         inputs.static = StaticLeaves(numbers, [box.value for box in boxes], keys, exact)
 
 
+def boxed_arguments(
+    args: tuple[tp.Any, ...],
+    numbers: tp.Iterable[int],
+    name: str,
+    option: str = "static_argnums",
+    box: tp.Callable[[tp.Any, int], StaticArgument] = lambda value, number: boxed(value),
+) -> tuple[tp.Any, ...]:
+    """The arguments of a call, the static ones boxed; `unboxed` makes them static leaves.
+
+    Args:
+        args: the arguments.
+        numbers: which are static, negative ones from the end.
+        name: of the transform and its function, for the message.
+        option: the name of the numbers, for the message.
+        box: from a static argument, and its number, to a part of a key.
+
+    Raises ValueError for a number out of range.
+    """
+    out = list(args)
+    for number in numbers:
+        if not -len(args) <= number < len(args):
+            raise ValueError(
+                f"{name}: {option} has {number}, but the call has {len(args)} positional "
+                f"arguments; numbers from {-len(args)} to {len(args) - 1} are possible."
+            )
+        number %= len(args)
+        out[number] = box(args[number], number)
+    return tuple(out)
+
+
 Statics = tuple[tuple[int, StaticArgument], ...]
 """Static arguments, by number; JAX is given None in their positions."""
 

@@ -8,7 +8,6 @@ with leaves of any type.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import typing as tp
 
 from nnxlite.boundary import (
@@ -22,26 +21,12 @@ from nnxlite.boundary import (
     replay_crossing,
 )
 from nnxlite.transforms._arguments import (
-    Statics,
-    blank_statics,
-    fill_statics,
+    boxed_arguments,
     naming_arguments,
     refuse_shared_result,
+    unboxed,
 )
-from nnxlite.transforms._wrapper import Unbound, have_own, inputs_in_mode, name_of
-
-
-@dataclasses.dataclass(frozen=True)
-class CallKey:
-    """What besides the arguments' structure identifies a program; never equal to a key of another kind.
-
-    Attributes:
-        context: what else a trace depends on: the settings in force.
-        statics: the static arguments.
-    """
-
-    context: tp.Any
-    statics: Statics
+from nnxlite.transforms._wrapper import Unbound, inputs_in_mode, name_of
 
 
 class Call:
@@ -54,7 +39,6 @@ class Call:
         leaves: their leaves.
         definition: their static side.
         options: of the transform.
-        statics: the static arguments.
         captured: whether objects that the function captured may leave it; see `leave` of the boundary.
     """
 
@@ -64,12 +48,11 @@ class Call:
         inputs: Inputs,
         definition: CallDef,
         options: tp.Any = None,
-        statics: Statics = (),
         captured: bool = False,
     ) -> None:
         self.fun, self.num_bound, self.options = bound.fun, len(bound.args), options
         self.inputs, self.leaves, self.definition = inputs, inputs.leaves, definition
-        self.statics, self.captured = statics, captured
+        self.captured = captured
 
     @classmethod
     def under(
@@ -94,13 +77,12 @@ class Call:
         Raises ValueError for a static argument that is not given, or with `graph=False` for an object
         in several places.
         """
-        statics: Statics = ()
         if static_argnums:
             name = f"{options.name}({name_of(bound.fun)})"
-            args, statics = blank_statics(args, static_argnums, len(bound.args), name)
+            args = boxed_arguments(args, static_argnums, name)
         inputs = inputs_in_mode(bound, args, kwargs, options, inside)
-        definition = inputs.define(None, have_own(statics))
-        return cls(bound, inputs, definition, options, statics, captured)
+        unboxed(inputs)
+        return cls(bound, inputs, inputs.define(), options, captured)
 
     def leaf_text(self, leaf: int) -> str:
         """The path of a leaf, for messages."""
@@ -126,7 +108,7 @@ class Call:
     def run(self, leaves: tp.Sequence[tp.Any]) -> tuple[Inner, tp.Any]:
         """Call the function with these leaves."""
         (args, kwargs), inner = self.enter(leaves)
-        return inner, self.fun(*fill_statics(args, self.statics), **kwargs)
+        return inner, self.fun(*args, **kwargs)
 
     def propagates_structure(self, result: tp.Any) -> bool:
         """Whether structure changes of the arguments are repeated outside."""

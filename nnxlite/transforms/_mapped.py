@@ -46,15 +46,13 @@ from nnxlite.boundary import (
 )
 from nnxlite.graph import GraphDef
 from nnxlite.transforms._arguments import (
-    Statics,
-    blank_statics,
+    boxed_arguments,
     check_arguments,
-    fill_statics,
     positional,
     refuse_shared_result,
     static_argument,
+    unboxed,
 )
-from nnxlite.transforms._call import CallKey
 from nnxlite.transforms._in_flight import has_several_cpus, wait_in_turn
 from nnxlite.transforms._map_errors import MapNames, explained, marks_errors, passed_through
 from nnxlite.transforms._run_time_checks import failed_check
@@ -66,7 +64,6 @@ from nnxlite.transforms._wrapper import (
     Transform,
     Unbound,
     decorated,
-    have_own,
     inputs_in_mode,
     name_of,
     program,
@@ -97,7 +94,7 @@ class Program:
     """A mapping of one function over arguments of one structure; it refers weakly to the function.
 
     Attributes:
-        settings: that of each leaf of the arguments.
+        settings, values: that of each leaf of the arguments that crosses, and of the graph.
         roots: that of each root.
         order: all settings that an output may have.
         mapped: JAX's transform of the function, between leaves.
@@ -116,7 +113,9 @@ class Program:
         settings = self._settings(mapped.bound)
         prefixes = options.in_prefix, options.out_prefix
         self.order = mentioned(*prefixes, options.default, options.constant)
-        self.settings = labels(call, settings, options.in_name)
+        by_leaf = labels(call, settings, options.in_name)
+        self.values = call.by_side(by_leaf)[1]
+        self.settings = by_leaf if call.static is None else call.static.split(by_leaf)
         self.roots = [settings[i] for i in call.where]
         run = functools.partial(self._run)  # which takes a name and a signature
         run.__name__ = name_of(mapped.__wrapped__)  # type: ignore[attr-defined]
@@ -174,8 +173,7 @@ class Program:
         if not isinstance(mesh, Mesh) or is_tracing() or not options.modes.updates:
             return
         if self.shardings is None or self.shardings[0] != mesh:
-            values = self.call.by_side(self.settings)[1]
-            self.shardings = (mesh, [_sharding(mesh, setting) for setting in values])
+            self.shardings = (mesh, [_sharding(mesh, setting) for setting in self.values])
         moved = [_put(*pair) for pair in zip(inputs.values, self.shardings[1])]
         rest = set(range(len(moved))) - set(written)
         write_leaves(inputs, {i: moved[i] for i in rest if moved[i] is not inputs.values[i]})
@@ -183,9 +181,8 @@ class Program:
     @marks_errors
     def _run(self, leaves: list[tp.Any]) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
         options, call = self.options, self.call
-        value_settings = call.by_side(self.settings)[1]
+        value_settings = self.values
         (args, kwargs), inner = enter(call, leaves)
-        args = fill_statics(args, call.extra.statics)
         named = PARTITION_NAME in options.metadata
         if named:
             remove_axis_names(inner, value_settings, options.metadata)
@@ -240,25 +237,23 @@ def _is_whole(setting: tp.Any) -> bool:
 
 def _map(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
     options, bound = mapped.options, mapped.bound
-    statics: Statics = ()
     if options.statics:
         option = "static_broadcasted_argnums"
         box = lambda value, number: static_argument(value, number, mapped.__wrapped__)
-        args, statics = blank_statics(
-            args, options.statics, len(bound.args), repr(mapped), option, box
-        )
+        args = boxed_arguments(args, options.statics, repr(mapped), option, box)
     prefix = options.in_prefix
     wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
     # With graph updates off `vmap` and `pmap` treat keyword arguments as JAX does: they have axis 0,
     # unless there are more settings than positional arguments.
     by_position = kwargs and (options.in_name != "in_axes" or options.modes.updates)
-    if not statics and (len(args) < wanted or by_position):
+    if not options.statics and (len(args) < wanted or by_position):
         args, kwargs = positional(bound.fun, args, kwargs, wanted, bound, True)
     if wanted and len(args) != wanted and options.in_name == "in_axes":
         every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
         check_arguments(options.name, bound.fun, every, keywords)
     inputs = inputs_in_mode(bound, args, kwargs, options)
-    call = inputs.define(CallKey(context_key(), statics), have_own(statics))
+    unboxed(inputs)
+    call = inputs.define(context_key())
     return program(mapped, call.exactly, lambda: Program(mapped, call))(inputs)
 
 
