@@ -38,11 +38,10 @@ from nnxlite.boundary import (
     unpack,
 )
 from nnxlite.filtered._arguments import ArgumentSpecs
-from nnxlite.filtered._axes import IN_AXES, OUT_AXES, check_axes, is_mapped
 from nnxlite.filtered._crossing import Call, Filtered, divide, must_be_traced
 from nnxlite.filtered._donation import DONATED, KEPT, grouped, without_warnings
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
-from nnxlite.filtered._specs import answers, root_parts
+from nnxlite.filtered._specs import IN_AXES, OUT_AXES, answers, check_axes, is_mapped, root_parts
 from nnxlite.graph import Path
 from nnxlite.transforms import (
     Lowered,

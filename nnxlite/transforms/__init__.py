@@ -19,10 +19,14 @@ from nnxlite.transforms._donation import Owner as Owner
 from nnxlite.transforms._donation import owners as owners
 from nnxlite.transforms._donation import refuse_shared_buffers as refuse_shared_buffers
 from nnxlite.transforms._donation import run_donating as run_donating
+from nnxlite.transforms._finish import Waiting as Waiting
+from nnxlite.transforms._finish import checks_noted as checks_noted
+from nnxlite.transforms._finish import failed_check as failed_check
+from nnxlite.transforms._finish import has_several_cpus as has_several_cpus
+from nnxlite.transforms._finish import note_check as note_check
+from nnxlite.transforms._finish import wait_in_turn as wait_in_turn
 from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
-from nnxlite.transforms._in_flight import has_several_cpus as has_several_cpus
-from nnxlite.transforms._in_flight import wait_in_turn as wait_in_turn
 from nnxlite.transforms._jit import JitOptions as JitOptions
 from nnxlite.transforms._jit import JitWrapped as JitWrapped
 from nnxlite.transforms._jit import jit as jit
@@ -37,10 +41,6 @@ from nnxlite.transforms._mapped import vmap as vmap
 from nnxlite.transforms._partial import cached_partial as cached_partial
 from nnxlite.transforms._partial import jit_partial as jit_partial
 from nnxlite.transforms._remat import remat as remat
-from nnxlite.transforms._run_time_checks import Waiting as Waiting
-from nnxlite.transforms._run_time_checks import checks_noted as checks_noted
-from nnxlite.transforms._run_time_checks import failed_check as failed_check
-from nnxlite.transforms._run_time_checks import note_check as note_check
 from nnxlite.transforms._scan import scan as scan
 from nnxlite.transforms._shapes import checkify as checkify
 from nnxlite.transforms._shapes import eval_shape as eval_shape

@@ -22,7 +22,7 @@ from nnxlite.boundary import (
     refuse_non_arrays,
 )
 from nnxlite.graph import OTHER, GraphDef, kind_by_type, refuse_sharing, traverse, view
-from nnxlite.transforms._run_time_checks import failed_check
+from nnxlite.transforms._finish import failed_check
 from nnxlite.transforms._wrapper import (
     StaticArgument,
     Unbound,

@@ -11,7 +11,7 @@ from nnxlite._config import Modes
 from nnxlite._jax import drop_hidden_frames
 from nnxlite.boundary import CallDef, Crossing, Inputs, refuse_non_arrays, replay_crossing
 from nnxlite.graph import build, view
-from nnxlite.transforms._run_time_checks import checks_noted, failed_check, wait
+from nnxlite.transforms._finish import checks_noted, failed_check, wait
 
 
 def run_flow(

@@ -47,10 +47,15 @@ from nnxlite.transforms._arguments import (
 )
 from nnxlite.transforms._compiles import CacheInfo, Explanation, Traces
 from nnxlite.transforms._donation import Donation, Donor, Owner
-from nnxlite.transforms._in_flight import has_several_cpus, wait_in_turn
+from nnxlite.transforms._finish import (
+    Waiting,
+    checks_noted,
+    has_several_cpus,
+    raise_failed,
+    wait_in_turn,
+)
 from nnxlite.transforms._map_errors import marks_errors
 from nnxlite.transforms._placement import Placement, stay_in_place
-from nnxlite.transforms._run_time_checks import Waiting, checks_noted, raise_failed
 from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._stages import Lowered, Staged, Traced, other_structure
 from nnxlite.transforms._wrapper import (
@@ -107,7 +112,7 @@ class JitCore:
         jitted: the `jax.jit` object, of a function of the interned `CallDef` and groups of leaves.
         donor: decides about donation, if anything is donated.
         placement: decides about shardings, if any are given.
-        finish: writes outputs back; set when the function is traced, see `_in_flight`.
+        finish: writes outputs back; set when the function is traced, see `_finish`.
     """
 
     finish: tp.Callable[[Inputs, Crossing], tp.Any] = staticmethod(replay_crossing)

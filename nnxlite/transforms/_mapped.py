@@ -53,9 +53,8 @@ from nnxlite.transforms._arguments import (
     static_argument,
     unboxed,
 )
-from nnxlite.transforms._in_flight import has_several_cpus, wait_in_turn
+from nnxlite.transforms._finish import failed_check, has_several_cpus, wait_in_turn
 from nnxlite.transforms._map_errors import MapNames, explained, marks_errors, passed_through
-from nnxlite.transforms._run_time_checks import failed_check
 from nnxlite.transforms._wrapper import (
     Decorator,
     Options,
@@ -107,7 +106,7 @@ class Program:
         self._text, self._fun = repr(mapped), weakly(mapped.bound.fun)
         self.call, self.warned = call, program(mapped, "warned", set)
         options = self.options = mapped.options
-        self._waits = options.name != "vmap" and has_several_cpus()  # see `_in_flight`
+        self._waits = options.name != "vmap" and has_several_cpus()  # see `_finish`
         self.last: Layout | None = None
         self.shardings: tuple[Mesh, list[NamedSharding]] | None = None
         settings = self._settings(mapped.bound)

@@ -10,7 +10,7 @@ import typing as tp
 from jax.errors import JaxRuntimeError
 
 from nnxlite.boundary import CallDef
-from nnxlite.transforms._run_time_checks import failed_check
+from nnxlite.transforms._finish import failed_check
 from nnxlite.transforms._wrapper import R
 
 
