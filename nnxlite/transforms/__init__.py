@@ -57,7 +57,6 @@ from nnxlite.transforms._trees import to_tree as to_tree
 from nnxlite.transforms._vjp import jvp as jvp
 from nnxlite.transforms._vjp import vjp as vjp
 from nnxlite.transforms._wrapper import Options as Options
-from nnxlite.transforms._wrapper import PerFunction as PerFunction
 from nnxlite.transforms._wrapper import StaticArgument as StaticArgument
 from nnxlite.transforms._wrapper import Transform as Transform
 from nnxlite.transforms._wrapper import Unbound as Unbound

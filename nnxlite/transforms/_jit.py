@@ -60,11 +60,11 @@ from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._stages import Lowered, Staged, Traced, other_structure
 from nnxlite.transforms._wrapper import (
     P,
-    PerFunction,
     R,
     Transform,
     name_of,
     not_owning,
+    program,
     program_name,
     weakly,
 )
@@ -255,9 +255,6 @@ def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
     return out.crossing(options.is_array)
 
 
-_cores: PerFunction[JitCore] = PerFunction()
-
-
 class JitWrapped(Transform[P, R]):
     """A compiled function, as `jit` returns it.
 
@@ -277,7 +274,7 @@ class JitWrapped(Transform[P, R]):
         self._has_static = options.static.any
         num_bound = len(self.bound.args)
         make = lambda: JitCore(self.bound.fun, num_bound, options, self._donated(), self._check())
-        self._core: JitCore = _cores.get(self.bound.fun, (num_bound, options), make)
+        self._core: JitCore = program(self, None, make)
         self.jitted_fn = self._core if self._core.placement else self._core.jitted
 
     def _donated(self) -> tp.Any:

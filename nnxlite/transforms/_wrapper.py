@@ -172,38 +172,11 @@ def wrapped(fun: tp.Any, layers: Layers) -> tp.Any:
     return fun
 
 
-class PerFunction(tp.Generic[T]):
-    """A cache of one value for each function and key, which lives as long as the function.
-
-    The values must not refer to the function, except weakly.
-    """
-
-    def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[tp.Any, dict[tp.Any, T]]
-        self._known = weakref.WeakKeyDictionary()
-
-    def get(self, fun: tp.Callable[..., tp.Any], key: tp.Any, make: tp.Callable[[], T]) -> T:
-        """The cached value; a new one if there is none, or if it cannot be cached."""
-        fun, layers = unwrapped(fun)
-        key = (key, layers) if layers else key
-        if type(fun).__eq__ is not object.__eq__:  # an equal function may outlive the first
-            return make()
-        try:
-            mine = self._known.setdefault(fun, {})
-            known = mine.get(key)
-        except TypeError:  # not weakly referable, or an unhashable key
-            return make()
-        if known is None:
-            while len(mine) >= KEPT_PER_FUNCTION:
-                mine.pop(next(iter(tuple(mine)), None), None)
-            known = mine.setdefault(key, make())  # or that of another thread
-        return known
-
+_programs: weakref.WeakKeyDictionary[tp.Any, dict[tp.Any, dict[tp.Any, tp.Any]]]
+_programs = weakref.WeakKeyDictionary()
 
 KEPT_PER_FUNCTION = 64
-"""How many values are cached for one function, or for one function and options."""
-
-_programs: PerFunction[dict[tp.Any, tp.Any]] = PerFunction()
+"""For how many options programs are cached for one function, and how many for each."""
 
 
 def program(transform: Transform[..., tp.Any], key: tp.Any, make: tp.Callable[[], T]) -> T:
@@ -220,15 +193,35 @@ def program(transform: Transform[..., tp.Any], key: tp.Any, make: tp.Callable[[]
     """
     known = transform._programs
     if known is None:
-        bound = transform.bound
-        carried = len(bound.args), *bound.kwargs
-        options = name_of(transform.__wrapped__), carried, boxed(transform.options)
-        known = transform._programs = _programs.get(bound.fun, options, dict)
+        known = transform._programs = _programs_of(transform)
+    return _get(known, key, make)
+
+
+def _programs_of(transform: Transform[..., tp.Any]) -> dict[tp.Any, tp.Any]:
+    """The programs of a function under some options; those of this object alone if it must be so."""
+    bound = transform.bound
+    fun, layers = unwrapped(bound.fun)
+    if type(fun).__eq__ is not object.__eq__:  # an equal function may outlive the first
+        return {}
+    try:
+        mine = _programs.setdefault(fun, {})
+    except TypeError:  # not weakly referable
+        return {}
+    options = transform.options
+    try:
+        hash(options)
+    except TypeError:
+        options = boxed(options)
+    carried = len(bound.args), *bound.kwargs
+    return _get(mine, (options, layers, carried, name_of(transform.__wrapped__)), dict)
+
+
+def _get(known: dict[tp.Any, tp.Any], key: tp.Any, make: tp.Callable[[], tp.Any]) -> tp.Any:
     found = known.get(key)
     if found is None:
         while len(known) >= KEPT_PER_FUNCTION:
-            known.pop(next(iter(tuple(known))), None)
-        found = known.setdefault(key, make())
+            known.pop(next(iter(tuple(known)), None), None)
+        found = known.setdefault(key, make())  # or that of another thread
     return found
 
 
