@@ -173,7 +173,7 @@ def _first_difference(
     one, other = _parts(before), _parts(after)
     for name in [*one, *(name for name in other if name not in one)]:
         found = _first_difference(
-            one.get(name, _NOTHING), other.get(name, _NOTHING), depth - 1, (*above, id(before))
+            one.get(name, _ABSENT), other.get(name, _ABSENT), depth - 1, (*above, id(before))
         )
         if found is not None:
             names, *parts = found
@@ -181,12 +181,12 @@ def _first_difference(
     return None
 
 
-class _Nothing:
+class _Absent:
     def __repr__(self) -> str:
         return "nothing"
 
 
-_NOTHING = _Nothing()
+_ABSENT = _Absent()
 
 
 def _parts(value: tp.Any) -> dict[str, tp.Any]:

@@ -26,15 +26,12 @@ A = tp.TypeVar("A")
 class JitPartial(Unequal, JitWrapped[P, R]):
     """A compiled function with its first arguments given, as `jit_partial` returns it."""
 
+    name = "jit_partial"
+
     def __init__(self, fun: tp.Any, options: JitOptions, partial_args: tuple[tp.Any, ...]) -> None:
         super().__init__(fun, options)
         self.partial_args = partial_args
         Inputs(partial_args).in_mode(options.modes.graph, self.name)
-
-    @property
-    def name(self) -> str:
-        """Of the transform."""
-        return "jit_partial"
 
     def _inputs(self, args: tp.Any, kwargs: tp.Any) -> Inputs:
         return super()._inputs((*self.partial_args, *args), kwargs)

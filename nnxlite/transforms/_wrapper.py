@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 import types
 import typing as tp
@@ -63,11 +64,13 @@ class Transform(tp.Generic[P, R]):
     So a transform that is applied in every step of a loop uses the program of the first step.
 
     Attributes:
+        name: of the transform.
         __wrapped__: the function.
         options: all else that `type(self)(function, options)` needs; they do not refer to the function.
         bound: the function, and the arguments that it carries.
     """
 
+    name: tp.Any = property(operator.attrgetter("options.name"))
     options: tp.Any
     __wrapped__: tp.Callable[P, R]
     __name__: str
@@ -84,11 +87,6 @@ class Transform(tp.Generic[P, R]):
     @staticmethod
     def _unbound(fun: tp.Any) -> Unbound:
         return unbind(fun)
-
-    @property
-    def name(self) -> str:
-        """Of the transform."""
-        return self.options.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
