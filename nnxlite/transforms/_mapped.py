@@ -112,9 +112,8 @@ class Program:
         settings = self._settings(mapped.bound)
         prefixes = options.in_prefix, options.out_prefix
         self.order = mentioned(*prefixes, options.default, options.constant)
-        by_leaf = labels(call, settings, options.in_name)
-        self.values = call.by_side(by_leaf)[1]
-        self.settings = by_leaf if call.static is None else call.static.split(by_leaf)
+        self.settings = labels(call, settings, options.in_name)
+        self.values = call.by_side(self.settings)[1]
         self.roots = [settings[i] for i in call.where]
         run = functools.partial(self._run)  # which takes a name and a signature
         run.__name__ = name_of(mapped.__wrapped__)  # type: ignore[attr-defined]
