@@ -149,51 +149,6 @@ def boxed_arguments(
     return tuple(out)
 
 
-Statics = tuple[tuple[int, StaticArgument], ...]
-"""Static arguments, by number; JAX is given None in their positions."""
-
-
-def blank_statics(
-    args: tuple[tp.Any, ...],
-    numbers: tp.Iterable[int],
-    first: int,
-    name: str,
-    option: str = "static_argnums",
-    box: tp.Callable[[tp.Any, int], StaticArgument] = lambda value, number: boxed(value),
-) -> tuple[tuple[tp.Any, ...], Statics]:
-    """The arguments with None in place of the static ones, and the static ones.
-
-    Args:
-        args: the arguments.
-        numbers: which are static, negative ones from the end.
-        first: how many arguments come before these in the call.
-        name: of the transform and its function, for the message.
-        option: the name of the numbers, for the message.
-        box: from a static argument, and its number, to a part of a key.
-
-    Raises ValueError for a number out of range.
-    """
-    left, statics = list(args), []
-    for number in numbers:
-        if not -len(args) <= number < len(args):
-            raise ValueError(
-                f"{name}: {option} has {number}, but the call has {len(args)} positional "
-                f"arguments; numbers from {-len(args)} to {len(args) - 1} are possible."
-            )
-        number %= len(args)
-        statics.append((first + number, box(args[number], number)))
-        left[number] = None
-    return tuple(left), tuple(sorted(statics, key=lambda pair: pair[0]))
-
-
-def fill_statics(args: tuple[tp.Any, ...], statics: Statics) -> list[tp.Any]:
-    """The inverse of `blank_statics`."""
-    out = list(args)
-    for number, box in statics:
-        out[number] = box.value
-    return out
-
-
 class Selection(tp.NamedTuple):
     """Arguments chosen by number and by name."""
 

@@ -434,11 +434,6 @@ def boxed(value: tp.Any) -> StaticArgument:
         return StaticArgument(value, ById(value), True)
 
 
-def have_own(statics: tp.Iterable[tuple[tp.Any, StaticArgument]]) -> bool:
-    """Whether some static arguments are equal to others without being interchangeable."""
-    return any(not box.exact for _, box in statics)
-
-
 def program_name(fun: tp.Any) -> str:
     """The name of a function's program in JAX: the last part of its name, without brackets."""
     return name_of(fun).rpartition(".")[2].strip("<>") or "fun"
