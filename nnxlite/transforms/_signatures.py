@@ -14,7 +14,7 @@ from jax import Array
 from nnxlite._state import State
 from nnxlite._typing import Numbers, RematPolicy
 from nnxlite.objects import Pytree
-from nnxlite.transforms._wrapper import P, R, Transformed
+from nnxlite.transforms._wrapper import P, R, Transform
 from nnxlite.variables import Variable
 
 A = tp.TypeVar("A")
@@ -133,7 +133,7 @@ class GradKeywords(NumericGradKeywords, ModeKeywords, total=False):
 Leaf = tp.TypeVar("Leaf", bound=AnyState | Variable[tp.Any])
 
 
-class Derivative(Transformed[..., tp.Any], tp.Generic[F_co]):
+class Derivative(Transform[..., tp.Any], tp.Generic[F_co]):
     """Base of the following; `vmap` and `jit` of one are declared as of the same class."""
 
 

@@ -384,9 +384,6 @@ def inputs_in_mode(
     return inputs.in_mode(options.modes.graph, options.name)
 
 
-Transformed = Transform
-
-
 class Decorator(tp.Protocol):
     """A transform that waits for its function."""
 
