@@ -91,6 +91,14 @@ def refuse_sharing(
 def split(
     node: N, first: Filter = ..., /, *, graph: bool | None = None
 ) -> tuple[GraphDef[N], AnyState]: ...
+@tp.overload  # mypy cannot unpack a tuple of unknown length into names
+def split(
+    node: N, first: Filter, second: Filter, /, *, graph: bool | None = None
+) -> tuple[GraphDef[N], AnyState, AnyState]: ...
+@tp.overload
+def split(
+    node: N, first: Filter, second: Filter, third: Filter, /, *, graph: bool | None = None
+) -> tuple[GraphDef[N], AnyState, AnyState, AnyState]: ...
 @tp.overload
 def split(
     node: N, /, *filters: Filter, graph: bool | None = None
