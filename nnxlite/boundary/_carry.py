@@ -60,27 +60,32 @@ class LoopKind(tp.NamedTuple):
     name: str
     updates: bool
 
-    def differ(
-        self, call: CallDef, what: str, references: bool = False, same: str = "pytree structure"
-    ) -> Exception:
-        """The error for a carry that comes out in another structure, with the reference's class.
+    def differ(self, call: CallDef, what: str, references: bool = False) -> Exception:
+        """The error for a carry that comes out in another structure: class and words of the reference.
 
         Args:
             call: the arguments.
             what: what is different, and what to do instead.
             references: whether an object is not where it was: `scan` compares this first.
-            same: what must be the same.
         """
         first = self.name == "while_loop" or not self.updates
-        error = (
-            ValueError
-            if call.where and (first or (references and self.name == "scan"))
-            else TypeError
-        )
-        return error(
-            f"{self.name} body function carry input and carry output must have the same {same}, but "
-            f"they differ: {what}"
-        )
+        is_scan = self.name == "scan"
+        if not (call.where and (first or (references and is_scan))):
+            error, start = TypeError, _SAME_STRUCTURE
+        elif not is_scan:
+            error, start = ValueError, _SAME_REFERENCES
+        else:
+            error, start = ValueError, _CARRY_REFERENCES if references else _SAME_STRUCTURE
+        return error(f"{start.format(self.name)}, but they differ: {what}")
+
+
+_SAME_STRUCTURE = (
+    "{} body function carry input and carry output must have the same pytree structure"
+)
+_SAME_REFERENCES = (
+    "{} requires body function's input and output to have the same reference and pytree structure"
+)
+_CARRY_REFERENCES = "Carry references must be the same between iterations of {}"
 
 
 def paired_roots(
@@ -179,7 +184,6 @@ def _moved(loop: LoopKind, call: CallDef, old: int, came: int) -> Exception:
         f"the body puts {node_text(call, came)} in the place of {node_text(call, old)}. Return each "
         "object of the carry where it came in (nnx.update writes into it), or exchange their values.",
         references=True,
-        same="references",
     )
 
 
@@ -195,6 +199,7 @@ class _Comparison:
     """A carry before and after an iteration, compared node by node.
 
     Attributes:
+        compares_references: whether objects must keep what they refer to, as in the reference.
         places: for each carried leaf the source of its next value.
         forward, backward: the new number of each node that was compared, and the old one.
     """
@@ -210,6 +215,7 @@ class _Comparison:
         self.loop, self.call, self.graph, self.roles, self.fresh = loop, call, graph, roles, fresh
         self.before, self.after = call.graphdef.decoded, graph.graphdef.decoded
         self.children = dict(self.before.children), dict(self.after.children)
+        self.compares_references = loop.name == "while_loop" and loop.updates
         self.places: dict[int, Source] = {}
         self.forward: dict[int, int] = {}
         self.backward: dict[int, int] = {}
@@ -222,6 +228,8 @@ class _Comparison:
         for root, code in enumerate(self.before.roots if self.loop.updates else ()):
             if root not in dict(pairs) and any(r is Carry for r in self._roles(code)):
                 pending.append((code, arguments[root], paths[root]))
+        if self.loop.name == "scan" and self.loop.updates:
+            self._refuse_new_objects([results[b] for _, b in pairs], [paths[a] for a, _ in pairs])
         for old, new, path in pending:  # which grows
             match old, new:
                 case ContainerCode(), ContainerCode() if new.definition.matches(old.definition):
@@ -240,6 +248,26 @@ class _Comparison:
                     problem = self._became(old, new, path)
             if problem is not None and not self._is_free(old, new):
                 raise problem
+
+    def _refuse_new_objects(self, codes: list[Code], paths: list[Path]) -> None:
+        """Raise ValueError where the carry itself, and not a part of its objects, is a new object."""
+        found = list(zip(codes, paths))
+        for code, path in found:  # which grows
+            if isinstance(code, ContainerCode):
+                found += [(c, (*path, key)) for c, key in zip(code.codes, code.definition.keys)]
+            elif isinstance(code, NodeCode) and self.graph.origin[code.number] is None:
+                kind = self.after.node_defs[code.number]
+                if isinstance(kind, ObjectDef):
+                    raise self._renewed(kind.type.__name__, path)
+
+    def _renewed(self, kind: str, path: Path, references: bool = True) -> Exception:
+        """The error for a new object in the place of one of the carry."""
+        return self.loop.differ(
+            self.call,
+            f"the body puts a new {kind} in the place of '{path_text(path)}'. Update the old one in place "
+            "(variable[...] = value, nnx.update).",
+            references,
+        )
 
     def _compare_nodes(
         self, old: int, new: int, path: Path, pending: list[tuple[Code, Code, Path]]
@@ -267,11 +295,7 @@ class _Comparison:
             if came is not None:
                 return _moved(self.loop, self.call, old, came)
             if is_variable and (not isinstance(kind, VariableDef) or kind.is_ref):
-                return self.loop.differ(
-                    self.call,
-                    f"the body puts a new Variable in the place of '{path_text(path)}', and one of the "
-                    "two lives in a reference. Write into the old one (variable[...] = value).",
-                )
+                return self._renewed("Variable that lives in a reference", path, references=False)
             if not (kind is known or self._differs_in_statics_alone(known, kind)):
                 return self._became(NodeCode(old), NodeCode(new), path)
         self.forward[old], self.backward[new] = new, old
@@ -284,6 +308,15 @@ class _Comparison:
                 return self._became(NodeCode(old), NodeCode(new), path)
         else:
             olds, news = self._attributes(old, new)
+            for code in news.values() if came is None and self.compares_references else ():
+                moved = self.graph.origin[code.number] if isinstance(code, NodeCode) else None
+                if moved is not None:
+                    return self.loop.differ(
+                        self.call,
+                        f"the body puts {node_text(self.call, moved)} into a new object. Return the "
+                        "objects of the carry themselves, or new Variables.",
+                        references=True,
+                    )
             pending += [(olds[n], news[n], (*path, n)) for n in olds if n in news]
         return None
 
@@ -305,7 +338,8 @@ class _Comparison:
         changed = any(self.roles[self.before.node_leaves[old]] is Carry for old, _ in graph.kinds)
         for number, names, removed in graph.edits:
             olds, news = self._attributes(tp.cast(int, graph.origin[number]), number)
-            compared = olds.keys() & news.keys() if number in self.backward else ()
+            same = number in self.backward and not self.compares_references
+            compared = olds.keys() & news.keys() if same else ()
             for name in {*names, *removed}.difference(compared):
                 old, new = olds.get(name), news.get(name)
                 is_alias = old is None and new is not None and self._is_alias(new)

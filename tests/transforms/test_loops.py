@@ -386,12 +386,15 @@ def rebinds(m):
     return m
 
 
-@pytest.mark.parametrize("loop", ["while", "fori", "fori, traced bound"])
+@pytest.mark.parametrize("loop", ["fori", "fori, traced bound"])
 def test_a_variable_may_be_replaced_by_a_new_one(loop):
     foo = Foo()
     x = foo.x
     assert LOOPS[loop](rebinds, foo) is foo
     assert foo.x is not x and [float(v.value) for v in (x, foo.x, foo.n)] == [1, 16, 4]
+    with pytest.raises(ValueError, match=f"{START}: the body changes attributes .'x'. of 'm'"):
+        nnx.while_loop(lambda m: m.n[...] < 5, rebinds, foo)
+    assert [float(v.value) for v in (foo.x, foo.n)] == [16, 4]
 
 
 def takes_over(m):
@@ -410,6 +413,10 @@ def test_variables_may_move_to_new_objects(loop, mode):
         return step(new)
 
     m = Foo(2.0, 5.0)
+    if loop is LOOPS["while"] and not mode:
+        with pytest.raises(ValueError, match=f"{START}: the body puts 'c.*' into a new object"):
+            loop(f, m)
+        return
     out = loop(f, m, **mode)
     assert out is not m and (out.x, out.y, out.n) == (m.x, m.y, m.n)
     assert [float(v.value) for v in (m.x, m.y, m.n)] == [6, 5, 18]
@@ -465,8 +472,9 @@ def text(m):
 
 
 START = (
-    "(?:while|fori)_loop body function carry input and carry output must have the same "
-    "(?:pytree structure|references), but they differ"
+    "(?:fori_loop body function carry input and carry output must have the same pytree structure"
+    "|(?:while|fori)_loop requires body function's input and output to have the same reference and "
+    "pytree structure), but they differ"
 )
 TYPES = "body function carry input and carry output must have equal types, but they differ at "
 REFUSED = {
