@@ -264,8 +264,8 @@ class _Comparison:
         """The error for a new object in the place of one of the carry."""
         return self.loop.differ(
             self.call,
-            f"the body puts a new {kind} in the place of '{path_text(path)}'. Update the old one in place "
-            "(variable[...] = value, nnx.update).",
+            f"the body puts a new {kind} in the place of '{path_text(path)}'. Update the old one in "
+            "place (variable[...] = value, nnx.update).",
             references,
         )
 
