@@ -229,3 +229,15 @@ _OURS = (
     tp.cast(str, functools.__file__),
 )
 """Paths whose files are not part of a user's program."""
+
+
+def non_exhaustive(
+    filters: tp.Sequence[tp.Any], rest: list[tuple[tuple[tp.Any, ...], tp.Any]]
+) -> str:
+    """The message for leaves that no filter matches."""
+    shown = listed(rest, text=lambda pair: f"{path_text(pair[0])} ({type(pair[1]).__name__})")
+    return (
+        f"Non-exhaustive filters, got a non-empty remainder: none of "
+        f"{listed(filters, text=filter_text)} matches {shown}. Add a filter for them, or `...` as "
+        "the last one to match all remaining elements."
+    )

@@ -23,7 +23,7 @@ import dataclasses
 import types
 import typing as tp
 
-from nnxlite._errors import filter_text, listed, path_text, under_own_name
+from nnxlite._errors import under_own_name
 from nnxlite.variables import FROZEN, MISSING, Variable
 
 PathParts: tp.TypeAlias = tuple[tp.Any, ...]
@@ -356,16 +356,6 @@ def filters_to_predicates(filters: abc.Sequence[Filter]) -> tuple[Predicate, ...
                     "the end."
                 )
     return tuple([to_predicate(filter) for filter in filters])
-
-
-def non_exhaustive(filters: abc.Sequence[Filter], rest: list[tuple[PathParts, tp.Any]]) -> str:
-    """The message for leaves that no filter matches."""
-    shown = listed(rest, text=lambda pair: f"{path_text(pair[0])} ({type(pair[1]).__name__})")
-    return (
-        f"Non-exhaustive filters, got a non-empty remainder: none of "
-        f"{listed(filters, text=filter_text)} matches {shown}. Add a filter for them, or `...` as "
-        "the last one to match all remaining elements."
-    )
 
 
 def match_index(predicates: abc.Sequence[Predicate], path: PathParts, leaf: tp.Any) -> int | None:

@@ -10,7 +10,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text
+from nnxlite._errors import non_exhaustive, path_text
 from nnxlite._outline import Shown
 from nnxlite._state._walk import (
     STATES,
@@ -27,7 +27,7 @@ from nnxlite._state._walk import (
 )
 from nnxlite._text import Text, sequence_node
 from nnxlite._traversals import flatten_to_sequence, unflatten_mapping
-from nnxlite.filters import Filter, filters_to_predicates, match_index, non_exhaustive
+from nnxlite.filters import Filter, filters_to_predicates, match_index
 from nnxlite.variables import MISSING, Variable, is_variable
 
 if tp.TYPE_CHECKING:

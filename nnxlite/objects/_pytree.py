@@ -284,14 +284,14 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         is_new = known is not is_data_now
         if is_new and type(status) is not dict:
             status = own_status(self)
-        try:
-            attributes[name] = value
-            if is_new:
-                tp.cast(tp.Any, status)[name] = is_data_now
-        finally:  # interrupted or not: no plan stays valid
-            _set_def(self, None)
-            if self._nnx_version:
-                set_definition(self, None)
+        if self._nnx_version:  # now, too: what interrupts the rest must leave no plan valid
+            set_definition(self, None)
+        attributes[name] = value
+        if is_new:
+            tp.cast(tp.Any, status)[name] = is_data_now
+        _set_def(self, None)
+        if self._nnx_version:
+            set_definition(self, None)
 
     def _nnx_discard(self, name: tp.Any) -> None:
         """Remove an existing attribute."""

@@ -55,7 +55,7 @@ def restored_where_donated(
     """Check what a failed call has left, and make it what it was before."""
     notes = "".join(getattr(error, "__notes__", []))
     if donates:
-        assert "'model' at 'weight'" in notes or "'model' at 'count'" in notes
+        assert "'model.weight'" in notes or "'model.count'" in notes
         assert "gone" in notes and "checkpoint" in notes
         with pytest.raises(RuntimeError, match="deleted"):
             np.asarray(model.weight.get_value())
