@@ -33,6 +33,7 @@ from benchmarks.harness import (
 )
 from benchmarks.loops import by_hand
 from benchmarks.models import WIDTH, library, train_body, with_adam
+from benchmarks.stages import entered
 
 DEVICES = 8
 BLOCKS = 4
@@ -95,11 +96,11 @@ def engine(devices: int) -> Calls:
     step = library("nnxlite").jit(body)
     for _ in range(3):
         step(*objects, *data)
-    inputs, call = step._enter((*objects, *data), {})
+    inputs, call = entered(step, *objects, *data)
     written = step._core.jitted(*step._core.groups(call, inputs.leaves))
 
     def run() -> object:
-        inputs, call = step._enter((*objects, *data), {})
+        inputs, call = entered(step, *objects, *data)
         step._core.groups(call, inputs.leaves)
         return replay_crossing(inputs, written)
 

@@ -5,10 +5,20 @@ The parts are timed one by one, with warm caches; within a call they follow a ke
 
 from __future__ import annotations
 
+import typing as tp
+
 from benchmarks.dispatch import READ_MOSTLY, ROW, read_mostly_body, read_mostly_step
 from benchmarks.filtered import of_variables, variables_step
 from benchmarks.harness import Calls, case
 from benchmarks.models import library, read_mostly
+
+
+def entered(step: tp.Any, *args: tp.Any) -> tuple[tp.Any, tp.Any]:
+    """The arguments of a call of a `jit`, and their static side."""
+    from nnxlite._config import context_key
+
+    inputs = step._inputs(args, {})
+    return inputs, inputs.define(context_key())
 
 
 @case("stages", f"jit: {READ_MOSTLY} read, one written, donated")
@@ -23,11 +33,11 @@ def of_jit():
         step = nnx.jit(read_mostly_body, donate="written")
         for _ in range(3):
             step(model, ROW)
-        return model, step, *step._enter((model, ROW), {})
+        return model, step, *entered(step, model, ROW)
 
     def entering() -> Calls:
         model, step, *_ = warm()
-        return Calls(lambda: step._enter((model, ROW), {}))
+        return Calls(lambda: entered(step, model, ROW))
 
     def values() -> Calls:
         model, _, inputs, _ = warm()
@@ -55,16 +65,15 @@ def of_jit():
 @case("stages", "filter_jit: 72 arrays read")
 def of_filter_jit():
     """Entering finds the plan and the values, and looks at the classes of the values."""
-    from nnxlite.filtered._crossing import put_back
-
     step, model = variables_step(12)
     for _ in range(3):
         step(model)
-    inputs, _, groups = step._enter((model,), {})
-    crossed = step._core.jitted(*groups)
+    core = step._core
+    inputs, call = entered(step, model)
+    crossing = core.jitted(*core.groups(call, inputs.leaves))
     return {
         "nnxlite": lambda: of_variables(12),
-        "entering": lambda: Calls(lambda: step._enter((model,), {})),
+        "entering": lambda: Calls(lambda: entered(step, model)),
         "its values": lambda: Calls(inputs.plan.values),
-        "leaving": lambda: Calls(lambda: put_back(inputs, crossed)),
+        "leaving": lambda: Calls(lambda: core.finish(inputs, crossing)),
     }
