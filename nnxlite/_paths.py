@@ -44,7 +44,7 @@ PATHS: dict[str, str] = {
     "nn.stochastic": "first_from",
     "proxy_caller": "ApplyCaller",
     "pytreelib": "A ObjectMeta P Variable register_data_type",
-    "rnglib": "A F KeylessInitializer Key RngCount RngKey RngState Rngs Samplers Variable",
+    "rnglib": "A F Key RngCount RngKey RngState Rngs Variable",
     "statelib": "A K Key S V",
     "transforms.autodiff": "DiffState custom_vjp grad jvp remat value_and_grad vjp",
     "transforms.compilation": "Compiled JitWrapped Lowered StateSharding Traced jit jit_partial "

@@ -24,6 +24,7 @@ from nnxlite._errors import path_text
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import Path, iter_graph, recursive_map
 from nnxlite.objects._pytree import Pytree
+from nnxlite.objects._rngs import KeylessInitializer as KeylessInitializer
 from nnxlite.objects._rngs import (
     RngStream,
     RngValue,
@@ -36,6 +37,7 @@ from nnxlite.objects._rngs import (
     first_rule,
     zero_counts,
 )
+from nnxlite.objects._rngs import Samplers as Samplers
 from nnxlite.variables import MISSING
 
 A = tp.TypeVar("A")
