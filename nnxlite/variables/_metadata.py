@@ -216,7 +216,8 @@ class HasMetadata:
         self._check_fixed(kwargs)
         with LOCK:  # what another thread sets at the same time stays, too
             entries = self._box.definition.metadata
-            kept = {k: v for k, v in entries.items() if k in REQUIRED or not replaces}
+            # No comprehension here: on CPython 3.13 one that a trace function stops keeps the lock.
+            kept = _required(entries) if replaces else entries
             self._redefine({**kept, **normal_entries(kwargs)})
 
     def has_metadata(self, name: str) -> bool:
@@ -377,3 +378,7 @@ def _annotation(before: tp.Any, names: tp.Iterable[tp.Any]) -> tp.Any:
     if not isinstance(before, NamedSharding):
         return tuple(names)
     return NamedSharding(before.mesh, PartitionSpec(*names), memory_kind=before.memory_kind)
+
+
+def _required(entries: tp.Mapping[str, tp.Any]) -> dict[str, tp.Any]:
+    return {k: v for k, v in entries.items() if k in REQUIRED}
