@@ -185,3 +185,9 @@ def test_a_change_elsewhere_costs_no_call_for_each_variable():
         step(other)
         other.mark = number
     assert count_calls(lambda: step(model)) <= CEILING + 25
+
+
+def test_options_have_the_names_of_their_transform_alone():
+    options = nnx.remat(lambda m: m).options
+    with pytest.raises(AttributeError, match="no_such_option"):
+        options.no_such_option

@@ -912,3 +912,8 @@ def test_a_symbolic_number_of_iterations(run):
     shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("t, 4"), x.dtype)
     found = jax.export.export(jax.jit(run))(shape).call(x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, run(x))
+
+
+def test_an_object_in_the_place_of_a_state_is_refused():
+    with pytest.raises(ValueError, match="'c.0': .* became Foo"):
+        nnx.scan(lambda c, x: ((c[1], c[1]), x))((nnx.state(Foo()), Foo()), jnp.ones(2))
