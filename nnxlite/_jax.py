@@ -39,11 +39,6 @@ def is_tracing() -> bool:
     return trace_state.value is not EAGER
 
 
-def is_staging() -> bool:
-    """Whether the running trace records a program, rather than computing op by op."""
-    return isinstance(trace_state.value(), _partial_eval.DynamicJaxprTrace)
-
-
 def is_sharding() -> bool:
     """Whether the running trace is that of an eager `shard_map`, which computes op by op."""
     return type(trace_state.value()).__name__ == "ShardMapTrace"

@@ -14,7 +14,7 @@ from nnxlite._errors import RuntimeCheckError
 from nnxlite._jax import is_recording
 from nnxlite.filtered._crossing import leaves_of
 from nnxlite.filtered._predicates import is_array, is_inexact_array
-from nnxlite.transforms import failed_check, note_check
+from nnxlite.transforms import note_check, raise_failed
 
 T = tp.TypeVar("T")
 OnError = tp.Literal["default", "raise", "breakpoint", "nan", "off"]
@@ -122,9 +122,7 @@ def branched_error_if(
             check, jax.ShapeDtypeStruct((), bool), pred, index, vmap_method="broadcast_all"
         )
     except JaxRuntimeError as error:  # in an eager `vmap` or `grad`
-        failed = failed_check(error)
-        if failed is None:
-            raise
-        raise failed from None
+        raise_failed(error)
+        raise
     carry = lambda y: jnp.where(fine, y, jnp.zeros_like(y))
     return tree.definition.build([carry(y) if is_array(y) else y for y in tree.leaves])

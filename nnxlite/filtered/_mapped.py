@@ -48,11 +48,11 @@ from nnxlite.transforms import (
     Options,
     Staged,
     decorated,
-    failed_check,
     marks_errors,
     other_structure,
     passed_through,
     program,
+    raise_failed,
     run_donating,
     weakly,
 )
@@ -102,10 +102,8 @@ class FilterVmap(Filtered[P, R]):
                 raise  # by the function itself, or by this library
             raise ValueError(f"{self!r}: {program.explained(error)}") from None
         except JaxRuntimeError as error:
-            failed = failed_check(error)
-            if failed is None:
-                raise
-            raise failed from None
+            raise_failed(error)
+            raise
 
     def _program(
         self, call: Call, division: Division, axes: tuple[tp.Any, ...], spec: tp.Any

@@ -10,7 +10,6 @@ from nnxlite.graph._compare import Difference as Difference
 from nnxlite.graph._compare import compare as compare
 from nnxlite.graph._compare import differences_text as differences_text
 from nnxlite.graph._defs import REF_LEAF as REF_LEAF
-from nnxlite.graph._defs import ContainerDef as ContainerDef
 from nnxlite.graph._defs import KeptElsewhere as KeptElsewhere
 from nnxlite.graph._defs import ObjectDef as ObjectDef
 from nnxlite.graph._defs import StaticDef as StaticDef
@@ -21,7 +20,6 @@ from nnxlite.graph._defs import note_definition_of as note_definition_of
 from nnxlite.graph._defs import own_status as own_status
 from nnxlite.graph._defs import set_definition as set_definition
 from nnxlite.graph._defs import set_static as set_static
-from nnxlite.graph._defs import static_def as static_def
 from nnxlite.graph._edit import note_update as note_update
 from nnxlite.graph._edit import pop as pop
 from nnxlite.graph._edit import set_metadata as set_metadata

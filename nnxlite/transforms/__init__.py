@@ -6,7 +6,6 @@ from nnxlite.transforms._branches import switch as switch
 from nnxlite.transforms._call import Call as Call
 from nnxlite.transforms._compiles import CacheInfo as CacheInfo
 from nnxlite.transforms._compiles import Explanation as Explanation
-from nnxlite.transforms._compiles import Traces as Traces
 from nnxlite.transforms._compiles import explain_compiles as explain_compiles
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
 from nnxlite.transforms._derivatives import gradients as gradients
@@ -20,11 +19,9 @@ from nnxlite.transforms._donation import owners as owners
 from nnxlite.transforms._donation import refuse_shared_buffers as refuse_shared_buffers
 from nnxlite.transforms._donation import run_donating as run_donating
 from nnxlite.transforms._finish import Waiting as Waiting
-from nnxlite.transforms._finish import checks_noted as checks_noted
-from nnxlite.transforms._finish import failed_check as failed_check
 from nnxlite.transforms._finish import has_several_cpus as has_several_cpus
 from nnxlite.transforms._finish import note_check as note_check
-from nnxlite.transforms._finish import wait_in_turn as wait_in_turn
+from nnxlite.transforms._finish import raise_failed as raise_failed
 from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
 from nnxlite.transforms._jit import JitOptions as JitOptions
@@ -57,7 +54,6 @@ from nnxlite.transforms._trees import to_tree as to_tree
 from nnxlite.transforms._vjp import jvp as jvp
 from nnxlite.transforms._vjp import vjp as vjp
 from nnxlite.transforms._wrapper import Options as Options
-from nnxlite.transforms._wrapper import StaticArgument as StaticArgument
 from nnxlite.transforms._wrapper import Transform as Transform
 from nnxlite.transforms._wrapper import Unbound as Unbound
 from nnxlite.transforms._wrapper import Unequal as Unequal
@@ -65,9 +61,7 @@ from nnxlite.transforms._wrapper import boxed as boxed
 from nnxlite.transforms._wrapper import call_object as call_object
 from nnxlite.transforms._wrapper import decorated as decorated
 from nnxlite.transforms._wrapper import name_of as name_of
-from nnxlite.transforms._wrapper import not_owning as not_owning
 from nnxlite.transforms._wrapper import program as program
-from nnxlite.transforms._wrapper import program_name as program_name
 from nnxlite.transforms._wrapper import rewrap as rewrap
 from nnxlite.transforms._wrapper import unbind as unbind
 from nnxlite.transforms._wrapper import unwrapped as unwrapped

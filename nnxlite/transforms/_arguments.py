@@ -22,7 +22,7 @@ from nnxlite.boundary import (
     refuse_non_arrays,
 )
 from nnxlite.graph import OTHER, GraphDef, kind_by_type, refuse_sharing, traverse, view
-from nnxlite.transforms._finish import failed_check
+from nnxlite.transforms._finish import raise_failed
 from nnxlite.transforms._wrapper import (
     StaticArgument,
     Unbound,
@@ -277,9 +277,13 @@ def check_arguments(
         raise TypeError(f"{name}({name_of(fun)}): {error}.") from None
 
 
+PARTIAL = "Give it to the function with functools.partial."
+STATIC = f"{PARTIAL[:-1]}, or make it static with static_argnums."
+
+
 @contextlib.contextmanager
 def naming_arguments(
-    name: str, call: CallDef, inputs: Inputs, remedy: str = ""
+    name: str, call: CallDef, inputs: Inputs, remedy: str = PARTIAL
 ) -> tp.Iterator[None]:
     """A context in which JAX's error for an argument that is not an array names the argument.
 
@@ -294,11 +298,8 @@ def naming_arguments(
     try:
         yield
     except TypeError:
-        remedy = f"Give it to the function with functools.partial{remedy}."
         refuse_non_arrays(name, call, inputs.leaves, remedy)
         raise
     except RuntimeError as error:
-        failed = failed_check(error)
-        if failed is None:
-            raise
-        raise failed from None
+        raise_failed(error)
+        raise

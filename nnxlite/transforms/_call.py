@@ -21,6 +21,7 @@ from nnxlite.boundary import (
     replay_crossing,
 )
 from nnxlite.transforms._arguments import (
+    PARTIAL,
     boxed_arguments,
     naming_arguments,
     refuse_shared_result,
@@ -88,7 +89,7 @@ class Call:
         """The path of a leaf, for messages."""
         return self.definition.leaves()[leaf].text()
 
-    def naming_arguments(self, remedy: str = "") -> contextlib.AbstractContextManager[None]:
+    def naming_arguments(self, remedy: str = PARTIAL) -> contextlib.AbstractContextManager[None]:
         """A context in which JAX's errors for arguments name them."""
         return naming_arguments(self.name, self.definition, self.inputs, remedy)
 

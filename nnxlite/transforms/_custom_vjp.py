@@ -42,7 +42,7 @@ from nnxlite.boundary import (
     parameters_of,
     replay,
 )
-from nnxlite.transforms._arguments import naming_arguments, refuse_shared_result
+from nnxlite.transforms._arguments import PARTIAL, naming_arguments, refuse_shared_result
 from nnxlite.transforms._cotangents import (
     Cotangents,
     all_zero,
@@ -111,7 +111,8 @@ def _run(
     call = _Call(rules, args)
     inputs = call.enters(args)
     chosen, rest = call.selected.split(inputs.leaves)
-    with naming_arguments(repr(rules), call.definition, inputs, ", or name it in nondiff_argnums"):
+    remedy = f"{PARTIAL[:-1]}, or name it in nondiff_argnums."
+    with naming_arguments(repr(rules), call.definition, inputs, remedy):
         # JAX refuses symbolic zeros in a sharding rule, and nothing differentiates there.
         run = call.run if is_sharding() else call.with_rules()
         fixed, result, written, fresh = run(chosen, rest)

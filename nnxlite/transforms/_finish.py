@@ -80,21 +80,14 @@ class Waiting:
         return self._finish(inputs, results)
 
 
-def failed_check(error: RuntimeError) -> RuntimeCheckError | None:
-    """The error of a condition that was true, for the one that JAX has raised; None for another one."""
-    if isinstance(error, RuntimeCheckError):
-        return error
-    if not isinstance(error, JaxRuntimeError):
-        return None
-    _, found, message = str(error).partition(f"\n{RuntimeCheckError.__name__}: ")
-    return RuntimeCheckError(message) if found else None
-
-
 def raise_failed(error: RuntimeError) -> None:
     """Raise the error of a condition that was true in place of JAX's; returns for any other error."""
-    failed = failed_check(error)
-    if failed is not None:
-        raise failed from None
+    if isinstance(error, RuntimeCheckError):
+        raise error from None
+    if isinstance(error, JaxRuntimeError):
+        _, found, message = str(error).partition(f"\n{RuntimeCheckError.__name__}: ")
+        if found:
+            raise RuntimeCheckError(message) from None
 
 
 # Programs in flight -------------------------------------------------------------------------------

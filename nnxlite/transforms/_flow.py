@@ -9,9 +9,10 @@ import typing as tp
 
 from nnxlite._config import Modes
 from nnxlite._jax import drop_hidden_frames
-from nnxlite.boundary import CallDef, Crossing, Inputs, refuse_non_arrays, replay_crossing
+from nnxlite.boundary import CallDef, Crossing, Inputs, replay_crossing
 from nnxlite.graph import build, view
-from nnxlite.transforms._finish import checks_noted, failed_check, wait
+from nnxlite.transforms._arguments import naming_arguments
+from nnxlite.transforms._finish import checks_noted, wait
 
 
 def run_flow(
@@ -27,19 +28,11 @@ def run_flow(
     try:
         given = inputs()
         call, checks = given.define(), checks_noted()
-        try:
+        remedy = "Pass an array, or let the function capture the value."
+        with naming_arguments(name, call, given, remedy):
             out = run(call, given.leaves)
             if checks_noted() != checks:
                 wait(out)
-        except TypeError:
-            remedy = "Pass an array, or let the function capture the value."
-            refuse_non_arrays(name, call, given.leaves, remedy)
-            raise
-        except RuntimeError as error:
-            failed = failed_check(error)
-            if failed is None:
-                raise
-            raise failed from None
         return replay_crossing(given, out)
     except Exception as error:
         drop_hidden_frames(error)

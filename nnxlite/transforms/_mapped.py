@@ -53,7 +53,7 @@ from nnxlite.transforms._arguments import (
     static_argument,
     unboxed,
 )
-from nnxlite.transforms._finish import failed_check, has_several_cpus, wait_in_turn
+from nnxlite.transforms._finish import has_several_cpus, raise_failed, wait_in_turn
 from nnxlite.transforms._map_errors import MapNames, explained, marks_errors, passed_through
 from nnxlite.transforms._wrapper import (
     Decorator,
@@ -152,10 +152,8 @@ class Program:
                 repr(self), options.in_name, options.out_name, error, self.settings, names, inputs
             ) from None
         except JaxRuntimeError as error:
-            failed = failed_check(error)
-            if failed is None:
-                raise
-            raise failed from None
+            raise_failed(error)
+            raise
         outputs = unpack(layout.value, groups)
         self._move_what_was_read(inputs, groups, outputs.definition.written)
         if self._waits:

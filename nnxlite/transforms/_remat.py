@@ -12,7 +12,7 @@ from nnxlite._integers import as_integers
 from nnxlite._jax import EAGER, is_compiling, trace_state, without_literals
 from nnxlite._typing import RematPolicy
 from nnxlite.boundary import Body, Crossing, Fixed, describe
-from nnxlite.transforms._arguments import positional
+from nnxlite.transforms._arguments import STATIC, positional
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._wrapper import Decorator, Options, P, R, Transform, decorated
@@ -35,7 +35,7 @@ def _remat(rematted: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp
     checkpointed: tp.Any = jax.checkpoint(
         run, prevent_cse=options.prevent_cse, policy=options.policy
     )
-    with call.naming_arguments(", or make it static with static_argnums"):
+    with call.naming_arguments(STATIC):
         if trace_state.value is EAGER and is_compiling():
             return call.put_back(_run_eagerly(checkpointed, call.leaves))
         return call.put_back(without_literals(checkpointed(call.leaves)))

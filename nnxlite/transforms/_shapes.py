@@ -23,6 +23,7 @@ from nnxlite.boundary import (
     replay_crossing,
 )
 from nnxlite.graph import view
+from nnxlite.transforms._arguments import STATIC
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._wrapper import (
     Options,
@@ -179,7 +180,7 @@ def _jaxpr(maker: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.An
         leaves_out = [every[i] for i in _order(shown.define())]
         return [*leaves_out, *_updates(out)] if options.modes.updates else leaves_out
 
-    with call.naming_arguments(", or make it static with static_argnums"):
+    with call.naming_arguments(STATIC):
         return jax.make_jaxpr(run)(*[call.leaves[i] for i in order])
 
 

@@ -10,7 +10,7 @@ import typing as tp
 from jax.errors import JaxRuntimeError
 
 from nnxlite.boundary import CallDef
-from nnxlite.transforms._finish import failed_check
+from nnxlite.transforms._finish import raise_failed
 from nnxlite.transforms._wrapper import R
 
 
@@ -117,7 +117,5 @@ class Compiled(Stage[R]):
         except TypeError as error:
             raise TypeError(f"{self._function!r}: {error}") from None
         except JaxRuntimeError as error:
-            failed = failed_check(error)
-            if failed is None:
-                raise
-            raise failed from None
+            raise_failed(error)
+            raise
