@@ -54,8 +54,10 @@ class Bounded(dict[K, T]):
 
     def __setitem__(self, key: K, value: T) -> None:
         if len(self) >= self.most and key not in self:
-            oldest = next(iter(tuple(self)))  # a copy, which no other thread changes
-            self.pop(oldest, None)
+            for oldest in tuple(self)[
+                : len(self) + 1 - self.most
+            ]:  # a copy: other threads write, too
+                self.pop(oldest, None)
         super().__setitem__(key, value)
 
 

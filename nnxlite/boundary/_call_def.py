@@ -12,7 +12,7 @@ import typing as tp
 import jax
 
 from nnxlite._errors import path_text
-from nnxlite._interning import Table
+from nnxlite._interning import Bounded, Table
 from nnxlite._jax import PyTreeDef, key_name
 from nnxlite._statics import ById, UnhashableStatic, facts, static_facts
 from nnxlite._versions import epoch, observe
@@ -186,7 +186,7 @@ class CallDef:
         self.structure = structure
         self.static = static
         self.key = (treedef, where, graphdef, extra, trees, names, structure, static)
-        self.cache: dict[tp.Any, tp.Any] = {}
+        self.cache: Bounded[tp.Any, tp.Any] = Bounded(_ENTRIES_PER_CALL)
 
     @functools.cached_property
     def own_tree(self) -> bool:
@@ -206,11 +206,9 @@ class CallDef:
     def remember(self, key: tp.Any, value: T) -> T:
         """Add a value that follows from this call and a key to the `cache`; returns it.
 
-        The cache is emptied when it is full: a key may contain a filter that is a new function in each
-        training step, and the call lives as long as the model.
+        The cache is bounded: a key may contain a filter that is a new function in each training step,
+        and the call lives as long as the model.
         """
-        if len(self.cache) >= _ENTRIES_PER_CALL:
-            self.cache.clear()
         self.cache[key] = value
         return value
 

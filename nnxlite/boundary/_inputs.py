@@ -16,6 +16,7 @@ import typing as tp
 
 import jax
 
+from nnxlite._interning import Bounded
 from nnxlite._jax import PyTreeDef
 from nnxlite.boundary._call_def import (
     FLAT,
@@ -259,8 +260,6 @@ class Inputs:
             known = call_def(*self._key(extra))
             if known.shared.own_tree:
                 return known
-            if len(plan.calls) >= _CALLS_PER_PLAN:
-                plan.calls.clear()
             plan.calls[key] = known
         return known
 
@@ -270,16 +269,12 @@ class Inputs:
         return (self.treedef, self.where, self.graphdef, *more)
 
 
-_CALLS_PER_PLAN = 64
-# CallDefs are interned weakly. A plan keeps those of its calls alive, and looks them up without hashing
-# a whole definition (bench `dispatch`, steps of 72 arrays).
 _OPENED = frozenset({LIST, TUPLE, DICT, PYTREE})
 
 CallForm = tuple[PyTreeDef, tuple[int, ...], tuple[int, ...]]
 """The treedef of some arguments, and the positions of the roots and of the other leaves."""
 
-_forms: dict[tp.Any, CallForm] = {}
-_MOST_FORMS = 1024
+_forms: Bounded[tp.Any, CallForm] = Bounded(1024)
 # Key: the types of the arguments, none of them a container, and the names of keywords. Nothing to
 # invalidate: only types whose kind is final are cached. Threads: each entry is a single write of a dict.
 # Earned by decoding (`loops`) and by a step that reads 200 arrays (`dispatch`): 5 % of a call each.
@@ -310,7 +305,5 @@ def _form_of(
     treedef = jax.tree_util.tree_structure(((0,) * len(args), dict.fromkeys(kwargs, 0)))
     form = treedef, *_positions(leaves)
     if all(type(leaf) in kind_by_type for leaf in leaves):
-        if len(_forms) >= _MOST_FORMS:
-            _forms.clear()
         _forms[key] = form
     return form

@@ -18,7 +18,7 @@ import jax
 
 from nnxlite import filters
 from nnxlite._definitions import Definition
-from nnxlite._interning import Table
+from nnxlite._interning import Bounded, Table
 from nnxlite._outline import Shown
 from nnxlite._state import FlatState, State
 from nnxlite._text import Text
@@ -398,14 +398,12 @@ class GraphDef(Shown, tp.Generic[N]):
         parts = [part for predicate in predicates for part in _parts(predicate)]
         if self.decoded.has_arrays or not all(map(_is_of_definition, parts)):
             return self._group(predicates, leaves, False)
-        groups = self._once("groups", dict)
+        groups = self._once("groups", lambda: Bounded(GROUPS_KEPT))
         group_list = groups.get(predicates)
         if group_list is None:
             group_list = self._group(
                 predicates, leaves, not any(type(p) in _OF_PATHS for p in parts)
             )
-            if len(groups) >= GROUPS_KEPT:
-                groups.clear()
             groups[predicates] = group_list
         return group_list
 

@@ -21,6 +21,7 @@ import operator
 import typing as tp
 import weakref
 
+from nnxlite._interning import Bounded
 from nnxlite._versions import epoch, observe
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
@@ -41,6 +42,10 @@ from nnxlite.variables import Variable, VariableDef, store_together, versioned
 
 PLANS_PER_ROOT = 8
 """How many plans one root caches, each for the other roots in a call."""
+
+CALLS_PER_PLAN = 64
+# CallDefs are interned weakly. A plan keeps those of its calls alive, and looks them up without hashing
+# a whole definition (bench `dispatch`, steps of 72 arrays).
 
 
 _ROOT: tp.Any = object()
@@ -73,7 +78,7 @@ class Plan:
         ref = weakref.ref
         self.graphdef = graphdef
         self.epoch = start
-        self.calls: dict[tp.Any, tp.Any] = {}  # CallDefs by key: what keeps them between calls
+        self.calls: Bounded[tp.Any, tp.Any] = Bounded(CALLS_PER_PLAN)
         self.refs: list[tp.Any] = list(map(ref, traversal.nodes))
         self.versions = traversal.versions
         self.roots: list[tp.Any] = list(map(ref, roots))
@@ -212,7 +217,8 @@ class Plan:
                     return None
             tokens[decoded.node_tokens[number]] = new
         plan = copy.copy(self)
-        plan.graphdef, plan.calls = GraphDef(tokens, self.graphdef.num_roots), {}
+        plan.graphdef = GraphDef(tokens, self.graphdef.num_roots)
+        plan.calls = Bounded(CALLS_PER_PLAN)
         plan.versions, plan.epoch = versions, start
         return plan
 
@@ -334,7 +340,7 @@ def _trace_of(node: tp.Any) -> tp.Any:
 _set_plans = GraphNode.__dict__["_nnx_plans"].__set__
 
 
-Plans: tp.TypeAlias = dict[tuple[int, ...], tuple[Plan, Plan | None]]
+Plans: tp.TypeAlias = Bounded[tuple[int, ...], tuple[Plan, Plan | None]]
 """The plans of a root. Key: the ids of all roots of the plan, and what is a leaf in plain containers.
 
 With each is the one that was valid before, since a model that alternates between two modes has two.
@@ -377,8 +383,8 @@ def view(*roots: tp.Any, trees: int = STRICT, open_roots: bool = False) -> View:
             plan = Plan(roots, traversal, graphdef, start, trees)
             plans = roots[0]._nnx_plans
             if plans is None:
-                _set_plans(roots[0], plans := {})
-            _store(plans, (*map(id, roots), int(trees)), plan)
+                _set_plans(roots[0], plans := Bounded(PLANS_PER_ROOT))
+            plans[(*map(id, roots), int(trees))] = plan, None
     return View(graphdef, lambda: traversal.nodes, traversal.leaves, plan, traversal.nested)
 
 
@@ -417,15 +423,8 @@ def find_plan(roots: tp.Sequence[tp.Any], trees: int = STRICT) -> Plan | None:
         return None
     now = before if before is not None and before.valid(roots) else plan.renewed()
     if now is not None:
-        _store(plans, key, now, plan)
+        plans[key] = now, plan
     return now
-
-
-def _store(plans: Plans, key: tuple[int, ...], plan: Plan, before: Plan | None = None) -> None:
-    """Add a plan to those of a root, in place of the oldest one if there are too many."""
-    if len(plans) >= PLANS_PER_ROOT and key not in plans:
-        plans.pop(next(iter(tuple(plans)), ()), None)
-    plans[key] = plan, before
 
 
 def usual_plan(root: tp.Any) -> Plan | None:
@@ -438,7 +437,7 @@ def usual_plan(root: tp.Any) -> Plan | None:
     if plan is not None or not isinstance(root, GraphNode):
         return plan
     if root._nnx_plans is None:
-        _set_plans(root, {})
+        _set_plans(root, Bounded(PLANS_PER_ROOT))
     elif (
         root._nnx_plans.pop((id(root), STRICT), None) is None
     ):  # not one that has just become untrue

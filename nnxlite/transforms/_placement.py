@@ -13,12 +13,13 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from nnxlite._interning import Bounded
 from nnxlite._jax import constrained, is_tracing
 from nnxlite.boundary import CallDef, Inputs, Outputs, leaf_shardings, output_settings
 from nnxlite.transforms._map_errors import passed_through
 from nnxlite.variables import PLACEMENT
 
-T = tp.TypeVar("T")
+CALLS_PER_PLACEMENT = 64
 
 
 class Placed(tp.NamedTuple):
@@ -51,8 +52,10 @@ class Placement:
     ) -> None:
         # Both by call, which is what they follow from; bound: CALLS_PER_PLACEMENT. The programs refer to
         # their calls, so weak keys would keep both for ever.
-        self._by_call: dict[CallDef, Placed] = {}
-        self._resolved: dict[CallDef, tuple[list[tp.Any], list[tp.Any]]] = {}
+        self._by_call: Bounded[CallDef, Placed] = Bounded(CALLS_PER_PLACEMENT)
+        self._resolved: Bounded[CallDef, tuple[list[tp.Any], list[tp.Any]]] = Bounded(
+            CALLS_PER_PLACEMENT
+        )
         self._make = make
         self._groups = groups
         self._in_shardings = in_shardings
@@ -70,7 +73,8 @@ class Placement:
         out = self._make(**shardings).trace(*groups).out_info
         shardings["out_shardings"] = self._shardings_out(call, out)
         placed = Placed(self._make(**shardings), jax.tree_util.tree_structure(out))
-        return _remember(self._by_call, call, placed)
+        self._by_call[call] = placed
+        return placed
 
     def __call__(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> tp.Any:
         """Call the function, whose result may have another structure for other shapes of leaves."""
@@ -104,8 +108,7 @@ class Placement:
         """`in_shardings` of the leaves, and of the roots."""
         known = self._resolved.get(call)
         if known is None:
-            found = leaf_shardings(call, self._in_shardings)
-            known = _remember(self._resolved, call, found)
+            known = self._resolved[call] = leaf_shardings(call, self._in_shardings)
         return known
 
     def move(self, call: CallDef, inputs: Inputs) -> dict[int, tp.Any]:
@@ -132,17 +135,6 @@ class Placement:
     def cache_size(self) -> int:
         """The number of compiled programs."""
         return sum(placed.jitted._cache_size() for placed in tuple(self._by_call.values()))
-
-
-CALLS_PER_PLACEMENT = 64
-
-
-def _remember(cache: dict[CallDef, T], call: CallDef, value: T) -> T:
-    """Add an entry to a cache, which drops its oldest one when it is full; returns the entry."""
-    for oldest in tuple(cache)[: max(0, len(cache) + 1 - CALLS_PER_PLACEMENT)]:
-        cache.pop(oldest, None)  # another thread may be faster
-    cache[call] = value
-    return value
 
 
 def _put_if_uncommitted(value: tp.Any, sharding: tp.Any) -> tp.Any:
