@@ -15,7 +15,6 @@ import typing as _tp
 
 from nnxlite import _paths
 from nnxlite import _state as statelib
-from nnxlite import _traversals as traversals
 from nnxlite import compat as compat
 from nnxlite import errors as errors
 from nnxlite import filters as filterlib
@@ -29,16 +28,17 @@ from nnxlite import tracers as tracers
 from nnxlite import training as training
 from nnxlite import variables as variablelib
 from nnxlite import wrappers as wrappers
-from nnxlite._config import set_graph_mode as set_graph_mode
-from nnxlite._config import set_graph_updates as set_graph_updates
-from nnxlite._config import use_eager_sharding as use_eager_sharding
-from nnxlite._config import use_named_scopes as use_named_scopes
-from nnxlite._config import using_eager_sharding as using_eager_sharding
-from nnxlite._errors import NnxError as NnxError
-from nnxlite._errors import RuntimeCheckError as RuntimeCheckError
-from nnxlite._errors import TraceContextError as TraceContextError
-from nnxlite._freezing import freeze as freeze
-from nnxlite._freezing import unfreeze as unfreeze
+from nnxlite._base import traversals as traversals
+from nnxlite._base.config import set_graph_mode as set_graph_mode
+from nnxlite._base.config import set_graph_updates as set_graph_updates
+from nnxlite._base.config import use_eager_sharding as use_eager_sharding
+from nnxlite._base.config import use_named_scopes as use_named_scopes
+from nnxlite._base.config import using_eager_sharding as using_eager_sharding
+from nnxlite._base.errors import NnxError as NnxError
+from nnxlite._base.errors import RuntimeCheckError as RuntimeCheckError
+from nnxlite._base.errors import TraceContextError as TraceContextError
+from nnxlite._base.typing import A as A
+from nnxlite._base.typing import M as M
 from nnxlite._state import FlatState as FlatState
 from nnxlite._state import State as State
 from nnxlite._state import as_pure as as_pure
@@ -52,8 +52,6 @@ from nnxlite._state import restore_int_paths as restore_int_paths
 from nnxlite._state import split_state as split_state
 from nnxlite._state import to_flat_state as to_flat_state
 from nnxlite._state import to_pure_dict as to_pure_dict
-from nnxlite._typing import A as A
-from nnxlite._typing import M as M
 from nnxlite.boundary import Carry as Carry
 from nnxlite.boundary import DiffState as DiffState
 from nnxlite.boundary import MergeContext as MergeContext
@@ -140,6 +138,8 @@ from nnxlite.graph import update as update
 from nnxlite.graph import variables as variables
 from nnxlite.graph import vars_as as vars_as
 from nnxlite.graph import with_vars as with_vars
+from nnxlite.graph._freezing import freeze as freeze
+from nnxlite.graph._freezing import unfreeze as unfreeze
 from nnxlite.nn import RNN as RNN
 from nnxlite.nn import Bidirectional as Bidirectional
 from nnxlite.nn import GRUCell as GRUCell

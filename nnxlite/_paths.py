@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 import types
 
-from nnxlite import _typing
 from nnxlite import boundary as _boundary
 from nnxlite import objects as _objects
 from nnxlite import transforms as _transforms
+from nnxlite._base import typing as _typing
 from nnxlite.nn import conv as _conv
 from nnxlite.nn import embed as _embed
 from nnxlite.nn import linear as _linear

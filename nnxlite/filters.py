@@ -23,7 +23,7 @@ import dataclasses
 import types
 import typing as tp
 
-from nnxlite._errors import under_own_name
+from nnxlite._base.errors import under_own_name
 from nnxlite.variables import FROZEN, MISSING, Variable
 
 PathParts: tp.TypeAlias = tuple[tp.Any, ...]

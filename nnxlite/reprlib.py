@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import typing as tp
 
-from nnxlite._text import Atom, Entry, Text, text_of
+from nnxlite._base.text import Atom, Entry, Text, text_of
 
 
 @dataclasses.dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nnxlite._jax import describe_trace, trace_state
+from nnxlite._base.jax import describe_trace, trace_state
 
 
 def current_jax_trace() -> object:

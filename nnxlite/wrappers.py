@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 import typing as tp
 
-from nnxlite._typing import M as M
+from nnxlite._base.typing import M as M
 from nnxlite.graph import GraphDef, split
 from nnxlite.objects import Rngs
 

@@ -16,8 +16,8 @@ import jax
 import pytest
 
 import nnxlite as nnx
-from nnxlite._errors import NnxError, TraceContextError
-from nnxlite._statics import UnhashableStatic
+from nnxlite._base.errors import NnxError, TraceContextError
+from nnxlite._base.statics import UnhashableStatic
 from nnxlite.checkpoint import MappingError, Mismatch, MismatchError, Report
 from nnxlite.graph._plan import Stale
 from nnxlite.migrate._errors import UnreadableError

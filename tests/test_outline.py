@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-from nnxlite._config import TEXT_DEPTH
-from nnxlite._outline import MAX_CHILDREN, MAX_LINES
+from nnxlite._base.config import TEXT_DEPTH
+from nnxlite._base.outline import MAX_CHILDREN, MAX_LINES
 
 
 class Block(nnx.Module):

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnxlite as nnx
-from nnxlite import _versions
+from nnxlite._base import versions as _versions
 from nnxlite._state import sorted_keys
 
 State, FlatState = nnx.State, nnx.FlatState

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxlite._config import TEXT_DEPTH
-from nnxlite._text import (
+from nnxlite._base.config import TEXT_DEPTH
+from nnxlite._base.text import (
     MAX_ENTRIES,
     MAX_LINES,
     Atom,

@@ -9,7 +9,9 @@ import typing as tp
 
 import jax
 
-from nnxlite._outline import Shown
+from nnxlite._base.outline import Shown
+from nnxlite._base.text import Text, mapping_node
+from nnxlite._base.versions import epoch, touch
 from nnxlite._state._flat import (
     FlatItems,
     as_state,
@@ -36,8 +38,6 @@ from nnxlite._state._walk import (
     state_of,
     transformed,
 )
-from nnxlite._text import Text, mapping_node
-from nnxlite._versions import epoch, touch
 from nnxlite.variables import MISSING
 
 K = tp.TypeVar("K")

@@ -10,8 +10,10 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import non_exhaustive, path_text
-from nnxlite._outline import Shown
+from nnxlite._base.errors import non_exhaustive, path_text
+from nnxlite._base.outline import Shown
+from nnxlite._base.text import Text, sequence_node
+from nnxlite._base.traversals import flatten_to_sequence, unflatten_mapping
 from nnxlite._state._walk import (
     STATES,
     Mapping,
@@ -25,8 +27,6 @@ from nnxlite._state._walk import (
     state_of,
     transformed,
 )
-from nnxlite._text import Text, sequence_node
-from nnxlite._traversals import flatten_to_sequence, unflatten_mapping
 from nnxlite.filters import Filter, filters_to_predicates, match_index
 from nnxlite.variables import MISSING, Variable, is_variable
 

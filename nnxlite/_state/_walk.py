@@ -16,9 +16,9 @@ from operator import itemgetter
 
 import jax
 
-from nnxlite._errors import path_text
-from nnxlite._interning import Bounded
-from nnxlite._jax import is_ref
+from nnxlite._base.errors import path_text
+from nnxlite._base.interning import Bounded
+from nnxlite._base.jax import is_ref
 from nnxlite.variables import MISSING, Variable
 
 V = tp.TypeVar("V")

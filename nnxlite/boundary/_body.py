@@ -13,8 +13,8 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
-from nnxlite._errors import warn_user
-from nnxlite._jax import jaxpr_as_fun
+from nnxlite._base.errors import warn_user
+from nnxlite._base.jax import jaxpr_as_fun
 from nnxlite.boundary._call_def import CallDef, Inner, enter
 from nnxlite.boundary._operands import describe, leaf_names
 from nnxlite.boundary._outdef import CameIn, Fixed, Fresh, OutDef, Outputs

@@ -11,11 +11,11 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text
-from nnxlite._interning import Bounded, Table
-from nnxlite._jax import PyTreeDef, key_name
-from nnxlite._statics import ById, UnhashableStatic, facts, static_facts
-from nnxlite._versions import epoch, observe
+from nnxlite._base.errors import path_text
+from nnxlite._base.interning import Bounded, Table
+from nnxlite._base.jax import PyTreeDef, key_name
+from nnxlite._base.statics import ById, UnhashableStatic, facts, static_facts
+from nnxlite._base.versions import epoch, observe
 from nnxlite.graph import (
     GraphDef,
     Path,

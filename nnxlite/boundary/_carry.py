@@ -14,8 +14,8 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text
-from nnxlite._statics import alike
+from nnxlite._base.errors import path_text
+from nnxlite._base.statics import alike
 from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._differences import (
     argument_words,

@@ -20,7 +20,7 @@ import functools
 import itertools
 import typing as tp
 
-from nnxlite._config import GRAPH_MODE
+from nnxlite._base.config import GRAPH_MODE
 from nnxlite._state import FlatState
 from nnxlite.filters import Filter
 from nnxlite.graph import (

@@ -6,10 +6,10 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import path_text
-from nnxlite._jax import PyTreeDef, Ref
-from nnxlite._outline import array_text
-from nnxlite._text import safely, short
+from nnxlite._base.errors import path_text
+from nnxlite._base.jax import PyTreeDef, Ref
+from nnxlite._base.outline import array_text
+from nnxlite._base.text import safely, short
 from nnxlite.boundary._call_def import CallDef, paths_of, template_of
 from nnxlite.boundary._outdef import OutGraph, Outputs
 from nnxlite.graph import (

@@ -16,8 +16,8 @@ import typing as tp
 
 import jax
 
-from nnxlite._interning import Bounded
-from nnxlite._jax import PyTreeDef
+from nnxlite._base.interning import Bounded
+from nnxlite._base.jax import PyTreeDef
 from nnxlite.boundary._call_def import (
     FLAT,
     CallDef,

@@ -11,8 +11,8 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._errors import path_text
-from nnxlite._jax import PyTreeDef
+from nnxlite._base.errors import path_text
+from nnxlite._base.jax import PyTreeDef
 from nnxlite.boundary._call_def import FLAT, ArgumentLeaf, CallDef, paths_of
 from nnxlite.boundary._prefixes import NodePrefix, PrefixMapping, Stops, is_setting, leaf_kind
 from nnxlite.graph import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path

@@ -7,8 +7,8 @@ import typing as tp
 
 import jax
 
-from nnxlite._jax import PyTreeDef
-from nnxlite._statics import ById
+from nnxlite._base.jax import PyTreeDef
+from nnxlite._base.statics import ById
 from nnxlite.boundary._call_def import CallDef, StaticLeaves, paths_of, static_leaves
 from nnxlite.graph import GraphDef, NodeCode, Path
 from nnxlite.variables import VariableDef

@@ -12,9 +12,9 @@ import typing as tp
 
 import jax
 
-from nnxlite._jax import is_ref, trace_state
-from nnxlite._statics import ById, alike
-from nnxlite._versions import epoch
+from nnxlite._base.jax import is_ref, trace_state
+from nnxlite._base.statics import ById, alike
+from nnxlite._base.versions import epoch
 from nnxlite.boundary._call_def import Inner
 from nnxlite.boundary._inputs import is_root
 from nnxlite.boundary._outdef import CameIn, Edit, Fresh, OutDef, OutGraph, Outputs, Source

@@ -8,9 +8,9 @@ import typing as tp
 
 import jax
 
-from nnxlite._captures import captures
-from nnxlite._errors import path_text, short_type
-from nnxlite._jax import describe_trace, in_this_trace, is_ref, key_name, trace_state
+from nnxlite._base.captures import captures
+from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.jax import describe_trace, in_this_trace, is_ref, key_name, trace_state
 from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._inputs import is_root
 from nnxlite.boundary._outdef import OutGraph, Outputs, output_paths

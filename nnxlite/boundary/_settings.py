@@ -13,8 +13,8 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._errors import path_text
-from nnxlite._jax import PyTreeDef
+from nnxlite._base.errors import path_text
+from nnxlite._base.jax import PyTreeDef
 from nnxlite.boundary._call_def import CallDef, paths_of, template_of
 from nnxlite.boundary._labels import (
     array_settings,

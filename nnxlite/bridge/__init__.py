@@ -17,7 +17,6 @@ except ModuleNotFoundError as error:
         "nnx.bridge is for modules of flax.linen, and Flax is not installed: pip install flax"
     ) from error
 
-from nnxlite._linen_rules import share_rules_with_linen
 from nnxlite.bridge import interop as interop
 from nnxlite.bridge import module as module
 from nnxlite.bridge import variables as variables
@@ -39,6 +38,7 @@ from nnxlite.bridge.wrappers import functional as functional
 from nnxlite.bridge.wrappers import lazy_init as lazy_init
 from nnxlite.bridge.wrappers import to_linen as to_linen
 from nnxlite.nn import initializers as initializers
+from nnxlite.sharding._linen_rules import share_rules_with_linen
 
 share_rules_with_linen()
 del _linen, share_rules_with_linen

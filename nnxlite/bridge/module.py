@@ -21,7 +21,7 @@ import jax
 from flax.core import FrozenDict, freeze, meta
 
 from nnxlite import objects
-from nnxlite._jax import own_annotations
+from nnxlite._base.jax import own_annotations
 from nnxlite.bridge.variables import (
     Tree,
     as_collections,

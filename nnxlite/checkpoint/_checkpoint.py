@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import filter_text, short_type
-from nnxlite._text import human_bytes
+from nnxlite._base.errors import filter_text, short_type
+from nnxlite._base.text import human_bytes
 from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, cast_to, in_arrays
 from nnxlite.checkpoint._errors import CheckpointError, together

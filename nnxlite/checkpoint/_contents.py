@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._jax import Tracer, current_mesh, is_ref, key_name
+from nnxlite._base.jax import Tracer, current_mesh, is_ref, key_name
+from nnxlite._base.text import safely, short
+from nnxlite._base.together import Writes
 from nnxlite._state import FlatState, content
-from nnxlite._text import safely, short
-from nnxlite._together import Writes
 from nnxlite.checkpoint._errors import CheckpointError
 from nnxlite.checkpoint._plain import FIXED, Table, entries, kind_name, leaf_name, refused, walk
 from nnxlite.filters import Filter, to_predicate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing as tp
 
-from nnxlite._text import Atom
+from nnxlite._base.text import Atom
 from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._checkpoint import contents_of, items_of, locate
 from nnxlite.checkpoint._contents import Spec

@@ -6,7 +6,7 @@ import contextlib
 import typing as tp
 from collections.abc import Iterator
 
-from nnxlite._errors import NnxError
+from nnxlite._base.errors import NnxError
 from nnxlite.checkpoint._report import Report
 from nnxlite.checkpoint.untrusted import printable_lines
 from nnxlite.distributed import ProcessError, agreed

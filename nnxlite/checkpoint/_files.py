@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import importing
+from nnxlite._base.errors import importing
 from nnxlite.checkpoint._contents import KEY_IMPLS, Spec
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError
 from nnxlite.checkpoint.replacing import replacing

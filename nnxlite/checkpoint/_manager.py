@@ -19,7 +19,7 @@ import weakref
 
 import jax
 
-from nnxlite._errors import warn_user
+from nnxlite._base.errors import warn_user
 from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._checkpoint import check_options, chosen, contents_of, restore
 from nnxlite.checkpoint._errors import DamagedError, NotFoundError, together

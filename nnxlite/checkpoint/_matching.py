@@ -9,7 +9,7 @@ import typing as tp
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import MOST_PATHS
+from nnxlite._base.errors import MOST_PATHS
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, in_arrays, other_names
 from nnxlite.checkpoint._errors import CheckpointError, MismatchError
 from nnxlite.checkpoint._report import Mismatch, Report

@@ -22,8 +22,8 @@ import zlib
 import jax
 import numpy as np
 
-from nnxlite._errors import importing
-from nnxlite._jax import key_name
+from nnxlite._base.errors import importing
+from nnxlite._base.jax import key_name
 from nnxlite.checkpoint._checksums import checksum, local_sum
 from nnxlite.checkpoint._contents import PYTHON_TYPES, Contents, Leaf, Spec, name_of
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError, together

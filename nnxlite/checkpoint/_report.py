@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing as tp
 
-from nnxlite._errors import MOST_PATHS
+from nnxlite._base.errors import MOST_PATHS
 from nnxlite.checkpoint.untrusted import printable
 
 

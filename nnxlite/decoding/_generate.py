@@ -36,7 +36,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from nnxlite._errors import short_type, warn_user
+from nnxlite._base.errors import short_type, warn_user
 from nnxlite._state import to_flat_state
 from nnxlite.decoding.sampling import Sampler, SamplerFn, greedy
 from nnxlite.filters import Nothing

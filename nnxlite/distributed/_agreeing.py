@@ -13,8 +13,8 @@ import threading
 import typing as tp
 from collections.abc import Iterator
 
-from nnxlite._errors import NnxError
-from nnxlite._jax import coordination
+from nnxlite._base.errors import NnxError
+from nnxlite._base.jax import coordination
 
 TIMEOUT = 600.0
 """Seconds that processes wait for each other by default."""

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from nnxlite._text import mesh_text
+from nnxlite._base.text import mesh_text
 from nnxlite.distributed._agreeing import exchange
 
 A = tp.TypeVar("A")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jax
 
-from nnxlite._jax import has_devices, in_cluster
+from nnxlite._base.jax import has_devices, in_cluster
 from nnxlite.distributed._rendezvous import meet, split_address
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"

@@ -10,8 +10,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.errors import JaxRuntimeError
 
-from nnxlite._errors import RuntimeCheckError
-from nnxlite._jax import is_recording
+from nnxlite._base.errors import RuntimeCheckError
+from nnxlite._base.jax import is_recording
 from nnxlite.filtered._crossing import leaves_of
 from nnxlite.filtered._predicates import is_array, is_inexact_array
 from nnxlite.transforms import note_check, raise_failed
@@ -83,7 +83,7 @@ def branched_error_if(
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.branched_error_if(1.0, jnp.array(True), 1, ["first", "second"])
     Traceback (most recent call last):
-    nnxlite._errors.RuntimeCheckError: second
+    nnxlite._base.errors.RuntimeCheckError: second
     """
     if on_error not in tp.get_args(OnError):
         raise ValueError(f"on_error={on_error!r}; it must be one of {tp.get_args(OnError)}.")

@@ -14,9 +14,9 @@ from __future__ import annotations
 import typing as tp
 
 from nnxlite import transforms
-from nnxlite._errors import path_text, short_type
-from nnxlite._jax import is_pytree_leaf
-from nnxlite._typing import P, R
+from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.jax import is_pytree_leaf
+from nnxlite._base.typing import P, R
 from nnxlite.boundary import (
     Crossing,
     Division,

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from nnxlite._config import Modes
-from nnxlite._jax import is_sharding, jaxpr_as_fun
-from nnxlite._statics import ById
-from nnxlite._typing import P, R
+from nnxlite._base.config import Modes
+from nnxlite._base.jax import is_sharding, jaxpr_as_fun
+from nnxlite._base.statics import ById
+from nnxlite._base.typing import P, R
 from nnxlite.boundary import CallDef, Fixed, Inputs, enter, leave, parameter_names, replay_crossing
 from nnxlite.filtered._crossing import (
     Call,

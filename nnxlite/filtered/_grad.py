@@ -10,9 +10,9 @@ import typing as tp
 
 import jax
 
-from nnxlite._config import Modes
-from nnxlite._jax import in_this_trace
-from nnxlite._typing import P, R
+from nnxlite._base.config import Modes
+from nnxlite._base.jax import in_this_trace
+from nnxlite._base.typing import P, R
 from nnxlite.boundary import Partition
 from nnxlite.filtered._crossing import Call, Filtered, chosen_first
 from nnxlite.filtered._predicates import is_inexact_array, is_inexact_array_like

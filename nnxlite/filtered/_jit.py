@@ -8,9 +8,9 @@ import typing as tp
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from nnxlite._config import Modes
-from nnxlite._integers import as_integer
-from nnxlite._typing import P, R
+from nnxlite._base.config import Modes
+from nnxlite._base.integers import as_integer
+from nnxlite._base.typing import P, R
 from nnxlite.boundary import Inputs
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import inputs_of_call, leaves_of, must_be_traced, unbound

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import JaxRuntimeError
 
-from nnxlite._config import Modes, context_key
-from nnxlite._errors import path_text
-from nnxlite._integers import as_integer
-from nnxlite._typing import P, R
+from nnxlite._base.config import Modes, context_key
+from nnxlite._base.errors import path_text
+from nnxlite._base.integers import as_integer
+from nnxlite._base.typing import P, R
 from nnxlite.boundary import (
     CallDef,
     Division,

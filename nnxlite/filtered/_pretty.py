@@ -7,7 +7,7 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._text import Style, Text, expanded, laid_out, open_up, short
+from nnxlite._base.text import Style, Text, expanded, laid_out, open_up, short
 from nnxlite.filtered._predicates import is_array
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}

@@ -8,9 +8,9 @@ import typing as tp
 import jax
 from jax.core import Tracer
 
-from nnxlite._config import Modes
-from nnxlite._jax import without_literals
-from nnxlite._typing import P, R
+from nnxlite._base.config import Modes
+from nnxlite._base.jax import without_literals
+from nnxlite._base.typing import P, R
 from nnxlite.boundary import Inputs, replay_crossing
 from nnxlite.filtered._crossing import Call, Filtered, chosen_first, leaves_of, tree_out
 from nnxlite.filtered._predicates import has_shape, is_array

@@ -9,7 +9,7 @@ import typing as tp
 
 from jax import Array
 
-from nnxlite._typing import Numbers, P, R
+from nnxlite._base.typing import Numbers, P, R
 from nnxlite.filtered._crossing import Filtered
 
 A = tp.TypeVar("A")

@@ -15,8 +15,8 @@ import types
 import typing as tp
 
 from nnxlite import filters
-from nnxlite._errors import path_text, short_type
-from nnxlite._integers import as_integer
+from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.integers import as_integer
 from nnxlite.boundary import (
     ArgumentLeaf,
     CallDef,

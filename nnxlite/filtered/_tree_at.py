@@ -14,8 +14,8 @@ from __future__ import annotations
 import collections.abc as cabc
 import typing as tp
 
-from nnxlite._errors import path_text, short_type
-from nnxlite._together import Writes
+from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.together import Writes
 from nnxlite.filtered._predicates import is_array
 from nnxlite.filtered._walk import Values, children, copied
 from nnxlite.graph import DATA_TYPES, OBJECT, Path, is_static_part, kind_of, own_status

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import path_text, short_type
+from nnxlite._base.errors import path_text, short_type
 from nnxlite.boundary import is_root
 from nnxlite.filtered._crossing import leaves_of
 from nnxlite.filtered._predicates import is_array

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite._errors import path_text, short_type
-from nnxlite._jax import flatten_one_level, is_pytree_leaf, key_name
+from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.jax import flatten_one_level, is_pytree_leaf, key_name
 from nnxlite._state import sorted_keys
 from nnxlite.graph import OBJECT, VARIABLE, Path, is_static_part, kind_of
 from nnxlite.variables import Variable, make

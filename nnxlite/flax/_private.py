@@ -12,8 +12,8 @@ import collections.abc
 import typing as tp
 
 from nnxlite import graph as _graph
-from nnxlite._interning import LOCK
-from nnxlite._jax import trace_state
+from nnxlite._base.interning import LOCK
+from nnxlite._base.jax import trace_state
 from nnxlite.graph import GraphNode, KeptElsewhere, check_trace
 from nnxlite.objects import Pytree
 from nnxlite.tracers import TraceState

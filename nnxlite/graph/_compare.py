@@ -26,11 +26,11 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import listed, path_text
-from nnxlite._jax import Ref
-from nnxlite._outline import Shown
-from nnxlite._statics import facts
-from nnxlite._text import (
+from nnxlite._base.errors import listed, path_text
+from nnxlite._base.jax import Ref
+from nnxlite._base.outline import Shown
+from nnxlite._base.statics import facts
+from nnxlite._base.text import (
     Atom,
     Text,
     elements,

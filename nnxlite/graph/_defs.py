@@ -25,13 +25,13 @@ import operator
 import types
 import typing as tp
 
-from nnxlite._definitions import ELSEWHERE, Definition
-from nnxlite._interning import LOCK, Table
-from nnxlite._jax import static_part, with_static_part
+from nnxlite._base.definitions import ELSEWHERE, Definition
+from nnxlite._base.interning import LOCK, Table
+from nnxlite._base.jax import static_part, with_static_part
+from nnxlite._base.statics import Facts, alike, atoms, facts, is_constant, own_copy
+from nnxlite._base.together import Writes
+from nnxlite._base.versions import epoch, next_number, observe, touch
 from nnxlite._state import sort_key, sorted_keys
-from nnxlite._statics import Facts, alike, atoms, facts, is_constant, own_copy
-from nnxlite._together import Writes
-from nnxlite._versions import epoch, next_number, observe, touch
 from nnxlite.graph._kinds import (
     CONTAINERS,
     PYTREE,

@@ -13,10 +13,10 @@ from collections.abc import Mapping, MutableSequence
 import jax
 import numpy as np
 
-from nnxlite._errors import path_text, short_type
-from nnxlite._jax import is_ref, same_shape, trace_state
+from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.jax import is_ref, same_shape, trace_state
+from nnxlite._base.together import Writes
 from nnxlite._state import FlatState, State, to_pure_dict
-from nnxlite._together import Writes
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import AnyState, root_leaves

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._config import GRAPH_MODE
-from nnxlite._errors import listed, non_exhaustive, path_text
+from nnxlite._base.config import GRAPH_MODE
+from nnxlite._base.errors import listed, non_exhaustive, path_text
+from nnxlite._base.traversals import flatten_to_sequence
+from nnxlite._base.typing import ApplyCaller
 from nnxlite._state import FlatState, State
-from nnxlite._traversals import flatten_to_sequence
-from nnxlite._typing import ApplyCaller
 from nnxlite.filters import Filter
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.graph._graphdef import GraphDef

@@ -17,12 +17,12 @@ import typing as tp
 import jax
 
 from nnxlite import filters
-from nnxlite._definitions import Definition
-from nnxlite._interning import Bounded, Table
-from nnxlite._outline import Shown
+from nnxlite._base.definitions import Definition
+from nnxlite._base.interning import Bounded, Table
+from nnxlite._base.outline import Shown
+from nnxlite._base.text import Text
+from nnxlite._base.typing import ApplyCaller
 from nnxlite._state import FlatState, State
-from nnxlite._text import Text
-from nnxlite._typing import ApplyCaller
 from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
 from nnxlite.graph._compare import graphdef_node
 from nnxlite.graph._defs import LEAF, REF_LEAF, ObjectDef, StaticDef, Token

@@ -7,7 +7,7 @@ from collections.abc import Iterator, MutableMapping
 
 import jax
 
-from nnxlite._jax import flatten_one_level
+from nnxlite._base.jax import flatten_one_level
 from nnxlite._state import State
 from nnxlite.graph._graphdef import GraphDef
 

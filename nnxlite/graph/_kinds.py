@@ -28,10 +28,18 @@ import weakref
 import jax
 import numpy as np
 
-from nnxlite._errors import path_text, short_type, warn_user
-from nnxlite._jax import PyTreeDef, Ref, Tracer, flatten_one_level, is_pytree_leaf, is_ref, key_name
+from nnxlite._base.errors import path_text, short_type, warn_user
+from nnxlite._base.jax import (
+    PyTreeDef,
+    Ref,
+    Tracer,
+    flatten_one_level,
+    is_pytree_leaf,
+    is_ref,
+    key_name,
+)
+from nnxlite._base.statics import is_of_trusted
 from nnxlite._state import State, sort_key, sorted_keys
-from nnxlite._statics import is_of_trusted
 from nnxlite.variables import Variable
 
 OBJECT, VARIABLE, STATE, LIST, TUPLE, DICT, PYTREE, ARRAY, REF, CUSTOM, OTHER = range(11)

@@ -21,8 +21,8 @@ import operator
 import typing as tp
 import weakref
 
-from nnxlite._interning import Bounded
-from nnxlite._versions import epoch, observe
+from nnxlite._base.interning import Bounded
+from nnxlite._base.versions import epoch, observe
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (

@@ -21,9 +21,9 @@ import threading
 import typing as tp
 import weakref
 
-from nnxlite._errors import check_level
-from nnxlite._jax import EAGER, TraceRef, trace_state
-from nnxlite._statics import own_copy
+from nnxlite._base.errors import check_level
+from nnxlite._base.jax import EAGER, TraceRef, trace_state
+from nnxlite._base.statics import own_copy
 from nnxlite.graph._defs import (
     LEAF,
     REF_LEAF,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import operator
 import typing as tp
 
-from nnxlite._errors import path_text
+from nnxlite._base.errors import path_text
+from nnxlite._base.together import Writes
+from nnxlite._base.versions import next_number, observe
 from nnxlite._state import State
-from nnxlite._together import Writes
-from nnxlite._versions import next_number, observe
 from nnxlite.graph._defs import (
     LEAF,
     REF_LEAF,

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite._config import GRAPH_MODE
-from nnxlite._errors import path_text
-from nnxlite._jax import is_ref, key_name, trace_state
-from nnxlite._statics import facts
+from nnxlite._base.config import GRAPH_MODE
+from nnxlite._base.errors import path_text
+from nnxlite._base.jax import is_ref, key_name, trace_state
+from nnxlite._base.statics import facts
 from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.graph._defs import ObjectDef, definition
 from nnxlite.graph._functional import build, checked_view

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._jax import is_ref, new_ref
-from nnxlite._outline import array_text
-from nnxlite._text import short
+from nnxlite._base.jax import is_ref, new_ref
+from nnxlite._base.outline import array_text
+from nnxlite._base.text import short
 from nnxlite.boundary import parameter_names
 from nnxlite.filtered import filter_jit
 from nnxlite.graph import GraphNode, clone, hidden_kept, iter_graph, merge, split

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import filter_text, path_text, short_type
-from nnxlite._jax import Tracer, used_inputs
-from nnxlite._text import WIDTH, can_be_read, clip, is_array
+from nnxlite._base.errors import filter_text, path_text, short_type
+from nnxlite._base.jax import Tracer, used_inputs
+from nnxlite._base.text import WIDTH, can_be_read, clip, is_array
 from nnxlite.filters import All, Frozen, Not
 from nnxlite.graph import (
     GraphNode,

@@ -13,7 +13,7 @@ import os
 import re
 import typing as tp
 
-from nnxlite._text import human_bytes
+from nnxlite._base.text import human_bytes
 from nnxlite.inspect._hlo import Array, Program, Run, is_library
 from nnxlite.inspect._tabulate import printed
 from nnxlite.transforms import jit

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._jax import Tracer, key_name
-from nnxlite._outline import array_text
+from nnxlite._base.jax import Tracer, key_name
+from nnxlite._base.outline import array_text
+from nnxlite._base.text import Atom, can_be_read, is_array
 from nnxlite._state import content
-from nnxlite._text import Atom, can_be_read, is_array
 from nnxlite.graph import Difference, GraphDef, Path, compare, view
 from nnxlite.inspect._entries import Entries
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import typing as tp
 
-from nnxlite._text import text_of
+from nnxlite._base.text import text_of
 
 
 def display(*args: tp.Any) -> None:

@@ -9,9 +9,9 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._jax import Tracer, is_ref
+from nnxlite._base.jax import Tracer, is_ref
+from nnxlite._base.text import counted_as, human_bytes, is_array
 from nnxlite._state import content
-from nnxlite._text import counted_as, human_bytes, is_array
 from nnxlite.graph import iter_graph
 from nnxlite.inspect._tabulate import printed
 from nnxlite.training import OptState

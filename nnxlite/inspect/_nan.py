@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import path_text
-from nnxlite._outline import array_text
+from nnxlite._base.errors import path_text
+from nnxlite._base.outline import array_text
 from nnxlite.boundary import parameter_names
 from nnxlite.graph import iter_graph
 from nnxlite.inspect._calls import CopiedCall, Path, is_called

@@ -11,8 +11,8 @@ import dataclasses
 import itertools
 import typing as tp
 
-from nnxlite._outline import MAX_CHILDREN, Part, count_text, group_name, part_of
-from nnxlite._text import Text, clip, expanded, totals_text
+from nnxlite._base.outline import MAX_CHILDREN, Part, count_text, group_name, part_of
+from nnxlite._base.text import Text, clip, expanded, totals_text
 from nnxlite.inspect._calls import CallInfo, layout
 
 MAX_ITEMS = 1_500  # of a picture; further ones are counted, not shown

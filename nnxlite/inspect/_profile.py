@@ -13,8 +13,8 @@ import warnings
 
 import jax
 
-from nnxlite._jax import called_programs, scope_of
-from nnxlite._text import human_bytes
+from nnxlite._base.jax import called_programs, scope_of
+from nnxlite._base.text import human_bytes
 from nnxlite.inspect._calls import flops_of
 from nnxlite.inspect._tabulate import printed
 from nnxlite.transforms import jit

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._outline import array_text
-from nnxlite._text import clip
+from nnxlite._base.outline import array_text
+from nnxlite._base.text import clip
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import flat_pairs, merge, split
 from nnxlite.inspect._calls import CopiedCall, Path

@@ -14,7 +14,7 @@ import unicodedata
 import zlib
 from xml.sax.saxutils import escape
 
-from nnxlite._text import clip
+from nnxlite._base.text import clip
 from nnxlite.inspect._picture import ARRAY, Item, Picture, Reference, inputs_of
 
 FONT, SMALL = 12, 10  # px

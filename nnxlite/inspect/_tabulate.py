@@ -9,7 +9,7 @@ import typing as tp
 
 import numpy as np
 
-from nnxlite._text import HasText, human_bytes, safely, short
+from nnxlite._base.text import HasText, human_bytes, safely, short
 from nnxlite.graph import iter_graph
 from nnxlite.inspect._calls import CallInfo, Path, field_text, is_called, layout, trace_calls
 from nnxlite.objects import RngStream

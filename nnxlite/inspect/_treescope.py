@@ -13,7 +13,7 @@ import typing as tp
 from treescope import formatting_util
 from treescope import rendering_parts as parts
 
-from nnxlite._text import Atom, Entry, HasText, comment_of, expanded
+from nnxlite._base.text import Atom, Entry, HasText, comment_of, expanded
 
 Renderer = tp.Callable[..., parts.RenderableAndLineAnnotations]
 

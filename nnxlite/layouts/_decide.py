@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from nnxlite._jax import key_name
+from nnxlite._base.jax import key_name
+from nnxlite._base.text import mesh_text
 from nnxlite._state import content
-from nnxlite._text import mesh_text
 from nnxlite.graph import OBJECT, Path, find_duplicates, iter_graph, kind_of
 from nnxlite.layouts._layers import Choice, by_columns, by_rows, choices, is_linear, is_of_experts
 from nnxlite.layouts._layout import Layout

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from nnxlite._text import human_bytes, mesh_text
+from nnxlite._base.text import human_bytes, mesh_text
 from nnxlite.layouts._picture import draw
 from nnxlite.layouts._placement import Placement
 from nnxlite.layouts._plan import AnyMesh, Plan

@@ -6,8 +6,8 @@ import typing as tp
 
 import numpy as np
 
-from nnxlite._errors import importing
-from nnxlite._text import clip, human_bytes
+from nnxlite._base.errors import importing
+from nnxlite._base.text import clip, human_bytes
 from nnxlite.layouts._placement import Placement
 from nnxlite.layouts._plan import AnyMesh
 from nnxlite.layouts._specs import parts_of, spec_text, ways

@@ -9,7 +9,7 @@ import typing as tp
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from nnxlite._text import mesh_text
+from nnxlite._base.text import mesh_text
 
 Axes: tp.TypeAlias = "str | tuple[str, ...] | None"
 AnyMesh: tp.TypeAlias = "Mesh | AbstractMesh"

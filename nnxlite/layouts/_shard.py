@@ -7,10 +7,10 @@ import typing as tp
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-from nnxlite._errors import warn_user
-from nnxlite._jax import is_ref, is_tracing, new_ref
+from nnxlite._base.errors import warn_user
+from nnxlite._base.jax import is_ref, is_tracing, new_ref
+from nnxlite._base.text import mesh_text
 from nnxlite._state import from_flat_state
-from nnxlite._text import mesh_text
 from nnxlite.boundary import StateSharding
 from nnxlite.filters import PathIn
 from nnxlite.graph import Path, find_duplicates, is_graph_node, update

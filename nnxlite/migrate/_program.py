@@ -12,7 +12,7 @@ import re
 import typing as tp
 import warnings
 
-from nnxlite._errors import importing
+from nnxlite._base.errors import importing
 from nnxlite.migrate._edits import Edit
 from nnxlite.migrate._errors import UnreadableError
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from nnxlite._errors import short_type
+from nnxlite._base.errors import short_type
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.lora_kernel import weight_of

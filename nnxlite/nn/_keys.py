@@ -6,7 +6,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import short_type
+from nnxlite._base.errors import short_type
 from nnxlite.nn import initializers
 from nnxlite.objects import Rngs, RngStream, layer_name
 

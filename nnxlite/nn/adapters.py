@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite._errors import listed, path_text, short_type
-from nnxlite._freezing import freeze, matches
+from nnxlite._base.errors import listed, path_text, short_type
 from nnxlite.filters import All, Filter, Not
 from nnxlite.graph import Path, iter_graph
 from nnxlite.graph import state as state_of
+from nnxlite.graph._freezing import freeze, matches
 from nnxlite.nn._common import check_rate, params_key
 from nnxlite.nn.conv import Conv, ConvTranspose
 from nnxlite.nn.dtypes import Dtype

@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from nnxlite._errors import short_type
-from nnxlite._jax import constrained, is_tracing
+from nnxlite._base.errors import short_type
+from nnxlite._base.jax import constrained, is_tracing
 from nnxlite.graph import iter_graph
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Arguments, Metadata, Precision, check_size, value_of

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from nnxlite._errors import short_type
+from nnxlite._base.errors import short_type
 from nnxlite.boundary import Carry, StateAxes
 from nnxlite.filters import All, Filter
 from nnxlite.graph import variables

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import TraceContextError, short_type, under_own_name
+from nnxlite._base.errors import TraceContextError, short_type, under_own_name
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Arguments, Metadata
 from nnxlite.nn._keys import KEYLESS, KeySource, draw_key, own_stream

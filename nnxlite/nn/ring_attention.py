@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from nnxlite._jax import current_mesh
+from nnxlite._base.jax import current_mesh
 from nnxlite.nn._common import Precision, check_rate
 from nnxlite.nn.attention import check_shapes, logit_like
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from nnxlite._errors import path_text
+from nnxlite._base.errors import path_text
 from nnxlite._state import to_flat_state
 from nnxlite.filters import Filter, PathContains
 from nnxlite.graph import variables

@@ -19,11 +19,11 @@ import typing as tp
 
 import jax
 
-from nnxlite._definitions import ByShared
-from nnxlite._errors import path_text
-from nnxlite._jax import flatten_one_level, key_name, trace_state
-from nnxlite._statics import facts
-from nnxlite._versions import observe
+from nnxlite._base.definitions import ByShared
+from nnxlite._base.errors import path_text
+from nnxlite._base.jax import flatten_one_level, key_name, trace_state
+from nnxlite._base.statics import facts
+from nnxlite._base.versions import observe
 from nnxlite.graph import (
     ARRAY,
     DICT,

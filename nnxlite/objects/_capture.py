@@ -21,8 +21,8 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._errors import path_text, short_type
-from nnxlite._interning import LOCK
+from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.interning import LOCK
 from nnxlite._state import State, sort_key
 from nnxlite.graph import GraphNode, Path, flat_pairs
 from nnxlite.objects._containers import Dict, List

@@ -15,9 +15,9 @@ import typing as tp
 
 import jax
 
-from nnxlite._jax import trace_state
-from nnxlite._text import Text, mapping_node, sequence_node
-from nnxlite._together import Writes
+from nnxlite._base.jax import trace_state
+from nnxlite._base.text import Text, mapping_node, sequence_node
+from nnxlite._base.together import Writes
 from nnxlite.graph import Assigned, Names, note_definition_of, own_status
 from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Module

@@ -11,7 +11,7 @@ import functools
 import re
 import typing as tp
 
-from nnxlite._jax import own_annotations
+from nnxlite._base.jax import own_annotations
 from nnxlite.graph import mark_static
 from nnxlite.variables import MISSING
 

@@ -19,7 +19,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._together import Writes
+from nnxlite._base.together import Writes
 from nnxlite.graph import Assigned, Names, is_static_part
 from nnxlite.objects._fields import Tagged, declared_in
 from nnxlite.objects._pytree import Pytree

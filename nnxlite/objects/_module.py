@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._config import GRAPH_MODE, SOW_ONLY_IN_CAPTURE
-from nnxlite._errors import short_type
+from nnxlite._base.config import GRAPH_MODE, SOW_ONLY_IN_CAPTURE
+from nnxlite._base.errors import short_type
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import (
     Path,

@@ -13,7 +13,7 @@ import sys
 import types
 import typing as tp
 
-from nnxlite._errors import path_text
+from nnxlite._base.errors import path_text
 from nnxlite.graph import entered_objects
 from nnxlite.objects._module import Module
 from nnxlite.objects._pytree import Pytree

@@ -11,7 +11,7 @@ import functools
 import inspect
 import typing as tp
 
-from nnxlite._interning import LOCK
+from nnxlite._base.interning import LOCK
 
 Call: tp.TypeAlias = tp.Callable[..., tp.Any]
 """A method as a function of its object and its arguments."""

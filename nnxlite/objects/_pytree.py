@@ -20,13 +20,13 @@ import typing as tp
 
 import jax
 
-from nnxlite._bases import give_way, is_ours
-from nnxlite._config import PYTREES
-from nnxlite._errors import check_level
-from nnxlite._jax import trace_state
-from nnxlite._outline import Shown
-from nnxlite._text import Text, object_node
-from nnxlite._together import Writes
+from nnxlite._base.bases import give_way, is_ours
+from nnxlite._base.config import PYTREES
+from nnxlite._base.errors import check_level
+from nnxlite._base.jax import trace_state
+from nnxlite._base.outline import Shown
+from nnxlite._base.text import Text, object_node
+from nnxlite._base.together import Writes
 from nnxlite.graph import (
     ARRAY,
     CUSTOM,

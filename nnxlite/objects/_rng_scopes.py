@@ -19,8 +19,8 @@ import typing as tp
 
 import jax
 
-from nnxlite._config import Modes
-from nnxlite._errors import path_text
+from nnxlite._base.config import Modes
+from nnxlite._base.errors import path_text
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph import Path, iter_graph, recursive_map
 from nnxlite.objects._pytree import Pytree

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import short_type
-from nnxlite._interning import LOCK
+from nnxlite._base.errors import short_type
+from nnxlite._base.interning import LOCK
 from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.objects._pytree import Pytree
 from nnxlite.variables import RngCount, RngKey

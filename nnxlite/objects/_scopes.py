@@ -17,9 +17,9 @@ import typing as tp
 import jax
 from jax.core import Tracer
 
-from nnxlite import _jax
-from nnxlite._config import NAMED_SCOPES
-from nnxlite._errors import listed, path_text
+from nnxlite._base import jax as _jax
+from nnxlite._base.config import NAMED_SCOPES
+from nnxlite._base.errors import listed, path_text
 from nnxlite.graph import Path, entered_objects, iter_graph
 from nnxlite.variables import Variable
 

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from nnxlite._errors import path_text, short_type
-from nnxlite._jax import current_mesh, is_tracing
+from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.jax import current_mesh, is_tracing
 from nnxlite.boundary import Carry
 from nnxlite.filters import Not
 from nnxlite.graph import flat_pairs, merge, split, state, update

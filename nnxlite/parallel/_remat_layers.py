@@ -8,8 +8,8 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import MOST_PATHS, path_text
-from nnxlite._typing import P, R, RematPolicy
+from nnxlite._base.errors import MOST_PATHS, path_text
+from nnxlite._base.typing import P, R, RematPolicy
 from nnxlite.graph import is_graph_node
 from nnxlite.objects import Module, iter_modules, observed
 from nnxlite.training.patterns import Pattern

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite._errors import path_text, short_type
-from nnxlite._jax import key_name
+from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.jax import key_name
 from nnxlite._state import content
 from nnxlite.graph import GraphDef, Path, compare, differences_text, iter_graph, merge, split
 from nnxlite.objects import List

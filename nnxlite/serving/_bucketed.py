@@ -12,9 +12,9 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._errors import short_type
-from nnxlite._integers import as_integer, as_integers
-from nnxlite._interning import LOCK
+from nnxlite._base.errors import short_type
+from nnxlite._base.integers import as_integer, as_integers
+from nnxlite._base.interning import LOCK
 from nnxlite.objects import Pytree
 from nnxlite.serving._export import Exported
 from nnxlite.transforms import jit, name_of

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import path_text, short_type
-from nnxlite._integers import as_integers
+from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.integers import as_integers
 from nnxlite.boundary import Partition, parameter_names
 from nnxlite.graph import PYTREE, flat_pairs, kind_of, merge, split
 from nnxlite.objects import Pytree

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import importing
+from nnxlite._base.errors import importing
 from nnxlite.checkpoint.replacing import replacing
 from nnxlite.checkpoint.untrusted import parse_json, printable, shape_of, strings
 from nnxlite.serving import _trees

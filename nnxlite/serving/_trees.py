@@ -11,7 +11,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._errors import short_type
+from nnxlite._base.errors import short_type
 
 Structure: tp.TypeAlias = tp.Any
 """A number for a leaf, None, or [kind, names, structures]."""

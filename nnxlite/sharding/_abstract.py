@@ -11,7 +11,7 @@ import typing as tp
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite._jax import current_mesh, is_tracing
+from nnxlite._base.jax import current_mesh, is_tracing
 from nnxlite._state import State
 from nnxlite.graph import GraphDef, split
 from nnxlite.graph import map as map_graph

@@ -18,9 +18,9 @@ import jax
 from jax.experimental.layout import Format, with_layout_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from nnxlite import _sharding_hook
-from nnxlite._config import GRAPH_MODE, Setting
-from nnxlite._jax import constrained, current_mesh, is_ref, is_tracing
+from nnxlite._base import sharding_hook as _sharding_hook
+from nnxlite._base.config import GRAPH_MODE, Setting
+from nnxlite._base.jax import constrained, current_mesh, is_ref, is_tracing
 from nnxlite.boundary import Inputs, broadcast, by_path, labels
 from nnxlite.graph import iter_graph
 from nnxlite.transforms import name_of, positional

@@ -7,7 +7,7 @@ import contextvars
 import difflib
 import typing as tp
 
-from nnxlite._errors import MOST_PATHS, path_text
+from nnxlite._base.errors import MOST_PATHS, path_text
 from nnxlite.training._leaves import Path, flatten, paths
 from nnxlite.training.patterns import Pattern
 

@@ -12,8 +12,8 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._errors import MOST_PATHS, listed, path_text, short_type
-from nnxlite._jax import is_ref, key_name
+from nnxlite._base.errors import MOST_PATHS, listed, path_text, short_type
+from nnxlite._base.jax import is_ref, key_name
 from nnxlite.variables import FROZEN, Variable, is_variable, store_together
 
 Path: tp.TypeAlias = tuple[tp.Any, ...]

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 
 import jax
 
-from nnxlite._errors import short_type
+from nnxlite._base.errors import short_type
 from nnxlite.training._stopping import Agreement, Stop, interruptible
 
 LAG = 2

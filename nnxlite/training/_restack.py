@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from nnxlite._errors import path_text, short_type
+from nnxlite._base.errors import path_text, short_type
 from nnxlite.filters import Frozen, Not, PathIn
 from nnxlite.graph import state as state_of
 from nnxlite.objects import data

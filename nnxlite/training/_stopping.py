@@ -26,7 +26,7 @@ import typing as tp
 import weakref
 from collections.abc import Iterator
 
-from nnxlite._jax import coordination
+from nnxlite._base.jax import coordination
 
 POLL = 0.5
 """Seconds between two looks for an announcement."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import path_text, short_type
+from nnxlite._base.errors import path_text, short_type
 from nnxlite._state import State
 from nnxlite.filters import Filter
 from nnxlite.graph import merge, split

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import short_type
-from nnxlite._jax import Tracer
+from nnxlite._base.errors import short_type
+from nnxlite._base.jax import Tracer
 from nnxlite.filters import Filter
 from nnxlite.graph import split
 from nnxlite.objects import Pytree

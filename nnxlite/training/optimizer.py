@@ -29,10 +29,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite._captures import captures
-from nnxlite._errors import filter_text, listed, path_text, short_type, warn_user
-from nnxlite._jax import Tracer, new_ref
-from nnxlite._sharding_hook import place
+from nnxlite._base.captures import captures
+from nnxlite._base.errors import filter_text, listed, path_text, short_type, warn_user
+from nnxlite._base.jax import Tracer, new_ref
+from nnxlite._base.sharding_hook import place
 from nnxlite._state import State, filter_state
 from nnxlite.filters import All, Filter, Frozen, Not, PathIn
 from nnxlite.graph import GraphNode, iter_graph

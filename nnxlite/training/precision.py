@@ -15,13 +15,13 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
-from nnxlite._errors import path_text
-from nnxlite._freezing import matches
-from nnxlite._jax import is_ref
+from nnxlite._base.errors import path_text
+from nnxlite._base.jax import is_ref
 from nnxlite._state import State
 from nnxlite.filters import Filter, Not, to_predicate
 from nnxlite.graph import Path, iter_graph
 from nnxlite.graph import update as update_node
+from nnxlite.graph._freezing import matches
 from nnxlite.nn import BatchNorm, Embed, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
 from nnxlite.objects import Pytree
 from nnxlite.training.optimizer import OptState

@@ -8,9 +8,9 @@ import typing as tp
 
 import jax
 
-from nnxlite._integers import as_integers
-from nnxlite._jax import key_name
-from nnxlite._statics import facts
+from nnxlite._base.integers import as_integers
+from nnxlite._base.jax import key_name
+from nnxlite._base.statics import facts
 from nnxlite.boundary import (
     CallDef,
     Inputs,

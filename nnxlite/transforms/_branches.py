@@ -10,8 +10,8 @@ import typing as tp
 import jax
 from jax.tree_util import tree_leaves
 
-from nnxlite._config import Modes
-from nnxlite._errors import path_text
+from nnxlite._base.config import Modes
+from nnxlite._base.errors import path_text
 from nnxlite.boundary import (
     Body,
     CallDef,

@@ -26,9 +26,9 @@ import jax
 import jax.monitoring
 from jax.core import Tracer
 
-from nnxlite._errors import listed
-from nnxlite._interning import LOCK
-from nnxlite._text import Atom, safely, short
+from nnxlite._base.errors import listed
+from nnxlite._base.interning import LOCK
+from nnxlite._base.text import Atom, safely, short
 from nnxlite.boundary import ArgumentLeaf, CallDef, described, leaf_names
 from nnxlite.graph import SHOWN, Difference, compare
 from nnxlite.objects import failing_layer

@@ -21,9 +21,9 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._config import Modes
-from nnxlite._integers import as_integers
-from nnxlite._jax import is_sharding
+from nnxlite._base.config import Modes
+from nnxlite._base.integers import as_integers
+from nnxlite._base.jax import is_sharding
 from nnxlite.boundary import (
     CallDef,
     CameIn,

@@ -8,8 +8,8 @@ import weakref
 
 import jax
 
-from nnxlite._errors import listed
-from nnxlite._jax import Tracer, drop_hidden_frames, is_compiling
+from nnxlite._base.errors import listed
+from nnxlite._base.jax import Tracer, drop_hidden_frames, is_compiling
 from nnxlite.boundary import Body, CallDef, Partition, paths_of
 
 

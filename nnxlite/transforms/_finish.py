@@ -29,7 +29,7 @@ import jax
 from jax.core import Tracer
 from jax.errors import JaxRuntimeError
 
-from nnxlite._errors import RuntimeCheckError
+from nnxlite._base.errors import RuntimeCheckError
 
 F = tp.TypeVar("F", bound=tp.Callable[[tp.Any, tp.Any], tp.Any])
 

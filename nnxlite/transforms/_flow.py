@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite._config import Modes
-from nnxlite._jax import drop_hidden_frames
+from nnxlite._base.config import Modes
+from nnxlite._base.jax import drop_hidden_frames
 from nnxlite.boundary import CallDef, Crossing, Inputs, replay_crossing
 from nnxlite.graph import build, view
 from nnxlite.transforms._arguments import naming_arguments

@@ -7,7 +7,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._config import Modes
+from nnxlite._base.config import Modes
 from nnxlite.boundary import (
     CallDef,
     DiffState,

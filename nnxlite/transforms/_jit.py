@@ -13,9 +13,9 @@ import weakref
 
 import jax
 
-from nnxlite._config import Modes, context_key
-from nnxlite._integers import as_integer
-from nnxlite._jax import drop_hidden_frames
+from nnxlite._base.config import Modes, context_key
+from nnxlite._base.integers import as_integer
+from nnxlite._base.jax import drop_hidden_frames
 from nnxlite.boundary import (
     Body,
     CallDef,

@@ -12,9 +12,9 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
-from nnxlite._config import Modes
-from nnxlite._integers import as_integer
-from nnxlite._jax import Tracer, abstract, is_pytree_leaf, is_ref
+from nnxlite._base.config import Modes
+from nnxlite._base.integers import as_integer
+from nnxlite._base.jax import Tracer, abstract, is_pytree_leaf, is_ref
 from nnxlite.boundary import (
     Body,
     CallDef,

@@ -13,7 +13,7 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._errors import listed
+from nnxlite._base.errors import listed
 from nnxlite.boundary import CallDef, Inputs, Layout, output_names, refuse_non_arrays
 
 SHOWN = 12

@@ -17,9 +17,9 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from nnxlite._config import UNNAMED_AXES, Modes, context_key
-from nnxlite._integers import as_integer, as_integers
-from nnxlite._jax import is_tracing
+from nnxlite._base.config import UNNAMED_AXES, Modes, context_key
+from nnxlite._base.integers import as_integer, as_integers
+from nnxlite._base.jax import is_tracing
 from nnxlite.boundary import (
     CallDef,
     Fixed,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import typing as tp
 
-from nnxlite._config import Modes
-from nnxlite._integers import as_integers
+from nnxlite._base.config import Modes
+from nnxlite._base.integers import as_integers
 from nnxlite.boundary import Inputs, fixed_structure, structure_changed
 from nnxlite.graph import build, find_plan, view
 from nnxlite.transforms._jit import JitOptions, JitWrapped, jit

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from nnxlite._interning import Bounded
-from nnxlite._jax import constrained, is_tracing
+from nnxlite._base.interning import Bounded
+from nnxlite._base.jax import constrained, is_tracing
 from nnxlite.boundary import CallDef, Inputs, Outputs, leaf_shardings, output_settings
 from nnxlite.transforms._map_errors import passed_through
 from nnxlite.variables import PLACEMENT

@@ -20,7 +20,7 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._jax import (
+from nnxlite._base.jax import (
     EAGER,
     RULES,
     Literal,

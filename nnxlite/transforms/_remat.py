@@ -7,10 +7,10 @@ import typing as tp
 import jax
 from jax.tree_util import tree_leaves
 
-from nnxlite._config import Modes
-from nnxlite._integers import as_integers
-from nnxlite._jax import EAGER, is_compiling, trace_state, without_literals
-from nnxlite._typing import RematPolicy
+from nnxlite._base.config import Modes
+from nnxlite._base.integers import as_integers
+from nnxlite._base.jax import EAGER, is_compiling, trace_state, without_literals
+from nnxlite._base.typing import RematPolicy
 from nnxlite.boundary import Body, Crossing, Fixed, describe
 from nnxlite.transforms._arguments import STATIC, positional
 from nnxlite.transforms._call import Call

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves
 
-from nnxlite._config import Modes
-from nnxlite._integers import as_integer
-from nnxlite._jax import abstract_slice
+from nnxlite._base.config import Modes
+from nnxlite._base.integers import as_integer
+from nnxlite._base.jax import abstract_slice
 from nnxlite.boundary import (
     CallDef,
     Carry,

@@ -9,10 +9,10 @@ import jax
 from jax.experimental import checkify as jax_checkify
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite import _sharding_hook
-from nnxlite._config import Modes
-from nnxlite._integers import as_integers
-from nnxlite._jax import current_mesh, without_literals
+from nnxlite._base import sharding_hook as _sharding_hook
+from nnxlite._base.config import Modes
+from nnxlite._base.integers import as_integers
+from nnxlite._base.jax import current_mesh, without_literals
 from nnxlite.boundary import (
     CallDef,
     Fresh,

@@ -11,8 +11,8 @@ import typing as tp
 
 from jax import Array
 
+from nnxlite._base.typing import Numbers, RematPolicy
 from nnxlite._state import State
-from nnxlite._typing import Numbers, RematPolicy
 from nnxlite.objects import Pytree
 from nnxlite.transforms._wrapper import P, R, Transform
 from nnxlite.variables import Variable

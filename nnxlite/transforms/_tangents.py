@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._errors import path_text, short_type
-from nnxlite._jax import is_ref, new_ref
+from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.jax import is_ref, new_ref
 from nnxlite._state import State
 from nnxlite.boundary import CallDef, Inputs, further_leaves, leaves_of_code
 from nnxlite.graph import STATE, ArrayCode, Code, ContainerCode, GraphDef, Path, StaticDef

@@ -12,9 +12,9 @@ import typing as tp
 
 import jax
 
-from nnxlite._config import GRAPH_MODE
-from nnxlite._errors import path_text
-from nnxlite._jax import key_name
+from nnxlite._base.config import GRAPH_MODE
+from nnxlite._base.errors import path_text
+from nnxlite._base.jax import key_name
 from nnxlite._state import State
 from nnxlite.boundary import (
     CallDef,

@@ -11,8 +11,8 @@ import typing as tp
 
 import jax
 
-from nnxlite._config import Modes
-from nnxlite._jax import is_ref, new_ref
+from nnxlite._base.config import Modes
+from nnxlite._base.jax import is_ref, new_ref
 from nnxlite.boundary import Partition, labels
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._derivatives import of_arguments, pulled_back, pushed_forward

@@ -18,9 +18,9 @@ import weakref
 
 import jax
 
-from nnxlite._config import Modes
-from nnxlite._jax import EAGER, drop_hidden_frames, trace_state
-from nnxlite._statics import ById, UnhashableStatic, facts, static_key
+from nnxlite._base.config import Modes
+from nnxlite._base.jax import EAGER, drop_hidden_frames, trace_state
+from nnxlite._base.statics import ById, UnhashableStatic, facts, static_key
 from nnxlite.boundary import Inputs, is_root, parameter_names, parameters_of
 from nnxlite.objects import BoundMethod, Module, in_scope
 from nnxlite.variables import MISSING

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite._definitions import ELSEWHERE, Definition
-from nnxlite._interning import Table
-from nnxlite._jax import TraceRef, trace_state
-from nnxlite._statics import alike, facts, own_copy
-from nnxlite._versions import touch
+from nnxlite._base.definitions import ELSEWHERE, Definition
+from nnxlite._base.interning import Table
+from nnxlite._base.jax import TraceRef, trace_state
+from nnxlite._base.statics import alike, facts, own_copy
+from nnxlite._base.versions import touch
 
 if tp.TYPE_CHECKING:
     from nnxlite.variables._variable import Variable

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import typing as tp
 
-from nnxlite._interning import LOCK
+from nnxlite._base.interning import LOCK
 from nnxlite.variables._variable import MISSING, T, Variable
 
 _types: dict[str, type[Variable[tp.Any]]] = {}

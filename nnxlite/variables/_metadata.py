@@ -14,8 +14,8 @@ import typing as tp
 from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite._errors import check_level
-from nnxlite._interning import LOCK
+from nnxlite._base.errors import check_level
+from nnxlite._base.interning import LOCK
 from nnxlite.variables._definition import HOOKS, MISSING, REQUIRED, Box, boxed, define, redefine
 
 FROZEN = "nnx_frozen"

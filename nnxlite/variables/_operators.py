@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._jax import same_form
+from nnxlite._base.jax import same_form
 
 if tp.TYPE_CHECKING:
     from nnxlite.variables._members import Binary, Unary, ValueMembers

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._config import REF_VARIABLES, switch
-from nnxlite._errors import short_type
-from nnxlite._jax import Ref, is_ref, new_ref
+from nnxlite._base.config import REF_VARIABLES, switch
+from nnxlite._base.errors import short_type
+from nnxlite._base.jax import Ref, is_ref, new_ref
 
 ArrayRef = Ref
 """The class of array references; `isinstance(x, ArrayRef)` is true for traced ones as well."""

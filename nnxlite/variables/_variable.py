@@ -25,16 +25,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite import _sharding_hook
-from nnxlite._bases import give_way
-from nnxlite._config import EAGER_SHARDING, REF_VARIABLES
-from nnxlite._definitions import ByShared
-from nnxlite._errors import short_type
-from nnxlite._jax import is_ref, trace_state
-from nnxlite._outline import Shown
-from nnxlite._text import Text, variable_node
-from nnxlite._together import Writes, run_together
-from nnxlite._versions import touch
+from nnxlite._base import sharding_hook as _sharding_hook
+from nnxlite._base.bases import give_way
+from nnxlite._base.config import EAGER_SHARDING, REF_VARIABLES
+from nnxlite._base.definitions import ByShared
+from nnxlite._base.errors import short_type
+from nnxlite._base.jax import is_ref, trace_state
+from nnxlite._base.outline import Shown
+from nnxlite._base.text import Text, variable_node
+from nnxlite._base.together import Writes, run_together
+from nnxlite._base.versions import touch
 from nnxlite.variables._definition import (
     MISSING,
     REQUIRED,

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-from nnxlite._versions import epoch
+from nnxlite._base.versions import epoch
 from nnxlite.graph import find_plan
 from tests.laws import model as slow
 from tests.laws.graphs import Box, Count, Pair

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nnxlite as nnx
-from nnxlite._errors import path_text
+from nnxlite._base.errors import path_text
 from tests.laws import model
 from tests.laws.graphs import roots
 from tests.laws.programs import crossing_roots, references

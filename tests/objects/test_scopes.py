@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import nnxlite as nnx
-from nnxlite._jax import called_programs, scope_of
+from nnxlite._base.jax import called_programs, scope_of
 
 X = jnp.ones((2, 4))
 

@@ -96,7 +96,7 @@ def in_a_child_of_a_fork() -> None:
     import threading
     import warnings
 
-    from nnxlite._interning import LOCK
+    from nnxlite._base.interning import LOCK
 
     warnings.simplefilter("ignore")  # JAX and Python warn of forks beside threads, and rightly
     held, forked = threading.Event(), threading.Event()

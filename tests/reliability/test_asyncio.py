@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-from nnxlite._jax import EAGER, trace_state
+from nnxlite._base.jax import EAGER, trace_state
 
 SWITCHES: dict[str, tuple[tp.Callable[[], tp.Any], tp.Callable[[], bool], bool]] = {
     "graph mode": (lambda: nnx.set_graph_mode(False), nnx.set_graph_mode.current_value, True),

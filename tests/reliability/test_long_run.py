@@ -25,7 +25,7 @@ import optax
 import pytest
 
 import nnxlite as nnx
-from nnxlite._interning import Table
+from nnxlite._base.interning import Table
 
 pytest.importorskip("orbax.checkpoint")
 

@@ -23,8 +23,8 @@ import optax
 import pytest
 
 import nnxlite as nnx
-from nnxlite._interning import LOCK
-from nnxlite._jax import EAGER, trace_state
+from nnxlite._base.interning import LOCK
+from nnxlite._base.jax import EAGER, trace_state
 from tests.boundary.lines import Lines
 from tests.laws import model as slow
 from tests.laws.programs import content

@@ -30,8 +30,8 @@ import typing as tp
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._config import TEXT_DEPTH
-from nnxlite._text import (
+from nnxlite._base.config import TEXT_DEPTH
+from nnxlite._base.text import (
     WIDTH,
     Atom,
     Node,
@@ -125,7 +125,7 @@ def array_text(array: tp.Any) -> str:
     """An array by dtype and shape.
 
     >>> import jax.numpy as jnp
-    >>> from nnxlite._outline import array_text
+    >>> from nnxlite._base.outline import array_text
     >>> array_text(jnp.zeros((2, 3)))
     'float32[2,3]'
     """

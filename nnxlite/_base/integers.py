@@ -12,7 +12,7 @@ from jax.core import Tracer
 def as_integer(value: tp.Any) -> tp.Any:
     """An integer of NumPy, or a concrete array of one integer, as an int; any other value unchanged.
 
-    >>> from nnxlite._integers import as_integer
+    >>> from nnxlite._base.integers import as_integer
     >>> as_integer(np.uint8(3)), as_integer(np.array(3)), as_integer(None), as_integer(True)
     (3, 3, None, True)
     """

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import typing as tp
 
-from nnxlite._errors import filter_text, listed, path_text
+from nnxlite._base.errors import filter_text, listed, path_text
 from nnxlite.filters import Filter, OfType, PathContains, WithTag, to_predicate
 from nnxlite.graph import Path, iter_graph
 from nnxlite.variables import FROZEN, Variable, is_variable

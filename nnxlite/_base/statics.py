@@ -116,7 +116,7 @@ def facts(value: tp.Any) -> Facts:
     The key of one without a hash is its content: fields of a dataclass that count for `==`, for other
     objects what pickling would store.  JAX arrays, large NumPy arrays, and the rest, by identity.
 
-    >>> from nnxlite._statics import facts
+    >>> from nnxlite._base.statics import facts
     >>> [tuple(facts(value))[1:] for value in (3, "relu", (1, 2), [3])]
     [(True, False), (True, False), (True, False), (False, True)]
     """
@@ -135,7 +135,7 @@ def static_key(value: tp.Any) -> tp.Any:
     Raises UnhashableStatic where there is none.
 
     >>> import jax
-    >>> from nnxlite._statics import static_key
+    >>> from nnxlite._base.statics import static_key
     >>> static_key(1) == static_key(True)
     False
     >>> initializer = jax.nn.initializers.normal

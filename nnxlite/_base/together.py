@@ -11,8 +11,8 @@ import itertools
 import operator
 import typing as tp
 
-from nnxlite._interning import LOCK
-from nnxlite._versions import Versioned, epoch, next_number, touch
+from nnxlite._base.interning import LOCK
+from nnxlite._base.versions import Versioned, epoch, next_number, touch
 
 
 def run_together(calls: tp.Iterable[tuple[tp.Any, ...]]) -> None:
@@ -24,7 +24,7 @@ def run_together(calls: tp.Iterable[tuple[tp.Any, ...]]) -> None:
 class Writes:
     """Writes to be made together.
 
-    >>> from nnxlite._together import Writes
+    >>> from nnxlite._base.together import Writes
     >>> some, writes = {}, Writes()
     >>> writes.add(some.__setitem__, "a", 1)
     >>> writes.add(some.__setitem__, "b", 2)

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from nnxlite._config import TEXT_DEPTH
+from nnxlite._base.config import TEXT_DEPTH
 
 WIDTH = 80  # a builtin container of at most this many characters is on one line
 MAX_ENTRIES = 200  # further entries of one level are counted, not shown
@@ -150,7 +150,7 @@ def count_and_bytes(value: tp.Any) -> tuple[int, int]:
     """How many array elements a value (an array or any pytree) has, and their size in bytes.
 
     >>> import jax.numpy as jnp
-    >>> from nnxlite._text import count_and_bytes
+    >>> from nnxlite._base.text import count_and_bytes
     >>> count_and_bytes({"a": jnp.zeros((2, 3)), "b": 1})
     (6, 24)
     """
@@ -172,7 +172,7 @@ def mesh_text(mesh: tp.Any) -> str:
 def human_bytes(size: int) -> str:
     """A number of bytes in readable units.
 
-    >>> from nnxlite._text import human_bytes
+    >>> from nnxlite._base.text import human_bytes
     >>> human_bytes(36), human_bytes(4_000_000)
     ('36 B', '4.0 MB')
     """
@@ -188,7 +188,7 @@ def human_bytes(size: int) -> str:
 def totals_text(totals: tp.Mapping[str, tuple[int, int]]) -> str:
     """Counts and bytes for each kind, and their sum if there are several kinds.
 
-    >>> from nnxlite._text import totals_text
+    >>> from nnxlite._base.text import totals_text
     >>> totals_text({"Param": (9, 36), "BatchStat": (6, 24)})
     'Param: 9 (36 B), BatchStat: 6 (24 B), Total: 15 (60 B)'
     """
@@ -207,7 +207,7 @@ def short(value: tp.Any, few: int = FEW) -> str:
     Arrays of more than `few` elements by shape and dtype, functions and types by name.
 
     >>> import jax, jax.numpy as jnp
-    >>> from nnxlite._text import short
+    >>> from nnxlite._base.text import short
     >>> print(short(jnp.zeros((20, 20))), short(jnp.float32), short(jax.nn.relu))
     Array(shape=(20, 20), dtype=float32) float32 <function relu>
     """
@@ -231,7 +231,7 @@ def short(value: tp.Any, few: int = FEW) -> str:
 def clip(text: str, width: int) -> str:
     """The text on one line, cut to `width` characters.
 
-    >>> from nnxlite._text import clip
+    >>> from nnxlite._base.text import clip
     >>> clip("one two  three", 10)
     'one two...'
     """
@@ -316,7 +316,7 @@ def _builtin_sequence(items: tp.Sequence[tp.Any]) -> Text:
 def key_text(key: tp.Any) -> str:
     """A name or key as one line of text.
 
-    >>> from nnxlite._text import key_text
+    >>> from nnxlite._base.text import key_text
     >>> print(key_text(0), key_text("größe"), key_text("two\\nlines"))
     0 größe two\\nlines
     """
@@ -381,7 +381,7 @@ _being_printed: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
 def safely(make: tp.Callable[..., tp.Any], value: tp.Any, *args: tp.Any) -> tp.Any:
     """`make(value, *args)`, or, where a half-built object makes it fail, a text that says so.
 
-    >>> from nnxlite._text import safely
+    >>> from nnxlite._base.text import safely
     >>> safely(len, 3)
     '<int: TypeError while it was shown>'
     """
@@ -568,7 +568,7 @@ def _lay_out(root: Node, style: Style) -> str:
 def text_of(obj: tp.Any) -> str:
     """The text form of an object, as its `__repr__` gives it.
 
-    >>> from nnxlite._text import text_of
+    >>> from nnxlite._base.text import text_of
     >>> print(text_of({"sizes": [1, 2], "act": max}))
     {'sizes': [1, 2], 'act': <function max>}
     """

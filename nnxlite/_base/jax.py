@@ -264,7 +264,7 @@ def used_inputs(jaxpr: tp.Any) -> list[bool]:
     """For each input of a closed jaxpr whether its outputs, or its effects, depend on it.
 
     >>> import jax
-    >>> from nnxlite._jax import used_inputs
+    >>> from nnxlite._base.jax import used_inputs
     >>> used_inputs(jax.make_jaxpr(lambda x, y: jax.jit(lambda x, y: (y, x))(x, y)[1])(1.0, 2.0))
     [True, False]
     """

@@ -39,7 +39,7 @@ def context_key() -> tuple[tuple[str, tp.Any], ...]:
 class Setting(tp.Generic[T]):
     """One named default that can be changed for a scope.
 
-    >>> from nnxlite._config import Setting
+    >>> from nnxlite._base.config import Setting
     >>> mode = Setting("mode", "a")
     >>> with mode.scope("b"):
     ...     mode.get()
@@ -83,7 +83,7 @@ class Setting(tp.Generic[T]):
 def flag_from_environment(name: str, default: bool) -> bool:
     """A boolean environment variable; raises ValueError on anything but a truth word.
 
-    >>> from nnxlite._config import flag_from_environment
+    >>> from nnxlite._base.config import flag_from_environment
     >>> flag_from_environment("NNXLITE_SURELY_UNSET", True)
     True
     """
@@ -183,7 +183,7 @@ class Modes(tp.NamedTuple):
         graph: whether objects may be shared and cyclic; if not they are trees.
         updates: whether structure changes propagate, and not values of Variables only; never in trees.
 
-    >>> from nnxlite._config import Modes
+    >>> from nnxlite._base.config import Modes
     >>> Modes.of(None, False), Modes.of(False, None)
     (Modes(graph=True, updates=False), Modes(graph=False, updates=False))
     """

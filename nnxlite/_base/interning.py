@@ -39,7 +39,7 @@ if hasattr(os, "register_at_fork"):
 class Bounded(dict[K, T]):
     """A cache of at most `most` entries: the oldest makes room for a new one.
 
-    >>> from nnxlite._interning import Bounded
+    >>> from nnxlite._base.interning import Bounded
     >>> squares = Bounded(2)
     >>> for n in (1, 2, 3):
     ...     squares[n] = n * n
@@ -75,7 +75,7 @@ class Table(tp.Generic[T]):
     Args:
         key: name of the attribute that is the key of an object.
 
-    >>> from nnxlite._interning import Table
+    >>> from nnxlite._base.interning import Table
     >>> class Colour:
     ...     def __init__(self, name):
     ...         self.name = name

@@ -16,7 +16,7 @@ def captures(value: tp.Any) -> Iterator[tp.Any]:
 
     What the objects of a user refer to is not followed, only those of optax.
 
-    >>> from nnxlite._captures import captures
+    >>> from nnxlite._base.captures import captures
     >>> rate = 0.5
     >>> def make(rate):
     ...     return lambda x: x * rate

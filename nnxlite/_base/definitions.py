@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy as copy_lib
 import typing as tp
 
-from nnxlite._statics import atoms, with_atoms
+from nnxlite._base.statics import atoms, with_atoms
 
 
 class _Elsewhere:

@@ -13,8 +13,8 @@ import warnings
 
 import jax
 
-from nnxlite._config import LOG_WARNINGS
-from nnxlite._jax import describe_trace, trace_state
+from nnxlite._base.config import LOG_WARNINGS
+from nnxlite._base.jax import describe_trace, trace_state
 
 T = tp.TypeVar("T")
 
@@ -151,7 +151,7 @@ class RuntimeCheckError(NnxError, jax.errors.JaxRuntimeError):
 def path_text(path: tp.Iterable[tp.Any]) -> str:
     """A path as text: `layers.0.kernel`; the root is `<root>`.
 
-    >>> from nnxlite._errors import path_text
+    >>> from nnxlite._base.errors import path_text
     >>> path_text(("layers", 0, "kernel"))
     'layers.0.kernel'
     """
@@ -170,7 +170,7 @@ def listed(
 ) -> str:
     """The first few of some items as text, and how many more there are.
 
-    >>> from nnxlite._errors import listed
+    >>> from nnxlite._base.errors import listed
     >>> listed(["a", "b", "c", "d"], most=2)
     'a, b and 2 more'
     """
@@ -190,7 +190,7 @@ def short_type(value: tp.Any) -> str:
 def filter_text(filter: tp.Any) -> str:
     """A filter for a message: a class by its name.
 
-    >>> from nnxlite._errors import filter_text
+    >>> from nnxlite._base.errors import filter_text
     >>> filter_text(int), filter_text(...)
     ('int', 'Ellipsis')
     """
