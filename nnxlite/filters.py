@@ -24,7 +24,9 @@ import types
 import typing as tp
 
 from nnxlite._base.errors import under_own_name
-from nnxlite.variables import FROZEN, MISSING, Variable
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._metadata import FROZEN
+from nnxlite.variables._variable import Variable
 
 PathParts: tp.TypeAlias = tuple[tp.Any, ...]
 Predicate: tp.TypeAlias = abc.Callable[[PathParts, tp.Any], bool]

@@ -4,8 +4,8 @@ import inspect
 import typing as tp
 
 from nnxlite.nn.combinators import Sequential as Sequential
-from nnxlite.objects import Dict as Dict
-from nnxlite.objects import List as List
+from nnxlite.objects._containers import Dict as Dict
+from nnxlite.objects._containers import List as List
 from nnxlite.training import TrainState as TrainState
 
 

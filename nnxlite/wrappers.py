@@ -10,8 +10,9 @@ import importlib
 import typing as tp
 
 from nnxlite._base.typing import M as M
-from nnxlite.graph import GraphDef, split
-from nnxlite.objects import Rngs
+from nnxlite.graph._functional import split
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.objects._rngs import Rngs
 
 
 @dataclasses.dataclass(eq=False, repr=False)

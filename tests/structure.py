@@ -33,8 +33,8 @@ CACHES = (
 def package_of(path: pathlib.Path) -> str:
     """The package under `nnxlite` that a file belongs to; a single module is its own.
 
-    >>> package_of(ROOT / "graph" / "_plan.py"), package_of(ROOT / "_config.py")
-    ('graph', '_config')
+    >>> package_of(ROOT / "graph" / "_plan.py"), package_of(ROOT / "_base" / "config.py")
+    ('graph', '_base')
     """
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 

@@ -15,29 +15,12 @@ ROOT = pathlib.Path(nnxlite.__file__).parent
 
 # From the bottom to the top; a room may import from its own layer and from those below it.
 LAYERS = [
-    {
-        "_jax",
-        "_bases",
-        "_errors",
-        "_config",
-        "_typing",
-        "_text",
-        "_outline",
-        "_versions",
-        "_together",
-        "_statics",
-        "_definitions",
-        "_integers",
-        "_interning",
-        "_captures",
-    },
+    {"_base"},
     {"errors", "reprlib", "tracers"},
-    {"_sharding_hook", "_traversals"},
     {"variables"},
     {"filters"},
     {"_state"},
     {"graph"},
-    {"_freezing"},
     {"objects"},
     {"boundary"},
     {"transforms"},
@@ -51,7 +34,6 @@ LAYERS = [
         "summary",
         "visualization",
         "wrappers",
-        "_linen_rules",
         "_paths",
         "bridge",
     },
@@ -68,7 +50,7 @@ def room_of(path: pathlib.Path) -> str:
 
 LAZILY_UPWARD = {
     (
-        "_text",
+        "_base",
         "nnxlite.inspect._treescope",
     ): "treescope takes long to import, and draws few objects",
 }
@@ -81,7 +63,7 @@ LAZILY_BACK = {
 
 ORDER = {
     "graph": """_kinds _defs _rebuild _traverse _compare _graphdef _graphstate _plan _functional
-        _walk _edit""",
+        _walk _freezing _edit""",
     "boundary": """_partition _call_def _inputs _operands _outdef _refusals _outputs _replay _context
         _prefixes _labels _body _differences _carry _settings""",
 }
@@ -116,14 +98,23 @@ def test_imports_point_down(path):
             assert LEVEL[room] <= here, f"{path.name} imports {module} from a layer above"
 
 
+CORE = {"_base", "variables", "_state", "graph", "objects", "boundary", "transforms", "filtered"}
+"""Rooms whose `__init__` has public names only; inside the library, names come from their files."""
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_packages_are_entered_by_the_door(path):
-    """What a package offers the others is in its `__init__`."""
-    for module, _ in imports_of(path):
+def test_names_come_from_where_they_are_defined(path):
+    """In the core that is the file, elsewhere the package, whose `__init__` has what it offers."""
+    if path.name == "__init__.py" or room_of(path) in ("_paths", "compat", "helpers"):
+        return  # these collect names
+    for module, names in imports_of(path):
         parts = module.split(".")
-        if parts[0] != "nnxlite" or len(parts) < 3 or parts[1] == room_of(path):
+        if parts[0] != "nnxlite" or len(parts) < 2 or (room_of(path), module) in LAZILY_UPWARD:
             continue
-        if (room_of(path), module) not in LAZILY_UPWARD:
+        if parts[1] in CORE:
+            files = {p.stem for p in (ROOT / parts[1]).glob("*.py")}
+            assert len(parts) > 2 or set(names) <= files, f"{path.name} imports {names} of {module}"
+        elif len(parts) > 2 and parts[1] != room_of(path):
             assert not parts[2].startswith("_"), f"{path.name} imports {module}"
 
 
@@ -195,7 +186,7 @@ def test_semi_private_jax_is_used_in_one_module_only():
         for module, _ in imports_of(path)
         if module.startswith(("jax._src", "jaxlib._"))
     }
-    assert users <= {"_jax"}
+    assert users <= {"_base"}
 
 
 def test_private_names_are_left_to_those_who_subclass():

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import nnxlite as nnx
 from nnxlite._base import versions as _versions
-from nnxlite._state import sorted_keys
+from nnxlite._state._walk import sorted_keys
 
 State, FlatState = nnx.State, nnx.FlatState
 

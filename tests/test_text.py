@@ -26,9 +26,11 @@ from nnxlite._base.text import (
     text_of,
     totals_text,
 )
-from nnxlite.graph import split, state
-from nnxlite.objects import Dict, List, Module
-from nnxlite.variables import BatchStat, Param, Variable
+from nnxlite.graph._functional import split, state
+from nnxlite.objects._containers import Dict, List
+from nnxlite.objects._module import Module
+from nnxlite.variables._kinds import BatchStat, Param
+from nnxlite.variables._variable import Variable
 
 
 class Linear(Module):

@@ -30,6 +30,3 @@ from nnxlite._state._flat import restore_int_paths as restore_int_paths
 from nnxlite._state._flat import split_state as split_state
 from nnxlite._state._flat import to_flat_state as to_flat_state
 from nnxlite._state._flat import to_pure_dict as to_pure_dict
-from nnxlite._state._walk import content as content
-from nnxlite._state._walk import sort_key as sort_key
-from nnxlite._state._walk import sorted_keys as sorted_keys

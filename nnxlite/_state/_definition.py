@@ -38,7 +38,7 @@ from nnxlite._state._walk import (
     state_of,
     transformed,
 )
-from nnxlite.variables import MISSING
+from nnxlite.variables._definition import MISSING
 
 K = tp.TypeVar("K")
 V = tp.TypeVar("V")

@@ -28,7 +28,8 @@ from nnxlite._state._walk import (
     transformed,
 )
 from nnxlite.filters import Filter, filters_to_predicates, match_index
-from nnxlite.variables import MISSING, Variable, is_variable
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._variable import Variable, is_variable
 
 if tp.TYPE_CHECKING:
     from nnxlite._state._definition import State

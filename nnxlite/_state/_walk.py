@@ -19,7 +19,8 @@ import jax
 from nnxlite._base.errors import path_text
 from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import is_ref
-from nnxlite.variables import MISSING, Variable
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._variable import Variable
 
 V = tp.TypeVar("V")
 

@@ -20,7 +20,7 @@ from nnxlite.boundary._operands import describe, leaf_names
 from nnxlite.boundary._outdef import CameIn, Fixed, Fresh, OutDef, Outputs
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._refusals import refuse_foreign_outputs
-from nnxlite.variables import RngCount, RngState
+from nnxlite.variables._kinds import RngCount, RngState
 
 
 class Body:

@@ -16,15 +16,10 @@ from nnxlite._base.interning import Bounded, Table
 from nnxlite._base.jax import PyTreeDef, key_name
 from nnxlite._base.statics import ById, UnhashableStatic, facts, static_facts
 from nnxlite._base.versions import epoch, observe
-from nnxlite.graph import (
-    GraphDef,
-    Path,
-    build_nodes,
-    note_entered,
-    note_hidden,
-    resolve,
-)
-from nnxlite.variables import versioned
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._kinds import note_hidden
+from nnxlite.graph._rebuild import Path, build_nodes, note_entered, resolve
+from nnxlite.variables._variable import versioned
 
 T = tp.TypeVar("T")
 

@@ -30,17 +30,9 @@ from nnxlite.boundary._labels import leaves_of_code
 from nnxlite.boundary._outdef import CameIn, OutGraph, Outputs, Source
 from nnxlite.boundary._outputs import only_structure_of
 from nnxlite.boundary._prefixes import Carry
-from nnxlite.graph import (
-    ArrayCode,
-    Code,
-    ContainerCode,
-    Decoded,
-    NodeCode,
-    ObjectDef,
-    Path,
-    StaticDef,
-)
-from nnxlite.variables import VariableDef
+from nnxlite.graph._defs import ObjectDef, StaticDef
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
+from nnxlite.variables._definition import VariableDef
 
 Slots: tp.TypeAlias = tuple[tuple[int, Source], ...]
 """The graph leaves of a carry whose values change, each with the source of its next value."""

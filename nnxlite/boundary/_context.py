@@ -21,21 +21,14 @@ import itertools
 import typing as tp
 
 from nnxlite._base.config import GRAPH_MODE
-from nnxlite._state import FlatState
+from nnxlite._state._flat import FlatState
 from nnxlite.filters import Filter
-from nnxlite.graph import (
-    GraphDef,
-    Traversal,
-    View,
-    build_nodes,
-    leaves_of,
-    note_entered,
-    refuse_sharing,
-    resolve,
-    select,
-    traverse,
-)
-from nnxlite.variables import Variable, make
+from nnxlite.graph._functional import leaves_of, refuse_sharing, select
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._plan import View
+from nnxlite.graph._rebuild import build_nodes, note_entered, resolve
+from nnxlite.graph._traverse import Traversal, traverse
+from nnxlite.variables._variable import Variable, make
 
 N = tp.TypeVar("N")
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])

@@ -12,17 +12,8 @@ from nnxlite._base.outline import array_text
 from nnxlite._base.text import safely, short
 from nnxlite.boundary._call_def import CallDef, paths_of, template_of
 from nnxlite.boundary._outdef import OutGraph, Outputs
-from nnxlite.graph import (
-    SHOWN,
-    ArrayCode,
-    Code,
-    ContainerCode,
-    Decoded,
-    NodeCode,
-    Path,
-    compare,
-    differences_text,
-)
+from nnxlite.graph._compare import SHOWN, compare, differences_text
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
 
 
 def structure_error(

@@ -27,7 +27,9 @@ from nnxlite.boundary._call_def import (
     call_def,
     static_leaves,
 )
-from nnxlite.graph import (
+from nnxlite.graph._functional import refuse_sharing
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._kinds import (
     CUSTOM,
     DICT,
     LIST,
@@ -37,17 +39,12 @@ from nnxlite.graph import (
     STATE,
     TUPLE,
     VARIABLE,
-    GraphDef,
-    Stale,
-    View,
     classify,
-    find_plan,
     kind_by_type,
     kind_of,
-    refuse_sharing,
-    view,
 )
-from nnxlite.variables import Variable
+from nnxlite.graph._plan import Stale, View, find_plan, view
+from nnxlite.variables._variable import Variable
 
 _ROOTS = frozenset({OBJECT, VARIABLE, STATE, CUSTOM, REF})
 

@@ -15,8 +15,9 @@ from nnxlite._base.errors import path_text
 from nnxlite._base.jax import PyTreeDef
 from nnxlite.boundary._call_def import FLAT, ArgumentLeaf, CallDef, paths_of
 from nnxlite.boundary._prefixes import NodePrefix, PrefixMapping, Stops, is_setting, leaf_kind
-from nnxlite.graph import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
-from nnxlite.variables import MISSING, VariableDef, make
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
+from nnxlite.variables._definition import MISSING, VariableDef
+from nnxlite.variables._variable import make
 
 
 def broadcast(

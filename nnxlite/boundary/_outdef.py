@@ -10,8 +10,9 @@ import jax
 from nnxlite._base.jax import PyTreeDef
 from nnxlite._base.statics import ById
 from nnxlite.boundary._call_def import CallDef, StaticLeaves, paths_of, static_leaves
-from nnxlite.graph import GraphDef, NodeCode, Path
-from nnxlite.variables import VariableDef
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._rebuild import NodeCode, Path
+from nnxlite.variables._definition import VariableDef
 
 
 class Edit(tp.NamedTuple):

@@ -19,21 +19,13 @@ from nnxlite.boundary._call_def import Inner
 from nnxlite.boundary._inputs import is_root
 from nnxlite.boundary._outdef import CameIn, Edit, Fresh, OutDef, OutGraph, Outputs, Source
 from nnxlite.boundary._refusals import refuse_aliases, refuse_captured, refuse_dead_tracers
-from nnxlite.graph import (
-    CUSTOM_NODES,
-    ArrayCode,
-    Code,
-    ContainerCode,
-    Decoded,
-    GraphDef,
-    GraphNode,
-    NodeCode,
-    ObjectDef,
-    StaticDef,
-    refuse_hidden_writes,
-    traverse,
-)
-from nnxlite.variables import Variable, VariableDef, current_definition
+from nnxlite.graph._defs import ObjectDef, StaticDef
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._kinds import CUSTOM_NODES, GraphNode, refuse_hidden_writes
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode
+from nnxlite.graph._traverse import traverse
+from nnxlite.variables._definition import VariableDef, current_definition
+from nnxlite.variables._variable import Variable
 
 
 def leave(

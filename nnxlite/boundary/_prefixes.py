@@ -17,12 +17,14 @@ import jax
 from nnxlite._base.errors import path_text
 from nnxlite._base.integers import as_integer
 from nnxlite._base.jax import flatten_one_level, is_pytree_leaf, key_name
-from nnxlite._state import State
+from nnxlite._state._definition import State
 from nnxlite.boundary._inputs import is_root
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
-from nnxlite.graph import OBJECT, Path, kind_of
-from nnxlite.objects import Held, keyed_children
-from nnxlite.variables import MISSING, Variable
+from nnxlite.graph._kinds import OBJECT, kind_of
+from nnxlite.graph._rebuild import Path
+from nnxlite.objects._as_pytree import Held, keyed_children
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._variable import Variable
 
 
 class PrefixMapping:

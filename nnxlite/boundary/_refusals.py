@@ -14,8 +14,10 @@ from nnxlite._base.jax import describe_trace, in_this_trace, is_ref, key_name, t
 from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._inputs import is_root
 from nnxlite.boundary._outdef import OutGraph, Outputs, output_paths
-from nnxlite.graph import GraphDef, GraphNode, traverse
-from nnxlite.variables import Variable
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._kinds import GraphNode
+from nnxlite.graph._traverse import traverse
+from nnxlite.variables._variable import Variable
 
 
 def refuse_foreign_outputs(call: CallDef, out: Outputs, name: str = "the function") -> None:

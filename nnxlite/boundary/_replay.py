@@ -17,24 +17,20 @@ from nnxlite._base.together import Writes
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._outdef import Crossing, Fresh, OutDef, OutGraph, Outputs, Source, outputs_of
 from nnxlite.boundary._refusals import refuse_fixed
-from nnxlite.graph import (
-    REF_LEAF,
+from nnxlite.graph._defs import REF_LEAF, ObjectDef, note_definition_of
+from nnxlite.graph._kinds import GraphNode
+from nnxlite.graph._rebuild import (
     ArrayCode,
     Code,
     ContainerCode,
     Decoded,
-    GraphNode,
-    ObjectDef,
     add_nodes,
     check_trace,
-    children_by_name,
-    children_of,
-    is_edited_in_place,
-    note_definition_of,
-    note_edit,
     resolve,
 )
-from nnxlite.variables import VariableDef, note_definition, note_raw
+from nnxlite.graph._traverse import children_by_name, children_of, is_edited_in_place, note_edit
+from nnxlite.variables._definition import VariableDef
+from nnxlite.variables._variable import note_definition, note_raw
 
 
 def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:

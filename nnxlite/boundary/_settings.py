@@ -34,7 +34,7 @@ from nnxlite.boundary._outdef import (
 )
 from nnxlite.boundary._partition import Division, Partition
 from nnxlite.boundary._prefixes import PrefixMapping, is_setting
-from nnxlite.graph import Path
+from nnxlite.graph._rebuild import Path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,7 +38,7 @@ from nnxlite.bridge.wrappers import functional as functional
 from nnxlite.bridge.wrappers import lazy_init as lazy_init
 from nnxlite.bridge.wrappers import to_linen as to_linen
 from nnxlite.nn import initializers as initializers
-from nnxlite.sharding._linen_rules import share_rules_with_linen
+from nnxlite.sharding.linen_rules import share_rules_with_linen
 
 share_rules_with_linen()
 del _linen, share_rules_with_linen

@@ -8,8 +8,9 @@ from flax import linen
 
 from nnxlite.bridge.module import Scope, adopted, current_context
 from nnxlite.bridge.wrappers import ToNNX
-from nnxlite.objects import Module, Rngs
-from nnxlite.transforms import eval_shape
+from nnxlite.objects._module import Module
+from nnxlite.objects._rngs import Rngs
+from nnxlite.transforms._shapes import eval_shape
 
 
 def _add(

@@ -30,9 +30,13 @@ from nnxlite.bridge.variables import (
     named_leaves,
     to_nnx_var,
 )
-from nnxlite.graph import children_of_node, clone, is_node
-from nnxlite.objects import Data, Pytree, PytreeMeta, Rngs, dataclass
-from nnxlite.variables import Param, Variable, is_variable, variable_type_from_name
+from nnxlite.graph._functional import clone
+from nnxlite.graph._walk import children_of_node, is_node
+from nnxlite.objects._fields import Data, dataclass
+from nnxlite.objects._pytree import Pytree, PytreeMeta
+from nnxlite.objects._rngs import Rngs
+from nnxlite.variables._kinds import Param, variable_type_from_name
+from nnxlite.variables._variable import Variable, is_variable
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 

@@ -16,20 +16,14 @@ import numpy as np
 from flax import struct
 from flax.core import meta
 
-from nnxlite.graph import ARRAY, State, children_of_node, is_node, kind_of
+from nnxlite._state._definition import State
+from nnxlite.graph._kinds import ARRAY, kind_of
+from nnxlite.graph._walk import children_of_node, is_node
 from nnxlite.sharding import get_partition_spec
-from nnxlite.variables import (
-    MISSING,
-    PARTITION_NAME,
-    RngState,
-    Variable,
-    add_axis,
-    is_variable,
-    remove_axis,
-    variable_name_from_type,
-    variable_type_from_name,
-    with_metadata,
-)
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._kinds import RngState, variable_name_from_type, variable_type_from_name
+from nnxlite.variables._metadata import PARTITION_NAME, add_axis, remove_axis, with_metadata
+from nnxlite.variables._variable import Variable, is_variable
 
 A = tp.TypeVar("A")
 Tree: tp.TypeAlias = dict[tp.Any, tp.Any]

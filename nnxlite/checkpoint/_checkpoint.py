@@ -26,7 +26,7 @@ from nnxlite.checkpoint._report import Report
 from nnxlite.checkpoint._values import Values
 from nnxlite.checkpoint.untrusted import printable
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph import is_graph_node
+from nnxlite.graph._walk import is_graph_node
 
 if tp.TYPE_CHECKING:
     from etils import epath

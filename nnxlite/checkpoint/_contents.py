@@ -24,24 +24,19 @@ import numpy as np
 from nnxlite._base.jax import Tracer, current_mesh, is_ref, key_name
 from nnxlite._base.text import safely, short
 from nnxlite._base.together import Writes
-from nnxlite._state import FlatState, content
+from nnxlite._state._flat import FlatState
+from nnxlite._state._walk import content
 from nnxlite.checkpoint._errors import CheckpointError
 from nnxlite.checkpoint._plain import FIXED, Table, entries, kind_name, leaf_name, refused, walk
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph import (
-    EVERY,
-    NUMBERS,
-    OTHER,
-    Path,
-    find_duplicates,
-    is_graph_node,
-    iter_graph,
-    kind_of,
-    note_update,
-    view,
-)
+from nnxlite.graph._edit import note_update
+from nnxlite.graph._kinds import EVERY, NUMBERS, OTHER, kind_of
+from nnxlite.graph._plan import view
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import find_duplicates, is_graph_node, iter_graph
 from nnxlite.sharding import abstract_with_sharding
-from nnxlite.variables import FROZEN, Variable, note_raw
+from nnxlite.variables._metadata import FROZEN
+from nnxlite.variables._variable import Variable, note_raw
 
 PYTHON_TYPES: dict[str, type] = {
     f"Python {t.__name__}": t for t in (bool, int, float, complex, str)

@@ -10,7 +10,8 @@ from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._checkpoint import contents_of, items_of, locate
 from nnxlite.checkpoint._contents import Spec
 from nnxlite.checkpoint._errors import CheckpointError
-from nnxlite.graph import Difference, Path
+from nnxlite.graph._compare import Difference
+from nnxlite.graph._rebuild import Path
 from nnxlite.inspect import Diff, array_difference
 
 T = tp.TypeVar("T")

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
-from nnxlite.graph import OTHER, Path, is_graph_node, kind_of
-from nnxlite.variables import Variable
+from nnxlite.graph._kinds import OTHER, kind_of
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import is_graph_node
+from nnxlite.variables._variable import Variable
 
 KINDS = {
     "dict": (dict, collections.OrderedDict, collections.defaultdict),

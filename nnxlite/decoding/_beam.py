@@ -32,7 +32,7 @@ from nnxlite.decoding._generate import (
     whole_number,
 )
 from nnxlite.decoding.sampling import greedy
-from nnxlite.transforms import jit
+from nnxlite.transforms._jit import jit
 
 
 class Beams(tp.NamedTuple):

@@ -37,14 +37,17 @@ from jax import lax
 from jax.core import Tracer
 
 from nnxlite._base.errors import short_type, warn_user
-from nnxlite._state import to_flat_state
+from nnxlite._state._flat import to_flat_state
 from nnxlite.decoding.sampling import Sampler, SamplerFn, greedy
 from nnxlite.filters import Nothing
-from nnxlite.graph import clone, iter_graph, merge, split
+from nnxlite.graph._functional import clone, merge, split
+from nnxlite.graph._walk import iter_graph
 from nnxlite.nn.multi_head_attention import MultiHeadAttention, takes_positions
-from nnxlite.objects import Pytree, Rngs, RngStream, view
-from nnxlite.transforms import jit
-from nnxlite.variables import Cache
+from nnxlite.objects._pytree import Pytree
+from nnxlite.objects._rngs import Rngs, RngStream
+from nnxlite.objects._views import view
+from nnxlite.transforms._jit import jit
+from nnxlite.variables._kinds import Cache
 
 Prompt = jax.Array | np.ndarray | Sequence[int] | Sequence[Sequence[int]]
 """Tokens (length,) or (batch, length), or a list of lists of different lengths."""

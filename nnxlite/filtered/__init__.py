@@ -36,4 +36,4 @@ from nnxlite.filtered._trees import tree_check as tree_check
 from nnxlite.filtered._trees import tree_equal as tree_equal
 from nnxlite.filtered._trees import tree_flatten_one_level as tree_flatten_one_level
 from nnxlite.filtered._trees import tree_inference as tree_inference
-from nnxlite.objects import field as field
+from nnxlite.objects._fields import field as field

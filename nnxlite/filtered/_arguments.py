@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite.boundary import names_by_position, parameters_of
-from nnxlite.transforms import Unbound, name_of
+from nnxlite.boundary._operands import names_by_position, parameters_of
+from nnxlite.transforms._wrapper import Unbound, name_of
 
 
 class ArgumentSpecs(tp.NamedTuple):

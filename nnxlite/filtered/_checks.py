@@ -14,7 +14,7 @@ from nnxlite._base.errors import RuntimeCheckError
 from nnxlite._base.jax import is_recording
 from nnxlite.filtered._crossing import leaves_of
 from nnxlite.filtered._predicates import is_array, is_inexact_array
-from nnxlite.transforms import note_check, raise_failed
+from nnxlite.transforms._finish import note_check, raise_failed
 
 T = tp.TypeVar("T")
 OnError = tp.Literal["default", "raise", "breakpoint", "nan", "off"]

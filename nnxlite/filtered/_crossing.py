@@ -17,22 +17,18 @@ from nnxlite import transforms
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import is_pytree_leaf
 from nnxlite._base.typing import P, R
-from nnxlite.boundary import (
-    Crossing,
-    Division,
-    Fixed,
-    Inner,
-    Inputs,
-    Partition,
-    leave,
-)
+from nnxlite.boundary._call_def import Inner
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._outdef import Crossing, Fixed
+from nnxlite.boundary._outputs import leave
+from nnxlite.boundary._partition import Division, Partition
 from nnxlite.filtered._predicates import is_array
-from nnxlite.transforms import (
+from nnxlite.transforms._donation import owners
+from nnxlite.transforms._wrapper import (
     Transform,
     Unbound,
     boxed,
     call_object,
-    owners,
     rewrap,
     unbind,
     unwrapped,

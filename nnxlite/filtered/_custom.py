@@ -13,7 +13,12 @@ from nnxlite._base.config import Modes
 from nnxlite._base.jax import is_sharding, jaxpr_as_fun
 from nnxlite._base.statics import ById
 from nnxlite._base.typing import P, R
-from nnxlite.boundary import CallDef, Fixed, Inputs, enter, leave, parameter_names, replay_crossing
+from nnxlite.boundary._call_def import CallDef, enter
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._operands import parameter_names
+from nnxlite.boundary._outdef import Fixed
+from nnxlite.boundary._outputs import leave
+from nnxlite.boundary._replay import replay_crossing
 from nnxlite.filtered._crossing import (
     Call,
     Filtered,
@@ -23,7 +28,8 @@ from nnxlite.filtered._crossing import (
     tree_out,
 )
 from nnxlite.filtered._predicates import has_shape, is_array, is_inexact_array
-from nnxlite.transforms import Options, Tangents, Unequal, name_of, zero_tangent
+from nnxlite.transforms._tangents import Tangents, zero_tangent
+from nnxlite.transforms._wrapper import Options, Unequal, name_of
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 

@@ -7,9 +7,9 @@ import typing as tp
 import warnings
 
 from nnxlite._base.integers import as_integers
-from nnxlite.boundary import Partition
+from nnxlite.boundary._partition import Partition
 from nnxlite.filtered._crossing import Call
-from nnxlite.transforms import Owner, refuse_shared_buffers
+from nnxlite.transforms._donation import Owner, refuse_shared_buffers
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 Donated: tp.TypeAlias = str | tuple[int | str, ...]

@@ -13,21 +13,20 @@ import jax
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import in_this_trace
 from nnxlite._base.typing import P, R
-from nnxlite.boundary import Partition
+from nnxlite.boundary._partition import Partition
 from nnxlite.filtered._crossing import Call, Filtered, chosen_first
 from nnxlite.filtered._predicates import is_inexact_array, is_inexact_array_like
 from nnxlite.filtered._specs import answers
-from nnxlite.transforms import (
-    Options,
-    Tangents,
-    decorated,
+from nnxlite.transforms._derivatives import (
     gradients,
     of_arguments,
     of_chosen,
     pulled_back,
     pushed_forward,
 )
-from nnxlite.variables import MISSING
+from nnxlite.transforms._tangents import Tangents
+from nnxlite.transforms._wrapper import Options, decorated
+from nnxlite.variables._definition import MISSING
 
 if tp.TYPE_CHECKING:
     from nnxlite.filtered._signatures import TreeGrad, TreeGradAux, TreeValueAndGrad

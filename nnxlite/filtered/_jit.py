@@ -11,14 +11,16 @@ from jax.core import Tracer
 from nnxlite._base.config import Modes
 from nnxlite._base.integers import as_integer
 from nnxlite._base.typing import P, R
-from nnxlite.boundary import Inputs
+from nnxlite.boundary._inputs import Inputs
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import inputs_of_call, leaves_of, must_be_traced, unbound
 from nnxlite.filtered._donation import Donate, as_donated, donated_owners, without_warnings
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
-from nnxlite.transforms import JitOptions, JitWrapped, Lowered, decorated
-from nnxlite.variables import MISSING
+from nnxlite.transforms._jit import JitOptions, JitWrapped
+from nnxlite.transforms._stages import Lowered
+from nnxlite.transforms._wrapper import decorated
+from nnxlite.variables._definition import MISSING
 
 
 def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:

@@ -19,44 +19,26 @@ from nnxlite._base.config import Modes, context_key
 from nnxlite._base.errors import path_text
 from nnxlite._base.integers import as_integer
 from nnxlite._base.typing import P, R
-from nnxlite.boundary import (
-    CallDef,
-    Division,
-    Fixed,
-    Layout,
-    NodePrefix,
-    Outputs,
-    Partition,
-    Source,
-    call_difference,
-    enter,
-    fresh_variables,
-    leave,
-    output_paths,
-    output_settings,
-    replay,
-    unpack,
-)
+from nnxlite.boundary._call_def import CallDef, enter
+from nnxlite.boundary._differences import call_difference
+from nnxlite.boundary._outdef import Fixed, Outputs, Source, output_paths
+from nnxlite.boundary._outputs import leave
+from nnxlite.boundary._partition import Division, Partition
+from nnxlite.boundary._prefixes import NodePrefix
+from nnxlite.boundary._replay import replay
+from nnxlite.boundary._settings import Layout, fresh_variables, output_settings, unpack
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import Call, Filtered, divide, must_be_traced
 from nnxlite.filtered._donation import DONATED, KEPT, grouped, without_warnings
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import IN_AXES, OUT_AXES, answers, check_axes, is_mapped, root_parts
-from nnxlite.graph import Path
-from nnxlite.transforms import (
-    Lowered,
-    Options,
-    Staged,
-    decorated,
-    marks_errors,
-    other_structure,
-    passed_through,
-    program,
-    raise_failed,
-    run_donating,
-    weakly,
-)
-from nnxlite.variables import MISSING
+from nnxlite.graph._rebuild import Path
+from nnxlite.transforms._donation import run_donating
+from nnxlite.transforms._finish import raise_failed
+from nnxlite.transforms._map_errors import marks_errors, passed_through
+from nnxlite.transforms._stages import Lowered, Staged, other_structure
+from nnxlite.transforms._wrapper import Options, decorated, program, weakly
+from nnxlite.variables._definition import MISSING
 
 OUT_GROUPS = FRONT, WHOLE, STATIC = "front", "whole", "static"
 """The groups of outputs: with the mapped axis in front, the same in all slices, or not an array."""

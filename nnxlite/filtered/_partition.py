@@ -7,7 +7,7 @@ import typing as tp
 
 import jax
 
-from nnxlite.boundary import Inputs, is_root
+from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.filtered._crossing import IsLeaf, leaves_of
 from nnxlite.filtered._specs import MASK, answers
 from nnxlite.filtered._walk import combined, first_given

@@ -11,13 +11,14 @@ from jax.core import Tracer
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import without_literals
 from nnxlite._base.typing import P, R
-from nnxlite.boundary import Inputs, replay_crossing
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._replay import replay_crossing
 from nnxlite.filtered._crossing import Call, Filtered, chosen_first, leaves_of, tree_out
 from nnxlite.filtered._predicates import has_shape, is_array
 from nnxlite.filtered._specs import SpecKind, answers
-from nnxlite.graph import Path
-from nnxlite.transforms import Options, decorated
-from nnxlite.variables import MISSING
+from nnxlite.graph._rebuild import Path
+from nnxlite.transforms._wrapper import Options, decorated
+from nnxlite.variables._definition import MISSING
 
 if tp.TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr

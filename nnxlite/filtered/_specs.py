@@ -17,22 +17,14 @@ import typing as tp
 from nnxlite import filters
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.integers import as_integer
-from nnxlite.boundary import (
-    ArgumentLeaf,
-    CallDef,
-    Inputs,
-    NodePrefix,
-    agreed,
-    broadcast,
-    further_leaves,
-    is_root,
-    node_prefix,
-    not_for_arrays,
-)
+from nnxlite.boundary._call_def import ArgumentLeaf, CallDef
+from nnxlite.boundary._inputs import Inputs, is_root
+from nnxlite.boundary._labels import agreed, broadcast, further_leaves, not_for_arrays
+from nnxlite.boundary._prefixes import NodePrefix, node_prefix
 from nnxlite.filtered._crossing import must_be_traced
 from nnxlite.filtered._predicates import is_array_like
-from nnxlite.graph import Path
-from nnxlite.transforms import axis_complaint
+from nnxlite.graph._rebuild import Path
+from nnxlite.transforms._map_errors import axis_complaint
 
 if tp.TYPE_CHECKING:
     from nnxlite.filtered._crossing import Call

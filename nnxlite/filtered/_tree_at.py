@@ -18,9 +18,12 @@ from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.together import Writes
 from nnxlite.filtered._predicates import is_array
 from nnxlite.filtered._walk import Values, children, copied
-from nnxlite.graph import DATA_TYPES, OBJECT, Path, is_static_part, kind_of, own_status
-from nnxlite.objects import Pytree
-from nnxlite.variables import MISSING, Variable, make
+from nnxlite.graph._defs import own_status
+from nnxlite.graph._kinds import DATA_TYPES, OBJECT, is_static_part, kind_of
+from nnxlite.graph._rebuild import Path
+from nnxlite.objects._pytree import Pytree
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._variable import Variable, make
 
 T = tp.TypeVar("T")
 IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
-from nnxlite.boundary import is_root
+from nnxlite.boundary._inputs import is_root
 from nnxlite.filtered._crossing import leaves_of
 from nnxlite.filtered._predicates import is_array
 from nnxlite.filtered._walk import children, combined, level
-from nnxlite.graph import OBJECT, VARIABLE, Path, iter_graph, kind_of
-from nnxlite.objects import Pytree
+from nnxlite.graph._kinds import OBJECT, VARIABLE, kind_of
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import iter_graph
+from nnxlite.objects._pytree import Pytree
 
 T = tp.TypeVar("T")
 

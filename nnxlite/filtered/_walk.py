@@ -6,9 +6,10 @@ import typing as tp
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import flatten_one_level, is_pytree_leaf, key_name
-from nnxlite._state import sorted_keys
-from nnxlite.graph import OBJECT, VARIABLE, Path, is_static_part, kind_of
-from nnxlite.variables import Variable, make
+from nnxlite._state._walk import sorted_keys
+from nnxlite.graph._kinds import OBJECT, VARIABLE, is_static_part, kind_of
+from nnxlite.graph._rebuild import Path
+from nnxlite.variables._variable import Variable, make
 
 
 def level(value: tp.Any) -> tuple[list[tuple[tp.Any, tp.Any]], tp.Any] | None:

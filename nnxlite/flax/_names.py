@@ -35,7 +35,7 @@ EXTRA: dict[str, tp.Callable[[], dict[str, tp.Any]]] = {
 def prepare() -> None:
     """Run once, when `flax.nnx` is first imported: what classes of nnxlite need beyond names."""
     from nnxlite.flax import _pickles, _private
-    from nnxlite.sharding._linen_rules import share_rules_with_linen
+    from nnxlite.sharding.linen_rules import share_rules_with_linen
 
     _private.prepare()
     _pickles.install()

@@ -18,11 +18,13 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._state import FlatState, State
-from nnxlite.boundary import DiffState, StateAxes, StateSharding
+from nnxlite._state._definition import State
+from nnxlite._state._flat import FlatState
+from nnxlite.boundary._prefixes import DiffState, StateAxes, StateSharding
 from nnxlite.flax import _private
 from nnxlite.flax._private import PytreeState
-from nnxlite.graph import (
+from nnxlite.graph._functional import graphdef
+from nnxlite.graph._graphdef import (
     GraphDef,
     LeafAttr,
     NodeAttr,
@@ -30,12 +32,14 @@ from nnxlite.graph import (
     NodeRef,
     Static,
     VariableRecord,
-    graphdef,
 )
-from nnxlite.objects import List, Pytree, _pytree
+from nnxlite.objects import _pytree
+from nnxlite.objects._containers import List
+from nnxlite.objects._pytree import Pytree
 from nnxlite.tracers import TraceState
 from nnxlite.training.metrics import Struct
-from nnxlite.variables import Variable, is_array_ref
+from nnxlite.variables._refs import is_array_ref
+from nnxlite.variables._variable import Variable
 
 NODES, STATE = "_pytree__nodes", "_pytree__state"
 

@@ -14,10 +14,12 @@ import typing as tp
 from nnxlite import graph as _graph
 from nnxlite._base.interning import LOCK
 from nnxlite._base.jax import trace_state
-from nnxlite.graph import GraphNode, KeptElsewhere, check_trace
-from nnxlite.objects import Pytree
+from nnxlite.graph._defs import KeptElsewhere
+from nnxlite.graph._kinds import GraphNode
+from nnxlite.graph._rebuild import check_trace
+from nnxlite.objects._pytree import Pytree
 from nnxlite.tracers import TraceState
-from nnxlite.variables import Variable
+from nnxlite.variables._variable import Variable
 
 
 class _Trace(TraceState):

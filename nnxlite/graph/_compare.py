@@ -43,7 +43,8 @@ from nnxlite._base.text import (
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef
 from nnxlite.graph._kinds import DICT, LIST, TUPLE
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
-from nnxlite.variables import MISSING, Variable, VariableDef
+from nnxlite.variables._definition import MISSING, VariableDef
+from nnxlite.variables._variable import Variable
 
 if tp.TYPE_CHECKING:
     from nnxlite.graph._graphdef import GraphDef

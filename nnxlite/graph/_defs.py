@@ -31,7 +31,7 @@ from nnxlite._base.jax import static_part, with_static_part
 from nnxlite._base.statics import Facts, alike, atoms, facts, is_constant, own_copy
 from nnxlite._base.together import Writes
 from nnxlite._base.versions import epoch, next_number, observe, touch
-from nnxlite._state import sort_key, sorted_keys
+from nnxlite._state._walk import sort_key, sorted_keys
 from nnxlite.graph._kinds import (
     CONTAINERS,
     PYTREE,
@@ -41,7 +41,7 @@ from nnxlite.graph._kinds import (
     kind_of,
     warn_of_hidden,
 )
-from nnxlite.variables import VariableDef
+from nnxlite.variables._definition import VariableDef
 
 Status = tp.Mapping[tp.Any, bool]
 """Which attributes are data: by name."""

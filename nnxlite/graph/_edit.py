@@ -16,7 +16,8 @@ import numpy as np
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import is_ref, same_shape, trace_state
 from nnxlite._base.together import Writes
-from nnxlite._state import FlatState, State, to_pure_dict
+from nnxlite._state._definition import State
+from nnxlite._state._flat import FlatState, to_pure_dict
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import AnyState, root_leaves
@@ -35,7 +36,8 @@ from nnxlite.graph._traverse import (
     note_edit,
 )
 from nnxlite.graph._walk import iter_graph
-from nnxlite.variables import MISSING, Variable, note_definition, note_raw, set_value
+from nnxlite.variables._definition import MISSING, set_value
+from nnxlite.variables._variable import Variable, note_definition, note_raw
 
 
 class Place(tp.NamedTuple):

@@ -14,8 +14,10 @@ import typing as tp
 
 from nnxlite._base.errors import filter_text, listed, path_text
 from nnxlite.filters import Filter, OfType, PathContains, WithTag, to_predicate
-from nnxlite.graph import Path, iter_graph
-from nnxlite.variables import FROZEN, Variable, is_variable
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import iter_graph
+from nnxlite.variables._metadata import FROZEN
+from nnxlite.variables._variable import Variable, is_variable
 
 Pairs = list[tuple[Path, tp.Any]]
 

@@ -21,7 +21,8 @@ from nnxlite._base.config import GRAPH_MODE
 from nnxlite._base.errors import listed, non_exhaustive, path_text
 from nnxlite._base.traversals import flatten_to_sequence
 from nnxlite._base.typing import ApplyCaller
-from nnxlite._state import FlatState, State
+from nnxlite._state._definition import State
+from nnxlite._state._flat import FlatState
 from nnxlite.filters import Filter
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.graph._graphdef import GraphDef
@@ -29,7 +30,8 @@ from nnxlite.graph._graphstate import GraphState
 from nnxlite.graph._kinds import is_data
 from nnxlite.graph._plan import View, view
 from nnxlite.graph._rebuild import Path, build_nodes, note_entered, resolve
-from nnxlite.variables import MISSING, Variable, make
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._variable import Variable, make
 
 N = tp.TypeVar("N")
 AnyState: tp.TypeAlias = State[tp.Any, tp.Any]

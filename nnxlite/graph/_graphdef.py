@@ -22,12 +22,14 @@ from nnxlite._base.interning import Bounded, Table
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text
 from nnxlite._base.typing import ApplyCaller
-from nnxlite._state import FlatState, State
+from nnxlite._state._definition import State
+from nnxlite._state._flat import FlatState
 from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
 from nnxlite.graph._compare import graphdef_node
 from nnxlite.graph._defs import LEAF, REF_LEAF, ObjectDef, StaticDef, Token
 from nnxlite.graph._rebuild import ArrayCode, ContainerCode, Decoded, NodeCode, Path
-from nnxlite.variables import MISSING, Variable, VariableDef
+from nnxlite.variables._definition import MISSING, VariableDef
+from nnxlite.variables._variable import Variable
 
 N = tp.TypeVar("N")
 

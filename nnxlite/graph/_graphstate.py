@@ -8,7 +8,7 @@ from collections.abc import Iterator, MutableMapping
 import jax
 
 from nnxlite._base.jax import flatten_one_level
-from nnxlite._state import State
+from nnxlite._state._definition import State
 from nnxlite.graph._graphdef import GraphDef
 
 N = tp.TypeVar("N")

@@ -39,8 +39,9 @@ from nnxlite._base.jax import (
     key_name,
 )
 from nnxlite._base.statics import is_of_trusted
-from nnxlite._state import State, sort_key, sorted_keys
-from nnxlite.variables import Variable
+from nnxlite._state._definition import State
+from nnxlite._state._walk import sort_key, sorted_keys
+from nnxlite.variables._variable import Variable
 
 OBJECT, VARIABLE, STATE, LIST, TUPLE, DICT, PYTREE, ARRAY, REF, CUSTOM, OTHER = range(11)
 """Graph object, Variable, State, builtin containers, other registered pytree node, array-like leaf,

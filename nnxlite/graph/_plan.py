@@ -38,7 +38,8 @@ from nnxlite.graph._kinds import (
 )
 from nnxlite.graph._rebuild import ArrayCode, Code, NodeCode
 from nnxlite.graph._traverse import Traversal, define_container, traverse
-from nnxlite.variables import Variable, VariableDef, store_together, versioned
+from nnxlite.variables._definition import VariableDef
+from nnxlite.variables._variable import Variable, store_together, versioned
 
 PLANS_PER_ROOT = 8
 """How many plans one root caches, each for the other roots in a call."""

@@ -36,7 +36,8 @@ from nnxlite.graph._defs import (
     values_getter,
 )
 from nnxlite.graph._kinds import ARRAY, CUSTOM_NODES, GraphNode, kind_of, may_hide, notifies
-from nnxlite.variables import MISSING, Variable, VariableDef, make, write_raw
+from nnxlite.variables._definition import MISSING, VariableDef
+from nnxlite.variables._variable import Variable, make, write_raw
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import typing as tp
 from nnxlite._base.errors import path_text
 from nnxlite._base.together import Writes
 from nnxlite._base.versions import next_number, observe
-from nnxlite._state import State
+from nnxlite._state._definition import State
 from nnxlite.graph._defs import (
     LEAF,
     REF_LEAF,
@@ -50,7 +50,7 @@ from nnxlite.graph._kinds import (
     kind_by_type,
     kind_of,
 )
-from nnxlite.variables import VariableDef, current_definition
+from nnxlite.variables._definition import VariableDef, current_definition
 
 Assigned = tp.Mapping[tp.Any, tp.Any]
 Names = tp.Collection[tp.Any]

@@ -36,7 +36,8 @@ from nnxlite.graph._traverse import (
     define_container,
     define_custom,
 )
-from nnxlite.variables import Variable, array_ref
+from nnxlite.variables._refs import array_ref
+from nnxlite.variables._variable import Variable
 
 N = tp.TypeVar("N")
 

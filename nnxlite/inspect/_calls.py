@@ -25,11 +25,14 @@ import numpy as np
 from nnxlite._base.jax import is_ref, new_ref
 from nnxlite._base.outline import array_text
 from nnxlite._base.text import short
-from nnxlite.boundary import parameter_names
-from nnxlite.filtered import filter_jit
-from nnxlite.graph import GraphNode, clone, hidden_kept, iter_graph, merge, split
-from nnxlite.objects import observed, public_methods
-from nnxlite.variables import Variable
+from nnxlite.boundary._operands import parameter_names
+from nnxlite.filtered._jit import filter_jit
+from nnxlite.graph._functional import clone, merge, split
+from nnxlite.graph._kinds import GraphNode, hidden_kept
+from nnxlite.graph._walk import iter_graph
+from nnxlite.objects._capture import public_methods
+from nnxlite.objects._observed import observed
+from nnxlite.variables._variable import Variable
 
 Path = tuple[tp.Any, ...]
 

@@ -21,23 +21,21 @@ import numpy as np
 from nnxlite._base.errors import filter_text, path_text, short_type
 from nnxlite._base.jax import Tracer, used_inputs
 from nnxlite._base.text import WIDTH, can_be_read, clip, is_array
+from nnxlite._state._definition import State
 from nnxlite.filters import All, Frozen, Not
-from nnxlite.graph import (
-    GraphNode,
-    State,
-    find_hidden,
-    flat_pairs,
-    hidden_kept,
-    is_marked,
-    iter_graph,
-    view,
-)
+from nnxlite.graph._functional import flat_pairs
+from nnxlite.graph._kinds import GraphNode, find_hidden, hidden_kept, is_marked
+from nnxlite.graph._plan import view
+from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._calls import PackedCall, Path, Watch, is_called, watched
 from nnxlite.inspect._diff import numbers_of
 from nnxlite.inspect._entries import Entries
-from nnxlite.objects import Module, RngStream
+from nnxlite.objects._module import Module
+from nnxlite.objects._rngs import RngStream
 from nnxlite.training import ModelAndOptimizer, Optimizer, OptVariable
-from nnxlite.variables import FROZEN, BatchStat, Intermediate, Param, Variable
+from nnxlite.variables._kinds import BatchStat, Intermediate, Param
+from nnxlite.variables._metadata import FROZEN
+from nnxlite.variables._variable import Variable
 
 Kind = tp.Literal[
     "bare array",

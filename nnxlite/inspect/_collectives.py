@@ -16,7 +16,7 @@ import typing as tp
 from nnxlite._base.text import human_bytes
 from nnxlite.inspect._hlo import Array, Program, Run, is_library
 from nnxlite.inspect._tabulate import printed
-from nnxlite.transforms import jit
+from nnxlite.transforms._jit import jit
 
 KINDS = (
     "all-gather",

@@ -12,8 +12,11 @@ import numpy as np
 from nnxlite._base.jax import Tracer, key_name
 from nnxlite._base.outline import array_text
 from nnxlite._base.text import Atom, can_be_read, is_array
-from nnxlite._state import content
-from nnxlite.graph import Difference, GraphDef, Path, compare, view
+from nnxlite._state._walk import content
+from nnxlite.graph._compare import Difference, compare
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._plan import view
+from nnxlite.graph._rebuild import Path
 from nnxlite.inspect._entries import Entries
 
 MAX_LINES = 200

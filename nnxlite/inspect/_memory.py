@@ -11,12 +11,12 @@ import numpy as np
 
 from nnxlite._base.jax import Tracer, is_ref
 from nnxlite._base.text import counted_as, human_bytes, is_array
-from nnxlite._state import content
-from nnxlite.graph import iter_graph
+from nnxlite._state._walk import content
+from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._tabulate import printed
 from nnxlite.training import OptState
-from nnxlite.transforms import jit
-from nnxlite.variables import Variable
+from nnxlite.transforms._jit import jit
+from nnxlite.variables._variable import Variable
 
 OPTIMIZER = "optimizer state"
 ARRAYS = "other arrays"

@@ -23,10 +23,10 @@ import numpy as np
 
 from nnxlite._base.errors import path_text
 from nnxlite._base.outline import array_text
-from nnxlite.boundary import parameter_names
-from nnxlite.graph import iter_graph
+from nnxlite.boundary._operands import parameter_names
+from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._calls import CopiedCall, Path, is_called
-from nnxlite.variables import Variable
+from nnxlite.variables._variable import Variable
 
 Where = tp.Literal["argument", "output", "between", "gradient", "result"]
 

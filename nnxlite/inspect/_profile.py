@@ -17,7 +17,7 @@ from nnxlite._base.jax import called_programs, scope_of
 from nnxlite._base.text import human_bytes
 from nnxlite.inspect._calls import flops_of
 from nnxlite.inspect._tabulate import printed
-from nnxlite.transforms import jit
+from nnxlite.transforms._jit import jit
 
 OUTSIDE = "(outside of modules)"
 

@@ -19,11 +19,12 @@ import numpy as np
 from nnxlite._base.outline import array_text
 from nnxlite._base.text import clip
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph import flat_pairs, merge, split
+from nnxlite.graph._functional import flat_pairs, merge, split
 from nnxlite.inspect._calls import CopiedCall, Path
 from nnxlite.inspect._nan import is_float, is_opaque, measure
 from nnxlite.inspect._tabulate import PathCell, printed
-from nnxlite.variables import Param, Variable
+from nnxlite.variables._kinds import Param
+from nnxlite.variables._variable import Variable
 
 
 @dataclasses.dataclass(frozen=True)

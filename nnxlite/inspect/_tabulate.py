@@ -10,10 +10,10 @@ import typing as tp
 import numpy as np
 
 from nnxlite._base.text import HasText, human_bytes, safely, short
-from nnxlite.graph import iter_graph
+from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._calls import CallInfo, Path, field_text, is_called, layout, trace_calls
-from nnxlite.objects import RngStream
-from nnxlite.variables import Variable
+from nnxlite.objects._rngs import RngStream
+from nnxlite.variables._variable import Variable
 
 if tp.TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions

@@ -13,8 +13,10 @@ from jax.sharding import PartitionSpec
 
 from nnxlite._base.jax import key_name
 from nnxlite._base.text import mesh_text
-from nnxlite._state import content
-from nnxlite.graph import OBJECT, Path, find_duplicates, iter_graph, kind_of
+from nnxlite._state._walk import content
+from nnxlite.graph._kinds import OBJECT, kind_of
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import find_duplicates, iter_graph
 from nnxlite.layouts._layers import Choice, by_columns, by_rows, choices, is_linear, is_of_experts
 from nnxlite.layouts._layout import Layout
 from nnxlite.layouts._placement import Placement
@@ -24,7 +26,7 @@ from nnxlite.nn import Embed, Linear, LoRA
 from nnxlite.nn.lora_kernel import LoRAKernel, entries_of_matrices
 from nnxlite.sharding import get_var_pspec
 from nnxlite.training.patterns import Pattern
-from nnxlite.variables import Variable
+from nnxlite.variables._variable import Variable
 
 MOST_REASONS = 5
 """How many arrays a message lists."""

@@ -10,15 +10,19 @@ from jax.sharding import AxisType, PartitionSpec
 from nnxlite._base.errors import warn_user
 from nnxlite._base.jax import is_ref, is_tracing, new_ref
 from nnxlite._base.text import mesh_text
-from nnxlite._state import from_flat_state
-from nnxlite.boundary import StateSharding
+from nnxlite._state._definition import from_flat_state
+from nnxlite.boundary._prefixes import StateSharding
 from nnxlite.filters import PathIn
-from nnxlite.graph import Path, find_duplicates, is_graph_node, update
+from nnxlite.graph._edit import update
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import find_duplicates, is_graph_node
 from nnxlite.layouts._decide import Leaf, decide, leaves_of, paths_of
 from nnxlite.layouts._layout import Layout
 from nnxlite.layouts._plan import AnyMesh, PlanLike, as_plan
-from nnxlite.transforms import eval_shape, jit
-from nnxlite.variables import PLACEMENT, Variable
+from nnxlite.transforms._jit import jit
+from nnxlite.transforms._shapes import eval_shape
+from nnxlite.variables._metadata import PLACEMENT
+from nnxlite.variables._variable import Variable
 
 M = tp.TypeVar("M")
 

@@ -15,8 +15,12 @@ from nnxlite._base.errors import short_type
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.lora_kernel import weight_of
-from nnxlite.objects import Module, Rngs, data, layer_name
-from nnxlite.variables import Param, Variable
+from nnxlite.objects._fields import data
+from nnxlite.objects._module import Module
+from nnxlite.objects._names import layer_name
+from nnxlite.objects._rngs import Rngs
+from nnxlite.variables._kinds import Param
+from nnxlite.variables._variable import Variable
 
 Metadata = tp.Mapping[str, tp.Any]
 """Keyword arguments for the Variable of a parameter."""

@@ -48,8 +48,8 @@ from jax.numpy import tanh
 
 from nnxlite.nn._common import NO_METADATA, Metadata
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
-from nnxlite.objects import Module
-from nnxlite.variables import Param
+from nnxlite.objects._module import Module
+from nnxlite.variables._kinds import Param
 
 __all__ = [
     "PReLU",

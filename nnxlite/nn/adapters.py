@@ -20,9 +20,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.errors import listed, path_text, short_type
 from nnxlite.filters import All, Filter, Not
-from nnxlite.graph import Path, iter_graph
-from nnxlite.graph import state as state_of
 from nnxlite.graph._freezing import freeze, matches
+from nnxlite.graph._functional import state as state_of
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import iter_graph
 from nnxlite.nn._common import check_rate, params_key
 from nnxlite.nn.conv import Conv, ConvTranspose
 from nnxlite.nn.dtypes import Dtype
@@ -34,11 +35,14 @@ from nnxlite.nn.lora_kernel import LoRAKernel as LoRAKernel
 from nnxlite.nn.lora_kernel import entries_of_matrices
 from nnxlite.nn.stochastic import Dropout
 from nnxlite.nn.weight_normalization import SpectralNorm, WeightNorm
-from nnxlite.objects import Pytree, Rngs, data
-from nnxlite.variables import Param, Variable
+from nnxlite.objects._fields import data
+from nnxlite.objects._pytree import Pytree
+from nnxlite.objects._rngs import Rngs
+from nnxlite.variables._kinds import Param
+from nnxlite.variables._variable import Variable
 
 if tp.TYPE_CHECKING:
-    from nnxlite._state import State
+    from nnxlite._state._definition import State
 
 
 def _adapted(

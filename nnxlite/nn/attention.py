@@ -32,8 +32,8 @@ from jax import lax
 from nnxlite.nn._common import Precision, check_rate
 from nnxlite.nn._shapes import broadcast_together, broadcasts_to
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
-from nnxlite.objects import Module
-from nnxlite.variables import Intermediate
+from nnxlite.objects._module import Module
+from nnxlite.variables._kinds import Intermediate
 
 Implementation = tp.Literal["xla", "cudnn"]
 

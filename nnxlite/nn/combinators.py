@@ -9,14 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._base.typing import R
-from nnxlite.boundary import parameters_of
+from nnxlite.boundary._operands import parameters_of
 from nnxlite.nn._common import Precision, check_rate, check_size
 from nnxlite.nn.activations import identity, relu
 from nnxlite.nn.dtypes import Dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Linear, default_bias_init, default_kernel_init
 from nnxlite.nn.stochastic import Dropout
-from nnxlite.objects import List, Module, Rngs, RngStream, layer_name
+from nnxlite.objects._containers import List
+from nnxlite.objects._module import Module
+from nnxlite.objects._names import layer_name
+from nnxlite.objects._rngs import Rngs, RngStream
 
 
 class Sequential(Module, tp.Generic[R]):

@@ -28,8 +28,11 @@ from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Linear
 from nnxlite.nn.lora_kernel import low_rank
-from nnxlite.objects import Module, Rngs, layer_name
-from nnxlite.variables import Param, Variable
+from nnxlite.objects._module import Module
+from nnxlite.objects._names import layer_name
+from nnxlite.objects._rngs import Rngs
+from nnxlite.variables._kinds import Param
+from nnxlite.variables._variable import Variable
 
 A = tp.TypeVar("A")
 

@@ -19,8 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite.objects import Pytree, data
-from nnxlite.variables import ArrayOperators, Variable
+from nnxlite.objects._fields import data
+from nnxlite.objects._pytree import Pytree
+from nnxlite.variables._operators import ArrayOperators
+from nnxlite.variables._variable import Variable
 
 if tp.TYPE_CHECKING:
     from nnxlite.nn.stochastic import Dropout

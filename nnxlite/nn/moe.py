@@ -26,14 +26,17 @@ from jax.sharding import AxisType, PartitionSpec
 
 from nnxlite._base.errors import short_type
 from nnxlite._base.jax import constrained, is_tracing
-from nnxlite.graph import iter_graph
+from nnxlite.graph._walk import iter_graph
 from nnxlite.nn import initializers
 from nnxlite.nn._common import NO_METADATA, Arguments, Metadata, Precision, check_size, value_of
 from nnxlite.nn.activations import gelu
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.objects import Module, Rngs, layer_name
-from nnxlite.variables import Param, Variable
+from nnxlite.objects._module import Module
+from nnxlite.objects._names import layer_name
+from nnxlite.objects._rngs import Rngs
+from nnxlite.variables._kinds import Param
+from nnxlite.variables._variable import Variable
 
 T = tp.TypeVar("T")
 

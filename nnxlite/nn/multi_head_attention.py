@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from nnxlite.boundary import parameters_of
+from nnxlite.boundary._operands import parameters_of
 from nnxlite.nn import initializers
 from nnxlite.nn._common import (
     NO_METADATA,
@@ -39,8 +39,11 @@ from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import LinearGeneral, default_kernel_init
 from nnxlite.nn.normalization import LayerNorm
-from nnxlite.objects import Module, Rngs, RngStream, data, layer_name, note_layer
-from nnxlite.variables import Cache
+from nnxlite.objects._fields import data
+from nnxlite.objects._module import Module
+from nnxlite.objects._names import layer_name, note_layer
+from nnxlite.objects._rngs import Rngs, RngStream
+from nnxlite.variables._kinds import Cache
 
 
 class MultiHeadAttention(Module):

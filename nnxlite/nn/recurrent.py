@@ -18,16 +18,20 @@ import numpy as np
 from jax.core import Tracer
 
 from nnxlite._base.errors import short_type
-from nnxlite.boundary import Carry, StateAxes
+from nnxlite.boundary._prefixes import Carry, StateAxes
 from nnxlite.filters import All, Filter
-from nnxlite.graph import variables
+from nnxlite.graph._functional import variables
 from nnxlite.nn._keys import KeySource, own_stream
 from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.recurrent_cells import RNNCellBase
 from nnxlite.nn.recurrent_cells import modified_orthogonal as modified_orthogonal
-from nnxlite.objects import Module, Rngs, RngStream, data, note_layer, split_rngs
-from nnxlite.transforms import scan
-from nnxlite.variables import RngState
+from nnxlite.objects._fields import data
+from nnxlite.objects._module import Module
+from nnxlite.objects._names import note_layer
+from nnxlite.objects._rng_scopes import split_rngs
+from nnxlite.objects._rngs import Rngs, RngStream
+from nnxlite.transforms._scan import scan
+from nnxlite.variables._kinds import RngState
 
 _logger = logging.getLogger(__name__)
 

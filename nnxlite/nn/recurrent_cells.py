@@ -23,7 +23,10 @@ from nnxlite.nn.activations import sigmoid, tanh
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Linear, default_kernel_init
-from nnxlite.objects import Module, Rngs, RngStream, data, layer_name
+from nnxlite.objects._fields import data
+from nnxlite.objects._module import Module
+from nnxlite.objects._names import layer_name
+from nnxlite.objects._rngs import Rngs, RngStream
 
 Activation = tp.Callable[..., jax.Array]
 

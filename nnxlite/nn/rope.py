@@ -15,8 +15,9 @@ import jax.numpy as jnp
 
 from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.attention import check_shapes, dot_product_attention
-from nnxlite.objects import Module, data
-from nnxlite.variables import Variable
+from nnxlite.objects._fields import data
+from nnxlite.objects._module import Module
+from nnxlite.variables._variable import Variable
 
 
 class RoPE(Module):

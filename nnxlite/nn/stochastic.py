@@ -12,7 +12,10 @@ from jax.core import Tracer
 from nnxlite.nn._common import check_rate
 from nnxlite.nn._keys import KeySource, draw_key, own_stream
 from nnxlite.nn._modes import resolve_mode
-from nnxlite.objects import Module, Rngs, RngStream, data, layer_name
+from nnxlite.objects._fields import data
+from nnxlite.objects._module import Module
+from nnxlite.objects._names import layer_name
+from nnxlite.objects._rngs import Rngs, RngStream
 
 
 class Dropout(Module):

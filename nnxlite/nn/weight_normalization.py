@@ -16,16 +16,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from nnxlite._base.errors import path_text
-from nnxlite._state import to_flat_state
+from nnxlite._state._flat import to_flat_state
 from nnxlite.filters import Filter, PathContains
-from nnxlite.graph import variables
+from nnxlite.graph._functional import variables
 from nnxlite.nn import initializers
 from nnxlite.nn._common import Axes, as_tuple, new_param, params_key
 from nnxlite.nn._keys import KEYLESS
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.objects import Module, Pytree, Rngs, data, layer_name
-from nnxlite.variables import BatchStat, Param, Variable
+from nnxlite.objects._fields import data
+from nnxlite.objects._module import Module
+from nnxlite.objects._names import layer_name
+from nnxlite.objects._pytree import Pytree
+from nnxlite.objects._rngs import Rngs
+from nnxlite.variables._kinds import BatchStat, Param
+from nnxlite.variables._variable import Variable
 
 Path = tuple[tp.Any, ...]
 Weights = list[tuple[Path, Variable[jax.Array]]]

@@ -1,9 +1,6 @@
 """Objects: Pytree, Module, containers, random streams, and what modules can do."""
 
-from nnxlite.objects._as_pytree import Held as Held
-from nnxlite.objects._as_pytree import keyed_children as keyed_children
 from nnxlite.objects._capture import capture as capture
-from nnxlite.objects._capture import public_methods as public_methods
 from nnxlite.objects._containers import Dict as Dict
 from nnxlite.objects._containers import List as List
 from nnxlite.objects._fields import Data as Data
@@ -12,15 +9,10 @@ from nnxlite.objects._fields import data as data
 from nnxlite.objects._fields import dataclass as dataclass
 from nnxlite.objects._fields import field as field
 from nnxlite.objects._fields import static as static
-from nnxlite.objects._frozen import BoundMethod as BoundMethod
 from nnxlite.objects._module import Module as Module
 from nnxlite.objects._module import first_from as first_from
 from nnxlite.objects._module import iter_module_children as iter_module_children
 from nnxlite.objects._module import iter_modules as iter_modules
-from nnxlite.objects._names import failing_layer as failing_layer
-from nnxlite.objects._names import layer_name as layer_name
-from nnxlite.objects._names import note_layer as note_layer
-from nnxlite.objects._observed import observed as observed
 from nnxlite.objects._pytree import Object as Object
 from nnxlite.objects._pytree import Pytree as Pytree
 from nnxlite.objects._pytree import PytreeMeta as PytreeMeta
@@ -32,8 +24,6 @@ from nnxlite.objects._rng_scopes import split_rngs as split_rngs
 from nnxlite.objects._rng_scopes import with_rngs as with_rngs
 from nnxlite.objects._rngs import Rngs as Rngs
 from nnxlite.objects._rngs import RngStream as RngStream
-from nnxlite.objects._scopes import in_scope as in_scope
-from nnxlite.objects._scopes import note_deleted as note_deleted
 from nnxlite.objects._views import view as view
 from nnxlite.objects._views import view_info as view_info
 from nnxlite.objects._views import with_attributes as with_attributes

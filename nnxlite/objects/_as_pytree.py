@@ -24,7 +24,8 @@ from nnxlite._base.errors import path_text
 from nnxlite._base.jax import flatten_one_level, key_name, trace_state
 from nnxlite._base.statics import facts
 from nnxlite._base.versions import observe
-from nnxlite.graph import (
+from nnxlite.graph._defs import ObjectDef, definition
+from nnxlite.graph._kinds import (
     ARRAY,
     DICT,
     LIST,
@@ -35,15 +36,12 @@ from nnxlite.graph import (
     TUPLE,
     VARIABLE,
     GraphNode,
-    ObjectDef,
-    Path,
-    definition,
     is_static_part,
     items_of,
     kind_by_type,
     kind_of,
-    new_shell,
 )
+from nnxlite.graph._rebuild import Path, new_shell
 
 _OPENED = frozenset({LIST, TUPLE, DICT, PYTREE})
 _TO_BE_SEEN = _OPENED | {None}  # with the classes of unknown kind

@@ -23,14 +23,17 @@ import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.interning import LOCK
-from nnxlite._state import State, sort_key
-from nnxlite.graph import GraphNode, Path, flat_pairs
+from nnxlite._state._definition import State
+from nnxlite._state._walk import sort_key
+from nnxlite.graph._functional import flat_pairs
+from nnxlite.graph._kinds import GraphNode
+from nnxlite.graph._rebuild import Path
 from nnxlite.objects._containers import Dict, List
 from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Kind, Module, is_kind, iter_modules
 from nnxlite.objects._observed import observed
 from nnxlite.objects._pytree import Object
-from nnxlite.variables import Variable
+from nnxlite.variables._variable import Variable
 
 P = tp.ParamSpec("P")
 R = tp.TypeVar("R")

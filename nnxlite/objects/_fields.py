@@ -12,8 +12,8 @@ import re
 import typing as tp
 
 from nnxlite._base.jax import own_annotations
-from nnxlite.graph import mark_static
-from nnxlite.variables import MISSING
+from nnxlite.graph._kinds import mark_static
+from nnxlite.variables._definition import MISSING
 
 T = tp.TypeVar("T")
 

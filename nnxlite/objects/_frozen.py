@@ -20,7 +20,8 @@ import typing as tp
 import jax
 
 from nnxlite._base.together import Writes
-from nnxlite.graph import Assigned, Names, is_static_part
+from nnxlite.graph._kinds import is_static_part
+from nnxlite.graph._traverse import Assigned, Names
 from nnxlite.objects._fields import Tagged, declared_in
 from nnxlite.objects._pytree import Pytree
 

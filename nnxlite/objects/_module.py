@@ -21,26 +21,17 @@ import numpy as np
 from nnxlite._base.config import GRAPH_MODE, SOW_ONLY_IN_CAPTURE
 from nnxlite._base.errors import short_type
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph import (
-    Path,
-    checked_view,
-    children_of_node,
-    iter_children,
-    iter_graph,
-    nodes_by_number,
-    split,
-    update,
-)
+from nnxlite.graph._edit import update
+from nnxlite.graph._functional import checked_view, split
+from nnxlite.graph._plan import nodes_by_number
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import children_of_node, iter_children, iter_graph
 from nnxlite.objects._frozen import freeze
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._scopes import scoped
-from nnxlite.variables import (
-    MISSING,
-    Perturbation,
-    Variable,
-    variable_name_from_type,
-    variable_type_from_name,
-)
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._kinds import Perturbation, variable_name_from_type, variable_type_from_name
+from nnxlite.variables._variable import Variable
 
 T = tp.TypeVar("T")
 Kind: tp.TypeAlias = type[Variable[tp.Any]]

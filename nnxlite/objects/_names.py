@@ -14,7 +14,7 @@ import types
 import typing as tp
 
 from nnxlite._base.errors import path_text
-from nnxlite.graph import entered_objects
+from nnxlite.graph._rebuild import entered_objects
 from nnxlite.objects._module import Module
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._scopes import owner_of

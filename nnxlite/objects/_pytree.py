@@ -27,7 +27,15 @@ from nnxlite._base.jax import trace_state
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text, object_node
 from nnxlite._base.together import Writes
-from nnxlite.graph import (
+from nnxlite.graph._defs import (
+    adopt_unknown,
+    define,
+    note_definition_of,
+    own_status,
+    set_definition,
+    set_static,
+)
+from nnxlite.graph._kinds import (
     ARRAY,
     CUSTOM,
     DATA_TYPES,
@@ -35,22 +43,14 @@ from nnxlite.graph import (
     OTHER,
     REF,
     VARIABLE,
-    Assigned,
     GraphNode,
-    Names,
-    adopt_unknown,
-    define,
-    fill_shell,
     has_data,
     is_data,
     kind_of,
-    new_shell,
-    note_definition_of,
-    own_status,
-    set_definition,
-    set_static,
     walk,
 )
+from nnxlite.graph._rebuild import fill_shell, new_shell
+from nnxlite.graph._traverse import Assigned, Names
 from nnxlite.objects._as_pytree import register
 from nnxlite.objects._fields import Data as Data
 from nnxlite.objects._fields import Static as Static
@@ -59,7 +59,7 @@ from nnxlite.objects._fields import data as data
 from nnxlite.objects._fields import dataclass as dataclass
 from nnxlite.objects._fields import static as static
 from nnxlite.reprlib import text_from
-from nnxlite.variables import MISSING
+from nnxlite.variables._definition import MISSING
 
 
 class PytreeMeta(abc.ABCMeta):

@@ -22,7 +22,8 @@ import jax
 from nnxlite._base.config import Modes
 from nnxlite._base.errors import path_text
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph import Path, iter_graph, recursive_map
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import iter_graph, recursive_map
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs import KeylessInitializer as KeylessInitializer
 from nnxlite.objects._rngs import (
@@ -38,7 +39,7 @@ from nnxlite.objects._rngs import (
     zero_counts,
 )
 from nnxlite.objects._rngs import Samplers as Samplers
-from nnxlite.variables import MISSING
+from nnxlite.variables._definition import MISSING
 
 A = tp.TypeVar("A")
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])

@@ -24,7 +24,7 @@ from nnxlite._base.errors import short_type
 from nnxlite._base.interning import LOCK
 from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.objects._pytree import Pytree
-from nnxlite.variables import RngCount, RngKey
+from nnxlite.variables._kinds import RngCount, RngKey
 
 P = tp.ParamSpec("P")
 R = tp.TypeVar("R")

@@ -20,8 +20,9 @@ from jax.core import Tracer
 from nnxlite._base import jax as _jax
 from nnxlite._base.config import NAMED_SCOPES
 from nnxlite._base.errors import listed, path_text
-from nnxlite.graph import Path, entered_objects, iter_graph
-from nnxlite.variables import Variable
+from nnxlite.graph._rebuild import Path, entered_objects
+from nnxlite.graph._walk import iter_graph
+from nnxlite.variables._variable import Variable
 
 C = tp.TypeVar("C", bound=tp.Callable[..., tp.Any])
 

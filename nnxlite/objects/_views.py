@@ -12,7 +12,8 @@ import re
 import typing as tp
 
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph import clone, iter_graph
+from nnxlite.graph._functional import clone
+from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._module import set_existing
 from nnxlite.objects._pytree import Pytree
 

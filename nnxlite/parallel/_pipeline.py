@@ -24,12 +24,17 @@ from jax.sharding import PartitionSpec
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import current_mesh, is_tracing
-from nnxlite.boundary import Carry
+from nnxlite.boundary._prefixes import Carry
 from nnxlite.filters import Not
-from nnxlite.graph import flat_pairs, merge, split, state, update
+from nnxlite.graph._edit import update
+from nnxlite.graph._functional import flat_pairs, merge, split, state
 from nnxlite.parallel._stacked import num_layers
-from nnxlite.transforms import jit, name_of, remat, scan, shard_map
-from nnxlite.variables import Param
+from nnxlite.transforms._jit import jit
+from nnxlite.transforms._mapped import shard_map
+from nnxlite.transforms._remat import remat
+from nnxlite.transforms._scan import scan
+from nnxlite.transforms._wrapper import name_of
+from nnxlite.variables._kinds import Param
 
 A = tp.TypeVar("A")
 L = tp.TypeVar("L")

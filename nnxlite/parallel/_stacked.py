@@ -16,10 +16,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import key_name
-from nnxlite._state import content
-from nnxlite.graph import GraphDef, Path, compare, differences_text, iter_graph, merge, split
-from nnxlite.objects import List
-from nnxlite.variables import PLACEMENT, Variable, changed_names, is_variable
+from nnxlite._state._walk import content
+from nnxlite.graph._compare import compare, differences_text
+from nnxlite.graph._functional import merge, split
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import iter_graph
+from nnxlite.objects._containers import List
+from nnxlite.variables._metadata import PLACEMENT, changed_names
+from nnxlite.variables._variable import Variable, is_variable
 
 M = tp.TypeVar("M")
 Change: tp.TypeAlias = tp.Callable[[tuple[tp.Any, ...]], tuple[tp.Any, ...]]

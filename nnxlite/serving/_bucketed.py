@@ -15,9 +15,10 @@ import numpy as np
 from nnxlite._base.errors import short_type
 from nnxlite._base.integers import as_integer, as_integers
 from nnxlite._base.interning import LOCK
-from nnxlite.objects import Pytree
+from nnxlite.objects._pytree import Pytree
 from nnxlite.serving._export import Exported
-from nnxlite.transforms import jit, name_of
+from nnxlite.transforms._jit import jit
+from nnxlite.transforms._wrapper import name_of
 
 
 class Bucketed:

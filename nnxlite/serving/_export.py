@@ -19,14 +19,16 @@ import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.integers import as_integers
-from nnxlite.boundary import Partition, parameter_names
-from nnxlite.graph import PYTREE, flat_pairs, kind_of, merge, split
-from nnxlite.objects import Pytree
+from nnxlite.boundary._operands import parameter_names
+from nnxlite.boundary._partition import Partition
+from nnxlite.graph._functional import flat_pairs, merge, split
+from nnxlite.graph._kinds import PYTREE, kind_of
+from nnxlite.objects._pytree import Pytree
 from nnxlite.serving import _trees
 from nnxlite.serving._file import read, write
 from nnxlite.serving._signature import Aval, Signature, dtype_name, from_data, is_key, to_data
-from nnxlite.transforms import name_of, unbind
-from nnxlite.variables import Variable, is_variable
+from nnxlite.transforms._wrapper import name_of, unbind
+from nnxlite.variables._variable import Variable, is_variable
 
 
 class Exported:

@@ -12,11 +12,12 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.jax import current_mesh, is_tracing
-from nnxlite._state import State
-from nnxlite.graph import GraphDef, split
-from nnxlite.graph import map as map_graph
+from nnxlite._state._definition import State
+from nnxlite.graph._functional import split
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._walk import map as map_graph
 from nnxlite.sharding._annotations import annotation_of, check_spec, spec_of
-from nnxlite.variables import Variable
+from nnxlite.variables._variable import Variable
 
 A = tp.TypeVar("A")
 M = tp.TypeVar("M")

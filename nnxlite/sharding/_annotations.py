@@ -21,19 +21,17 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from nnxlite._base import sharding_hook as _sharding_hook
 from nnxlite._base.config import GRAPH_MODE, Setting
 from nnxlite._base.jax import constrained, current_mesh, is_ref, is_tracing
-from nnxlite.boundary import Inputs, broadcast, by_path, labels
-from nnxlite.graph import iter_graph
-from nnxlite.transforms import name_of, positional
-from nnxlite.variables import (
-    MISSING,
-    PARTITION_NAME,
-    Variable,
-    VariableMetadata,
-    is_variable,
-    with_metadata,
-)
-from nnxlite.variables import add_axis as _add_axis
-from nnxlite.variables import remove_axis as _remove_axis
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._labels import broadcast, labels
+from nnxlite.boundary._prefixes import by_path
+from nnxlite.graph._walk import iter_graph
+from nnxlite.transforms._arguments import positional
+from nnxlite.transforms._wrapper import name_of
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._metadata import PARTITION_NAME, VariableMetadata, with_metadata
+from nnxlite.variables._metadata import add_axis as _add_axis
+from nnxlite.variables._metadata import remove_axis as _remove_axis
+from nnxlite.variables._variable import Variable, is_variable
 
 Rules = tp.Sequence[tuple[str, tp.Any]]
 Names = tp.Sequence[tp.Any]

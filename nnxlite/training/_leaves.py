@@ -14,7 +14,8 @@ import numpy as np
 
 from nnxlite._base.errors import MOST_PATHS, listed, path_text, short_type
 from nnxlite._base.jax import is_ref, key_name
-from nnxlite.variables import FROZEN, Variable, is_variable, store_together
+from nnxlite.variables._metadata import FROZEN
+from nnxlite.variables._variable import Variable, is_variable, store_together
 
 Path: tp.TypeAlias = tuple[tp.Any, ...]
 TreeDef: tp.TypeAlias = tp.Any  # to a type checker jax.tree_util.PyTreeDef is a value

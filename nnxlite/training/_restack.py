@@ -11,11 +11,11 @@ from jax.sharding import NamedSharding
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite.filters import Frozen, Not, PathIn
-from nnxlite.graph import state as state_of
-from nnxlite.objects import data
+from nnxlite.graph._functional import state as state_of
+from nnxlite.objects._fields import data
 from nnxlite.training._leaves import Path, flatten, pairs, paths, read
 from nnxlite.training.optimizer import Optimizer, initial_state, parameter_of
-from nnxlite.transforms import eval_shape
+from nnxlite.transforms._shapes import eval_shape
 
 Source: tp.TypeAlias = tuple[tuple[Path, ...], int | None]
 """The path of an array and the entry to take of it, None for all of it; or several paths and STACK."""

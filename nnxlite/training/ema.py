@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
-from nnxlite._state import State
+from nnxlite._state._definition import State
 from nnxlite.filters import Filter
-from nnxlite.graph import merge, split
-from nnxlite.graph import state as state_of
-from nnxlite.objects import Pytree, data
+from nnxlite.graph._functional import merge, split
+from nnxlite.graph._functional import state as state_of
+from nnxlite.objects._fields import data
+from nnxlite.objects._pytree import Pytree
 from nnxlite.training._leaves import compare, flatten, misshapen, pairs, paths, read, write
-from nnxlite.variables import Variable, is_variable
+from nnxlite.variables._variable import Variable, is_variable
 
 A = tp.TypeVar("A")
 

@@ -19,13 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite.graph import iter_graph
-from nnxlite.graph import state as state_of
-from nnxlite.objects import Pytree
+from nnxlite.graph._functional import state as state_of
+from nnxlite.graph._walk import iter_graph
+from nnxlite.objects._pytree import Pytree
 from nnxlite.training._leaves import flatten, read, write
 from nnxlite.training.optimizer import ModelAndOptimizer, Optimizer, refuse_swapped
-from nnxlite.transforms import value_and_aux, value_and_grad
-from nnxlite.variables import Variable, is_variable
+from nnxlite.transforms._derivatives import value_and_aux
+from nnxlite.transforms._grad import value_and_grad
+from nnxlite.variables._variable import Variable, is_variable
 
 T = tp.TypeVar("T")
 

@@ -17,11 +17,11 @@ import numpy as np
 from nnxlite._base.errors import short_type
 from nnxlite._base.jax import Tracer
 from nnxlite.filters import Filter
-from nnxlite.graph import split
-from nnxlite.objects import Pytree
+from nnxlite.graph._functional import split
+from nnxlite.objects._pytree import Pytree
 from nnxlite.training._leaves import flatten, read, write
 from nnxlite.training._struct import Struct
-from nnxlite.variables import Variable
+from nnxlite.variables._variable import Variable
 
 T = tp.TypeVar("T")
 

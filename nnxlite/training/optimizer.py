@@ -33,12 +33,15 @@ from nnxlite._base.captures import captures
 from nnxlite._base.errors import filter_text, listed, path_text, short_type, warn_user
 from nnxlite._base.jax import Tracer, new_ref
 from nnxlite._base.sharding_hook import place
-from nnxlite._state import State, filter_state
+from nnxlite._state._definition import State
+from nnxlite._state._flat import filter_state
 from nnxlite.filters import All, Filter, Frozen, Not, PathIn
-from nnxlite.graph import GraphNode, iter_graph
-from nnxlite.graph import state as state_of
-from nnxlite.graph import update as update_node
-from nnxlite.objects import Pytree, data
+from nnxlite.graph._edit import update as update_node
+from nnxlite.graph._functional import state as state_of
+from nnxlite.graph._kinds import GraphNode
+from nnxlite.graph._walk import iter_graph
+from nnxlite.objects._fields import data
+from nnxlite.objects._pytree import Pytree
 from nnxlite.training._groups import leaving_out
 from nnxlite.training._leaves import (
     TreeDef,
@@ -52,7 +55,9 @@ from nnxlite.training._leaves import (
     read,
     write_together,
 )
-from nnxlite.variables import Param, Variable, changed_names, is_variable
+from nnxlite.variables._kinds import Param
+from nnxlite.variables._metadata import changed_names
+from nnxlite.variables._variable import Variable, is_variable
 
 M = tp.TypeVar("M")
 T = tp.TypeVar("T")

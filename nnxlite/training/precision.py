@@ -17,15 +17,16 @@ import jax.numpy as jnp
 
 from nnxlite._base.errors import path_text
 from nnxlite._base.jax import is_ref
-from nnxlite._state import State
+from nnxlite._state._definition import State
 from nnxlite.filters import Filter, Not, to_predicate
-from nnxlite.graph import Path, iter_graph
-from nnxlite.graph import update as update_node
+from nnxlite.graph._edit import update as update_node
 from nnxlite.graph._freezing import matches
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import iter_graph
 from nnxlite.nn import BatchNorm, Embed, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
-from nnxlite.objects import Pytree
+from nnxlite.objects._pytree import Pytree
 from nnxlite.training.optimizer import OptState
-from nnxlite.variables import Variable
+from nnxlite.variables._variable import Variable
 
 T = tp.TypeVar("T")
 Dtype: tp.TypeAlias = tp.Any

@@ -8,8 +8,8 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
-from nnxlite._state import State
-from nnxlite.graph import GraphDef
+from nnxlite._state._definition import State
+from nnxlite.graph._graphdef import GraphDef
 from nnxlite.training._leaves import compare
 from nnxlite.training._struct import STATIC, Struct
 

@@ -11,17 +11,15 @@ import jax
 from nnxlite._base.integers import as_integers
 from nnxlite._base.jax import key_name
 from nnxlite._base.statics import facts
-from nnxlite.boundary import (
-    CallDef,
-    Inputs,
-    StaticLeaves,
-    is_root,
-    names_by_position,
-    parameter_names,
-    parameters_of,
-    refuse_non_arrays,
-)
-from nnxlite.graph import OTHER, GraphDef, kind_by_type, refuse_sharing, traverse, view
+from nnxlite.boundary._call_def import CallDef, StaticLeaves
+from nnxlite.boundary._inputs import Inputs, is_root
+from nnxlite.boundary._operands import names_by_position, parameter_names, parameters_of
+from nnxlite.boundary._refusals import refuse_non_arrays
+from nnxlite.graph._functional import refuse_sharing
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._kinds import OTHER, kind_by_type
+from nnxlite.graph._plan import view
+from nnxlite.graph._traverse import traverse
 from nnxlite.transforms._finish import raise_failed
 from nnxlite.transforms._wrapper import (
     StaticArgument,
@@ -30,7 +28,7 @@ from nnxlite.transforms._wrapper import (
     holds_object,
     name_of,
 )
-from nnxlite.variables import Variable
+from nnxlite.variables._variable import Variable
 
 
 def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) -> StaticArgument:

@@ -12,28 +12,19 @@ from jax.tree_util import tree_leaves
 
 from nnxlite._base.config import Modes
 from nnxlite._base.errors import path_text
-from nnxlite.boundary import (
-    Body,
-    CallDef,
-    Crossing,
-    Fixed,
-    Inner,
-    Inputs,
-    OutDef,
-    Outputs,
-    body_outputs,
+from nnxlite.boundary._body import Body, body_outputs, numbered, trace_body
+from nnxlite.boundary._call_def import CallDef, Inner
+from nnxlite.boundary._differences import (
     described,
     edits_text,
-    numbered,
-    output_paths,
-    output_roots,
-    parameter_names,
     result_words,
-    trace_body,
     tree_difference,
     tree_text,
 )
-from nnxlite.graph import compare, differences_text
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._operands import parameter_names
+from nnxlite.boundary._outdef import Crossing, Fixed, OutDef, Outputs, output_paths, output_roots
+from nnxlite.graph._compare import compare, differences_text
 from nnxlite.transforms._arguments import refuse_shared_result, unwrapped_value
 from nnxlite.transforms._flow import run_flow
 from nnxlite.transforms._programs import run_bodies

@@ -10,16 +10,12 @@ from __future__ import annotations
 import contextlib
 import typing as tp
 
-from nnxlite.boundary import (
-    CallDef,
-    Inner,
-    Inputs,
-    Outputs,
-    enter,
-    leave,
-    refuse_foreign_outputs,
-    replay_crossing,
-)
+from nnxlite.boundary._call_def import CallDef, Inner, enter
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._outdef import Outputs
+from nnxlite.boundary._outputs import leave
+from nnxlite.boundary._refusals import refuse_foreign_outputs
+from nnxlite.boundary._replay import replay_crossing
 from nnxlite.transforms._arguments import (
     PARTIAL,
     boxed_arguments,

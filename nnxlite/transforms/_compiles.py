@@ -29,9 +29,11 @@ from jax.core import Tracer
 from nnxlite._base.errors import listed
 from nnxlite._base.interning import LOCK
 from nnxlite._base.text import Atom, safely, short
-from nnxlite.boundary import ArgumentLeaf, CallDef, described, leaf_names
-from nnxlite.graph import SHOWN, Difference, compare
-from nnxlite.objects import failing_layer
+from nnxlite.boundary._call_def import ArgumentLeaf, CallDef
+from nnxlite.boundary._differences import described
+from nnxlite.boundary._operands import leaf_names
+from nnxlite.graph._compare import SHOWN, Difference, compare
+from nnxlite.objects._names import failing_layer
 
 RECORDS_PER_FUNCTION = 16
 """How many traces are kept for a function: the last one is compared with those before."""

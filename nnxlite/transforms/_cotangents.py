@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._state import State
-from nnxlite.boundary import CallDef, CameIn, OutDef, enter
-from nnxlite.graph import GraphDef, build_nodes, resolve
+from nnxlite._state._definition import State
+from nnxlite.boundary._call_def import CallDef, enter
+from nnxlite.boundary._outdef import CameIn, OutDef
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.transforms._tangents import FLOAT0, States, zero_tangent
-from nnxlite.variables import Variable, is_variable
+from nnxlite.variables._variable import Variable, is_variable
 
 _Primal: tp.Any = jax.custom_derivatives.CustomVJPPrimal
 _Zero: tp.Any = jax.custom_derivatives.SymbolicZero

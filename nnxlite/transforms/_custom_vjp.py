@@ -24,24 +24,15 @@ import numpy as np
 from nnxlite._base.config import Modes
 from nnxlite._base.integers import as_integers
 from nnxlite._base.jax import is_sharding
-from nnxlite.boundary import (
-    CallDef,
-    CameIn,
-    DiffState,
-    Fixed,
-    Inner,
-    Inputs,
-    OutDef,
-    Outputs,
-    Partition,
-    enter,
-    is_root,
-    labels,
-    leave,
-    leaves_of_code,
-    parameters_of,
-    replay,
-)
+from nnxlite.boundary._call_def import CallDef, Inner, enter
+from nnxlite.boundary._inputs import Inputs, is_root
+from nnxlite.boundary._labels import labels, leaves_of_code
+from nnxlite.boundary._operands import parameters_of
+from nnxlite.boundary._outdef import CameIn, Fixed, OutDef, Outputs
+from nnxlite.boundary._outputs import leave
+from nnxlite.boundary._partition import Partition
+from nnxlite.boundary._prefixes import DiffState
+from nnxlite.boundary._replay import replay
 from nnxlite.transforms._arguments import PARTIAL, naming_arguments, refuse_shared_result
 from nnxlite.transforms._cotangents import (
     Cotangents,
@@ -53,7 +44,7 @@ from nnxlite.transforms._cotangents import (
 )
 from nnxlite.transforms._tangents import Tangents, abstract, zero_tangent
 from nnxlite.transforms._wrapper import Options, P, R, Transform, Unequal, decorated, name_of
-from nnxlite.variables import MISSING
+from nnxlite.variables._definition import MISSING
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import ModeKeywords

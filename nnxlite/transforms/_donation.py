@@ -10,7 +10,9 @@ import jax
 
 from nnxlite._base.errors import listed
 from nnxlite._base.jax import Tracer, drop_hidden_frames, is_compiling
-from nnxlite.boundary import Body, CallDef, Partition, paths_of
+from nnxlite.boundary._body import Body
+from nnxlite.boundary._call_def import CallDef, paths_of
+from nnxlite.boundary._partition import Partition
 
 
 class Donation(tp.NamedTuple):

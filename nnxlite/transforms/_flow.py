@@ -9,8 +9,12 @@ import typing as tp
 
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import drop_hidden_frames
-from nnxlite.boundary import CallDef, Crossing, Inputs, replay_crossing
-from nnxlite.graph import build, view
+from nnxlite.boundary._call_def import CallDef
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._outdef import Crossing
+from nnxlite.boundary._replay import replay_crossing
+from nnxlite.graph._functional import build
+from nnxlite.graph._plan import view
 from nnxlite.transforms._arguments import naming_arguments
 from nnxlite.transforms._finish import checks_noted, wait
 

@@ -8,20 +8,21 @@ import typing as tp
 import jax
 
 from nnxlite._base.config import Modes
-from nnxlite.boundary import (
-    CallDef,
-    DiffState,
-    Partition,
-    enter,
-    labels,
-)
-from nnxlite.graph import STATE, ContainerCode, NodeCode, ObjectDef
+from nnxlite.boundary._call_def import CallDef, enter
+from nnxlite.boundary._labels import labels
+from nnxlite.boundary._partition import Partition
+from nnxlite.boundary._prefixes import DiffState
+from nnxlite.graph._defs import ObjectDef
+from nnxlite.graph._kinds import STATE
+from nnxlite.graph._rebuild import ContainerCode, NodeCode
 from nnxlite.transforms._arguments import positional
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._derivatives import gradients
 from nnxlite.transforms._tangents import States
 from nnxlite.transforms._wrapper import Options, P, R, Transform, decorated
-from nnxlite.variables import FROZEN, MISSING, Param, VariableDef
+from nnxlite.variables._definition import MISSING, VariableDef
+from nnxlite.variables._kinds import Param
+from nnxlite.variables._metadata import FROZEN
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import (

@@ -16,27 +16,17 @@ import jax
 from nnxlite._base.config import Modes, context_key
 from nnxlite._base.integers import as_integer
 from nnxlite._base.jax import drop_hidden_frames
-from nnxlite.boundary import (
-    Body,
-    CallDef,
-    Crossing,
-    Inputs,
-    Operands,
-    body_outputs,
-    by_path,
-    call_difference,
-    describe,
-    enter,
-    leaf_names,
-    leave,
-    paths_of,
-    refuse_foreign_outputs,
-    refuse_non_arrays,
-    replay_crossing,
-    trace_body,
-    write_leaves,
-)
-from nnxlite.objects import note_deleted
+from nnxlite.boundary._body import Body, body_outputs, trace_body
+from nnxlite.boundary._call_def import CallDef, enter, paths_of
+from nnxlite.boundary._differences import call_difference
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._operands import Operands, describe, leaf_names
+from nnxlite.boundary._outdef import Crossing
+from nnxlite.boundary._outputs import leave
+from nnxlite.boundary._prefixes import by_path
+from nnxlite.boundary._refusals import refuse_foreign_outputs, refuse_non_arrays
+from nnxlite.boundary._replay import replay_crossing, write_leaves
+from nnxlite.objects._scopes import note_deleted
 from nnxlite.transforms._arguments import (
     Selection,
     refuse_shared_result,
@@ -68,7 +58,7 @@ from nnxlite.transforms._wrapper import (
     program_name,
     weakly,
 )
-from nnxlite.variables import MISSING
+from nnxlite.variables._definition import MISSING
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import G, JitKeywords

@@ -15,30 +15,24 @@ import jax.numpy as jnp
 from nnxlite._base.config import Modes
 from nnxlite._base.integers import as_integer
 from nnxlite._base.jax import Tracer, abstract, is_pytree_leaf, is_ref
-from nnxlite.boundary import (
+from nnxlite.boundary._body import (
     Body,
-    CallDef,
-    Carry,
-    Crossing,
-    Inner,
-    Inputs,
-    LoopKind,
-    Outputs,
-    Slots,
     body_outputs,
-    carried,
-    described,
     is_random,
-    next_values,
     numbered,
-    paired_roots,
-    parameter_names,
-    replaced,
     same,
     trace_body,
     warn_of_streams,
     with_matching_types,
 )
+from nnxlite.boundary._call_def import CallDef, Inner
+from nnxlite.boundary._carry import LoopKind, Slots, carried, next_values, paired_roots
+from nnxlite.boundary._differences import described
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._operands import parameter_names
+from nnxlite.boundary._outdef import Crossing, Outputs
+from nnxlite.boundary._partition import replaced
+from nnxlite.boundary._prefixes import Carry
 from nnxlite.transforms._arguments import unwrapped_value
 from nnxlite.transforms._flow import loop_arguments, run_flow
 from nnxlite.transforms._programs import run_bodies

@@ -20,31 +20,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nnxlite._base.config import UNNAMED_AXES, Modes, context_key
 from nnxlite._base.integers import as_integer, as_integers
 from nnxlite._base.jax import is_tracing
-from nnxlite.boundary import (
-    CallDef,
-    Fixed,
-    Inner,
-    Inputs,
-    Layout,
-    Outputs,
-    broadcast,
-    by_path,
-    enter,
-    labels,
-    leave,
-    mentioned,
-    no_room,
-    output_settings,
-    pack,
-    refuse_foreign_axes,
-    refuse_foreign_outputs,
-    replay,
-    unpack,
-    warn_of_streams,
-    with_arrays,
-    write_leaves,
-)
-from nnxlite.graph import GraphDef
+from nnxlite.boundary._body import warn_of_streams, with_arrays
+from nnxlite.boundary._call_def import CallDef, Inner, enter
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._labels import broadcast, labels
+from nnxlite.boundary._outdef import Fixed, Outputs
+from nnxlite.boundary._outputs import leave
+from nnxlite.boundary._prefixes import by_path, refuse_foreign_axes
+from nnxlite.boundary._refusals import refuse_foreign_outputs
+from nnxlite.boundary._replay import replay, write_leaves
+from nnxlite.boundary._settings import Layout, mentioned, no_room, output_settings, pack, unpack
+from nnxlite.graph._graphdef import GraphDef
 from nnxlite.transforms._arguments import (
     boxed_arguments,
     check_arguments,
@@ -68,15 +54,9 @@ from nnxlite.transforms._wrapper import (
     program,
     weakly,
 )
-from nnxlite.variables import (
-    MISSING,
-    PARTITION_NAME,
-    Variable,
-    VariableDef,
-    add_axis,
-    add_unnamed_axis,
-    remove_axis,
-)
+from nnxlite.variables._definition import MISSING, VariableDef
+from nnxlite.variables._metadata import PARTITION_NAME, add_axis, add_unnamed_axis, remove_axis
+from nnxlite.variables._variable import Variable
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import G, PmapKeywords, ShardMapKeywords, VmapKeywords

@@ -12,8 +12,10 @@ import typing as tp
 
 from nnxlite._base.config import Modes
 from nnxlite._base.integers import as_integers
-from nnxlite.boundary import Inputs, fixed_structure, structure_changed
-from nnxlite.graph import build, find_plan, view
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._refusals import fixed_structure, structure_changed
+from nnxlite.graph._functional import build
+from nnxlite.graph._plan import find_plan, view
 from nnxlite.transforms._jit import JitOptions, JitWrapped, jit
 from nnxlite.transforms._wrapper import P, R, Unequal, name_of
 

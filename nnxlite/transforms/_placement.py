@@ -15,9 +15,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import constrained, is_tracing
-from nnxlite.boundary import CallDef, Inputs, Outputs, leaf_shardings, output_settings
+from nnxlite.boundary._call_def import CallDef
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._labels import leaf_shardings
+from nnxlite.boundary._outdef import Outputs
+from nnxlite.boundary._settings import output_settings
 from nnxlite.transforms._map_errors import passed_through
-from nnxlite.variables import PLACEMENT
+from nnxlite.variables._metadata import PLACEMENT
 
 CALLS_PER_PLACEMENT = 64
 

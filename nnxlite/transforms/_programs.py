@@ -32,7 +32,7 @@ from nnxlite._base.jax import (
     trace_state,
     without_rules,
 )
-from nnxlite.boundary import Body
+from nnxlite.boundary._body import Body
 
 S = tp.TypeVar("S", bound=tp.Hashable)
 

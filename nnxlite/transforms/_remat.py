@@ -11,12 +11,14 @@ from nnxlite._base.config import Modes
 from nnxlite._base.integers import as_integers
 from nnxlite._base.jax import EAGER, is_compiling, trace_state, without_literals
 from nnxlite._base.typing import RematPolicy
-from nnxlite.boundary import Body, Crossing, Fixed, describe
+from nnxlite.boundary._body import Body
+from nnxlite.boundary._operands import describe
+from nnxlite.boundary._outdef import Crossing, Fixed
 from nnxlite.transforms._arguments import STATIC, positional
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._wrapper import Decorator, Options, P, R, Transform, decorated
-from nnxlite.variables import MISSING
+from nnxlite.variables._definition import MISSING
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import RematKeywords

@@ -17,31 +17,14 @@ from jax.tree_util import tree_leaves
 from nnxlite._base.config import Modes
 from nnxlite._base.integers import as_integer
 from nnxlite._base.jax import abstract_slice
-from nnxlite.boundary import (
-    CallDef,
-    Carry,
-    Crossing,
-    Inner,
-    LoopKind,
-    Outputs,
-    PrefixMapping,
-    body_outputs,
-    broadcast,
-    by_path,
-    carried,
-    is_random,
-    labels,
-    no_room,
-    numbered,
-    output_names,
-    output_settings,
-    paired_roots,
-    refuse_foreign_axes,
-    replaced,
-    template_of,
-    trace_body,
-    warn_of_streams,
-)
+from nnxlite.boundary._body import body_outputs, is_random, numbered, trace_body, warn_of_streams
+from nnxlite.boundary._call_def import CallDef, Inner, template_of
+from nnxlite.boundary._carry import LoopKind, carried, paired_roots
+from nnxlite.boundary._labels import broadcast, labels
+from nnxlite.boundary._outdef import Crossing, Outputs
+from nnxlite.boundary._partition import replaced
+from nnxlite.boundary._prefixes import Carry, PrefixMapping, by_path, refuse_foreign_axes
+from nnxlite.boundary._settings import no_room, output_names, output_settings
 from nnxlite.transforms._arguments import (
     check_arguments,
     positional,
@@ -61,7 +44,8 @@ from nnxlite.transforms._wrapper import (
     inputs_in_mode,
     name_of,
 )
-from nnxlite.variables import MISSING, PARTITION_NAME
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._metadata import PARTITION_NAME
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import ScanKeywords

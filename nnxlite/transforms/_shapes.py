@@ -13,16 +13,12 @@ from nnxlite._base import sharding_hook as _sharding_hook
 from nnxlite._base.config import Modes
 from nnxlite._base.integers import as_integers
 from nnxlite._base.jax import current_mesh, without_literals
-from nnxlite.boundary import (
-    CallDef,
-    Fresh,
-    Inputs,
-    Outputs,
-    is_root,
-    replaced,
-    replay_crossing,
-)
-from nnxlite.graph import view
+from nnxlite.boundary._call_def import CallDef
+from nnxlite.boundary._inputs import Inputs, is_root
+from nnxlite.boundary._outdef import Fresh, Outputs
+from nnxlite.boundary._partition import replaced
+from nnxlite.boundary._replay import replay_crossing
+from nnxlite.graph._plan import view
 from nnxlite.transforms._arguments import STATIC
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._wrapper import (
@@ -33,7 +29,8 @@ from nnxlite.transforms._wrapper import (
     decorated,
     unbind,
 )
-from nnxlite.variables import MISSING, Variable
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._variable import Variable
 
 if tp.TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr

@@ -12,10 +12,10 @@ import typing as tp
 from jax import Array
 
 from nnxlite._base.typing import Numbers, RematPolicy
-from nnxlite._state import State
-from nnxlite.objects import Pytree
+from nnxlite._state._definition import State
+from nnxlite.objects._pytree import Pytree
 from nnxlite.transforms._wrapper import P, R, Transform
-from nnxlite.variables import Variable
+from nnxlite.variables._variable import Variable
 
 A = tp.TypeVar("A")
 T = tp.TypeVar("T")

@@ -9,7 +9,7 @@ import typing as tp
 
 from jax.errors import JaxRuntimeError
 
-from nnxlite.boundary import CallDef
+from nnxlite.boundary._call_def import CallDef
 from nnxlite.transforms._finish import raise_failed
 from nnxlite.transforms._wrapper import R
 

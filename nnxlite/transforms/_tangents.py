@@ -16,10 +16,16 @@ import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import is_ref, new_ref
-from nnxlite._state import State
-from nnxlite.boundary import CallDef, Inputs, further_leaves, leaves_of_code
-from nnxlite.graph import STATE, ArrayCode, Code, ContainerCode, GraphDef, Path, StaticDef
-from nnxlite.variables import VariableDef, make
+from nnxlite._state._definition import State
+from nnxlite.boundary._call_def import CallDef
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._labels import further_leaves, leaves_of_code
+from nnxlite.graph._defs import StaticDef
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._kinds import STATE
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Path
+from nnxlite.variables._definition import VariableDef
+from nnxlite.variables._variable import make
 
 
 class Tangents(tp.NamedTuple):

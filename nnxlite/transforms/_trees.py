@@ -15,24 +15,18 @@ import jax
 from nnxlite._base.config import GRAPH_MODE
 from nnxlite._base.errors import path_text
 from nnxlite._base.jax import key_name
-from nnxlite._state import State
-from nnxlite.boundary import (
-    CallDef,
-    Inputs,
-    MergeContext,
-    NodePrefix,
-    SplitContext,
-    broadcast,
-    further_places,
-    is_root,
-    labels,
-    merge_context,
-    split_context,
-    template_of,
-)
+from nnxlite._state._definition import State
+from nnxlite.boundary._call_def import CallDef, template_of
+from nnxlite.boundary._context import MergeContext, SplitContext, merge_context, split_context
+from nnxlite.boundary._inputs import Inputs, is_root
+from nnxlite.boundary._labels import broadcast, further_places, labels
+from nnxlite.boundary._prefixes import NodePrefix
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph import GraphDef, Path, is_graph_node
-from nnxlite.variables import MISSING, Variable, is_variable
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import is_graph_node
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._variable import Variable, is_variable
 
 KeyPath = tuple[tp.Any, ...]
 SplitFn = tp.Callable[[SplitContext, KeyPath, tp.Any, tp.Any], tp.Any]

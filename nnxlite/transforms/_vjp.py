@@ -13,12 +13,13 @@ import jax
 
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import is_ref, new_ref
-from nnxlite.boundary import Partition, labels
+from nnxlite.boundary._labels import labels
+from nnxlite.boundary._partition import Partition
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._derivatives import of_arguments, pulled_back, pushed_forward
 from nnxlite.transforms._tangents import Tangents, abstract, has_derivative, zero_tangent
 from nnxlite.transforms._wrapper import Options, R, Transform, decorated, unbind
-from nnxlite.variables import MISSING
+from nnxlite.variables._definition import MISSING
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import ModeKeywords

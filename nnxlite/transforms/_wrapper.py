@@ -21,9 +21,12 @@ import jax
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import EAGER, drop_hidden_frames, trace_state
 from nnxlite._base.statics import ById, UnhashableStatic, facts, static_key
-from nnxlite.boundary import Inputs, is_root, parameter_names, parameters_of
-from nnxlite.objects import BoundMethod, Module, in_scope
-from nnxlite.variables import MISSING
+from nnxlite.boundary._inputs import Inputs, is_root
+from nnxlite.boundary._operands import parameter_names, parameters_of
+from nnxlite.objects._frozen import BoundMethod
+from nnxlite.objects._module import Module
+from nnxlite.objects._scopes import in_scope
+from nnxlite.variables._definition import MISSING
 
 P = tp.ParamSpec("P")
 Q = tp.ParamSpec("Q")

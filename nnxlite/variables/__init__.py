@@ -2,8 +2,6 @@
 
 from nnxlite.variables._definition import MISSING as MISSING
 from nnxlite.variables._definition import VariableDef as VariableDef
-from nnxlite.variables._definition import current_definition as current_definition
-from nnxlite.variables._definition import set_value as set_value
 from nnxlite.variables._kinds import BatchStat as BatchStat
 from nnxlite.variables._kinds import Cache as Cache
 from nnxlite.variables._kinds import Intermediate as Intermediate
@@ -16,26 +14,14 @@ from nnxlite.variables._kinds import VariableState as VariableState
 from nnxlite.variables._kinds import register_variable_name as register_variable_name
 from nnxlite.variables._kinds import variable_name_from_type as variable_name_from_type
 from nnxlite.variables._kinds import variable_type_from_name as variable_type_from_name
-from nnxlite.variables._metadata import FROZEN as FROZEN
 from nnxlite.variables._metadata import PARTITION_NAME as PARTITION_NAME
-from nnxlite.variables._metadata import PLACEMENT as PLACEMENT
 from nnxlite.variables._metadata import VariableMetadata as VariableMetadata
 from nnxlite.variables._metadata import add_axis as add_axis
-from nnxlite.variables._metadata import add_unnamed_axis as add_unnamed_axis
-from nnxlite.variables._metadata import changed_names as changed_names
 from nnxlite.variables._metadata import remove_axis as remove_axis
 from nnxlite.variables._metadata import with_metadata as with_metadata
-from nnxlite.variables._operators import ArrayOperators as ArrayOperators
 from nnxlite.variables._refs import ArrayRef as ArrayRef
 from nnxlite.variables._refs import VarDefaults as VarDefaults
 from nnxlite.variables._refs import array_ref as array_ref
 from nnxlite.variables._refs import is_array_ref as is_array_ref
 from nnxlite.variables._refs import var_defaults as var_defaults
 from nnxlite.variables._variable import Variable as Variable
-from nnxlite.variables._variable import is_variable as is_variable
-from nnxlite.variables._variable import make as make
-from nnxlite.variables._variable import note_definition as note_definition
-from nnxlite.variables._variable import note_raw as note_raw
-from nnxlite.variables._variable import store_together as store_together
-from nnxlite.variables._variable import versioned as versioned
-from nnxlite.variables._variable import write_raw as write_raw

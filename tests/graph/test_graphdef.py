@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.graph import LeafAttr, NodeAttr, NodeDef, NodeRef, Static, VariableRecord
+from nnxlite.graph._graphdef import LeafAttr, NodeAttr, NodeDef, NodeRef, Static, VariableRecord
 from tests.laws import model as slow
 from tests.laws.graphs import Pair, Size, adder, double
 

@@ -18,7 +18,7 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite._base.versions import epoch
-from nnxlite.graph import find_plan
+from nnxlite.graph._plan import find_plan
 from tests.laws import model as slow
 from tests.laws.graphs import Box, Count, Pair
 

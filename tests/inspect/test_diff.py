@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnxlite as nnx
-from nnxlite.graph import compare
+from nnxlite.graph._compare import compare
 from nnxlite.inspect._diff import MAX_LINES
 from tests.laws.graphs import roots
 

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import pytest
 import treescope
 
-from nnxlite.graph import split
+from nnxlite.graph._functional import split
 from nnxlite.inspect import display
-from nnxlite.objects import List, Module
-from nnxlite.variables import Param
+from nnxlite.objects._containers import List
+from nnxlite.objects._module import Module
+from nnxlite.variables._kinds import Param
 
 # Treescope looks at a numpy class that the newest numpy deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")

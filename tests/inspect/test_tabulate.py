@@ -10,13 +10,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from nnxlite.graph import split
+from nnxlite.graph._functional import split
 from nnxlite.inspect import filter_rng_streams, tabulate
 from nnxlite.inspect._calls import arguments_text, layout, trace_calls
 from nnxlite.nn import BatchNorm, Dropout, Linear, Sequential
-from nnxlite.objects import Dict, List, Module, Rngs, RngStream
-from nnxlite.transforms import jit
-from nnxlite.variables import Cache, Param, Variable
+from nnxlite.objects._containers import Dict, List
+from nnxlite.objects._module import Module
+from nnxlite.objects._rngs import Rngs, RngStream
+from nnxlite.transforms._jit import jit
+from nnxlite.variables._kinds import Cache, Param
+from nnxlite.variables._variable import Variable
 
 PLAIN = {"console_kwargs": {"width": 200, "force_terminal": False}}
 X = jnp.ones((4, 3))
@@ -302,7 +305,7 @@ def test_objects_rebuilt_by_transforms_inside_the_model_keep_their_rows():
 
 
 def _merged(graphdef, state):
-    from nnxlite.graph import merge
+    from nnxlite.graph._functional import merge
 
     return merge(graphdef, state)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.objects import capture
+from nnxlite.objects._capture import capture
 
 Mid, P = nnx.Intermediate, nnx.Perturbation
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.objects import BoundMethod, iter_module_children, iter_modules
+from nnxlite.objects._frozen import BoundMethod
+from nnxlite.objects._module import iter_module_children, iter_modules
 
 
 class Stage(nnx.Module):

@@ -7,7 +7,8 @@ import pytest
 
 import nnxlite.inspect as ours_inspect
 import nnxlite.nn as ours_nn
-from nnxlite.objects import Module, Rngs
+from nnxlite.objects._module import Module
+from nnxlite.objects._rngs import Rngs
 
 flax = pytest.importorskip("flax")
 from flax import nnx as theirs  # noqa: E402

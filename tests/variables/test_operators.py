@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxlite.variables import Param
+from nnxlite.variables._kinds import Param
 from nnxlite.variables._operators import ArrayOperators, unwrap
 
 
