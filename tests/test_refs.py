@@ -20,14 +20,6 @@ class Model(nnx.Module):
         self.n = 4
 
 
-def test_a_reference_is_read_and_written_in_place():
-    ref = array_ref([1.0, 2.0])
-    assert isinstance(ref, ArrayRef) and is_array_ref(ref) and nnx.is_data(ref)
-    assert not is_array_ref(jnp.ones(2)) and not is_array_ref(nnx.Param(1.0, ref=True))
-    ref[0] = 5.0
-    assert ref[...].tolist() == [5.0, 2.0]
-
-
 def test_a_reference_copies_what_it_is_made_of():
     array = jnp.ones(2)
     ref = array_ref(array)
@@ -73,15 +65,6 @@ def test_models():
     assert arrays.bare.tolist() == [1.0] * 3 and nnx.graphdef(arrays) == nnx.graphdef(model)
 
 
-def test_only_selects_leaves():
-    model = Model()
-    refs = to_refs(model, only=nnx.Param)
-    assert refs.w.ref and refs.stat is model.stat and refs.bare is model.bare
-    arrays = to_arrays([array_ref(1.0), array_ref(2.0)], only=lambda path, x: path[0] == 0)
-    assert isinstance(arrays[0], jax.Array) and isinstance(arrays[1], ArrayRef)
-    assert to_refs([jnp.ones(1), 3], only=...)[1] == 3
-
-
 DUPLICATE = "Found duplicate at paths:\n  ---\n  0\n  1\n  ---"
 
 
@@ -105,14 +88,6 @@ def test_a_leaf_of_which_one_path_is_chosen():
         assert function([leaf, leaf], only=None)[1] is leaf
 
 
-def test_references_at_two_paths_may_be_allowed():
-    ref = array_ref(1.0)
-    assert [float(a) for a in to_arrays([ref, ref], allow_duplicates=True)] == [1.0, 1.0]
-    variable = nnx.Param(1.0, ref=True)
-    a, b = to_arrays([variable, variable], allow_duplicates=True)
-    assert a is b and not a.ref
-
-
 def test_a_shared_object_holds_its_leaves_once():
     shared = Model()
     refs = to_refs(nnx.Dict(a=shared, b=shared))
@@ -124,26 +99,6 @@ def test_a_shared_object_holds_its_leaves_once():
 
 
 # with_vars and vars_as ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("function", [with_vars, vars_as])
-def test_variables_move_into_references_and_back(function):
-    model = Model()
-    refs = function(model, ref=True)
-    assert refs.w.ref and refs.stat.ref and refs.bare is model.bare and refs is not model
-    assert is_array_ref(refs.w.get_raw_value()) and refs.w.tag == "t"
-    back = function(refs, ref=False)
-    assert not back.w.ref and back.w.value.tolist() == [1.0, 1.0]
-    assert nnx.graphdef(back) == nnx.graphdef(model)
-
-
-def test_what_does_not_change_is_shared():
-    model = Model()
-    same = with_vars(model)
-    assert same is not model and same.w is model.w
-    assert with_vars(model, ref=False, hijax=False).w is model.w
-    some = with_vars(model, ref=True, only=nnx.BatchStat)
-    assert some.w is model.w and some.stat.ref
 
 
 def test_mutable_is_metadata():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections.abc as abc
 import copy
 import itertools
 import pickle
@@ -62,16 +61,6 @@ def test_reading_by_key_and_by_attribute():
     assert type(state.raw_mapping["a"]) is dict
 
 
-def test_it_is_a_mutable_mapping():
-    assert isinstance(State({}), abc.MutableMapping)
-    assert not State({})
-    assert State({"a": 1})
-    assert State([("a", 1)]).raw_mapping == {"a": 1}
-    match State({"a": 1}):
-        case {"a": value}:
-            assert value == 1
-
-
 def test_an_inner_mapping_is_the_same_state_each_time():
     state = State({"a": {"b": {"c": 1}}})
     inner = state["a"]
@@ -106,28 +95,6 @@ def test_without_copy_the_dict_is_taken_over():
     assert source["c"] == 3
     assert type(state.p) is State
     assert State(state, _copy=False)._mapping is source
-
-
-def test_writing():
-    state = State({"a": {"b": 1}})
-    state["c"] = 2
-    state.d = 3
-    state["e"] = {"f": {"g": 4}}
-    assert type(state.e.f) is State
-    assert state.setdefault("c", 9) == 2
-    assert type(state.setdefault("h", {"i": 5})) is State
-    state.update({"a": {"x": 6}}, j=7)
-    assert state.raw_mapping == {
-        "a": {"x": 6}, "c": 2, "d": 3, "e": {"f": {"g": 4}}, "h": {"i": 5}, "j": 7
-    }  # fmt: skip
-    assert state.pop("c") == 2
-    assert state.pop("c", None) is None
-    del state["d"]
-    del state.e
-    assert list(state) == ["a", "h", "j"]
-    assert state.popitem()[0] == "a"
-    state.clear()
-    assert state == {}
 
 
 def test_a_state_that_is_put_in_stays_the_same_object():
@@ -331,20 +298,6 @@ def test_a_subclass():
     assert nnx.to_flat_state(State({"x": special})).paths == (("x", "a", "b"), ("x", "c", "d"))
 
 
-# Text ---------------------------------------------------------------------------------------
-
-
-def test_repr():
-    assert repr(State({})) == "State({})"
-    text = repr(State({"a": {"b": 1, "c": {}}, 0: nnx.Param(2)}))
-    assert text == (
-        "State({\n  'a': {\n    'b': 1,\n    'c': {}\n  },\n  0: Param(\n    value=2\n  )\n})"
-    )
-    assert repr(State({"b": 1, "a": 2}).flat_state()) == (
-        "FlatState([\n  (('a',), 2),\n  (('b',), 1)\n])"
-    )
-
-
 # Pytree -------------------------------------------------------------------------------------
 
 
@@ -460,30 +413,6 @@ def test_a_flat_state_is_a_pytree_of_its_leaves():
 # Algebra ------------------------------------------------------------------------------------
 
 
-def test_union():
-    a, b = State({"a": {"b": 1}, "c": 2}), State({"a": {"d": 3}, "c": 5})
-    assert a | b == State({"a": {"b": 1, "d": 3}, "c": 5})
-    assert a | {"z": {"k": 1}} == State({"a": {"b": 1}, "c": 2, "z": {"k": 1}})
-    assert a == State({"a": {"b": 1}, "c": 2})
-    assert (a | {}) is a
-    c = a
-    c |= b
-    assert c is not a
-    with pytest.raises(TypeError, match="unsupported operand"):
-        a | 3
-
-
-def test_difference_is_by_path():
-    a = State({"a": {"b": 1, "x": 2}, "c": 3})
-    assert a - State({"a": {"b": 9}}) == State({"a": {"x": 2}, "c": 3})
-    assert a - {"c": 0, "a": {"b": 0, "x": 0}} == State({})
-    assert (a - {}) is a
-    assert nnx.statelib.diff(a, {"c": 1}) == State({"a": {"b": 1, "x": 2}})
-    assert nnx.statelib.diff({"a": 1}, State({})) == State({"a": 1})
-    with pytest.raises(TypeError, match="unsupported operand"):
-        a - 3
-
-
 @given(TREES, TREES)
 def test_difference_and_union_restore_the_whole(x, y):
     a, b = State(x), State(y)
@@ -542,34 +471,6 @@ def test_building_flat_states():
         FlatState(3, sort=True)
 
 
-def test_merging_flat_states():
-    a = State({"a": 1, "c": 2}).flat_state()
-    b = State({"b": 3, "c": 4}).flat_state()
-    merged = FlatState.merge(a, b)
-    assert list(merged) == [(("a",), 1), (("b",), 3), (("c",), 2), (("c",), 4)]
-    assert merged.to_nested_state() == State({"a": 1, "b": 3, "c": 4})
-    assert FlatState.merge(a) is a
-
-
-@given(TREES)
-def test_flat_and_nested_are_inverse(tree):
-    state = State(tree)
-    flat = nnx.to_flat_state(state)
-    assert nnx.from_flat_state(flat) == flat.to_nested_state() == state
-    assert nnx.from_flat_state(flat, cls=dict) == tree
-    assert nnx.to_flat_state(flat.to_nested_state()) == flat
-    assert FlatState(reversed(list(flat)), sort=True) == flat
-
-
-def test_from_flat_state_takes_mappings_and_pairs():
-    expected = State({"a": {"b": 1}})
-    assert nnx.from_flat_state({("a", "b"): 1}) == expected
-    assert nnx.from_flat_state([(["a", "b"], 1)]) == expected
-    assert nnx.from_flat_state([(("a", "b"), 0), (("a", "b"), 1)]) == expected
-    assert nnx.from_flat_state([(("a", "c"), 0), (("a",), {"b": 1})]) == expected
-    assert State.from_flat_path({}) == State({})
-
-
 def test_from_flat_state_does_not_edit_a_leaf():
     leaf = {"x": 1}
     assert nnx.from_flat_state([(("a",), leaf), (("a", "y"), 2)]).raw_mapping == {
@@ -590,33 +491,6 @@ def test_from_flat_state_refuses():
 # Splitting and merging ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["method", "function", "flat"])
-def test_split(form):
-    state = variables()
-    split = {
-        "method": state.split,
-        "function": lambda *filters: nnx.split_state(state, *filters),
-        "flat": lambda *filters: jax.tree.map(
-            FlatState.to_nested_state,
-            state.flat_state().split(*filters),
-            is_leaf=lambda x: isinstance(x, FlatState),
-        ),
-    }[form]
-    params, stats, rest = split(nnx.Param, nnx.BatchStat, ...)
-    assert params == State({"a": {"kernel": state.a.kernel}})
-    assert params.a.kernel is state.a.kernel
-    assert stats == State({"a": {"mean": state.a.mean}})
-    assert rest == State({"z": 5})
-    assert split(...) == state
-    assert split(nnx.Variable, nnx.Param, ...)[1] == State({})
-    with pytest.raises(ValueError, match="can only be used as the last"):
-        split(..., nnx.Param)
-    with pytest.raises(TypeError, match="3 of type 'int' is not a filter"):
-        split(3)
-    with pytest.raises(TypeError, match="missing 1 required positional argument"):
-        split()
-
-
 @pytest.mark.parametrize("form", [lambda s: s, lambda s: s.flat_state()])
 def test_split_names_what_is_left_over(form):
     with pytest.raises(ValueError, match="Non-exhaustive filters") as error:
@@ -626,40 +500,6 @@ def test_split_names_what_is_left_over(form):
     assert "Add a filter for them, or `...` as the last one" in message
     with pytest.raises(ValueError, match=r"7 \(int\) and 1 more\."):
         form(State({i: i for i in range(9)})).split(str)
-
-
-def test_filter_leaves_the_others_out():
-    state = variables()
-    assert state.filter(nnx.Cache) == State({})
-    params, ints = nnx.filter_state(state, nnx.Param, int)
-    assert params == State({"a": {"kernel": state.a.kernel}})
-    assert ints == State({"z": 5})
-    assert state.flat_state().filter(nnx.Param) == params.flat_state()
-    assert state.flat_state().filter(nnx.Param, int)[1] == ints.flat_state()
-
-
-@given(TREES, st.lists(st.sampled_from([int, str, nnx.PathContains("a")]), max_size=2))
-def test_merge_is_the_inverse_of_split(tree, filters):
-    state = State(tree)
-    parts = nnx.split_state(state, *filters, ...)
-    parts = parts if isinstance(parts, tuple) else (parts,)
-    assert nnx.merge_state(*parts) == State.merge(*reversed(parts)) == state
-    assert sum(len(part.flat_state()) for part in parts) == len(state.flat_state())
-
-
-def test_merge():
-    a = State({"a": {"b": 1}, "c": 2})
-    assert State.merge(a) is a
-    assert nnx.merge_state(a) is a
-    assert nnx.merge_state(a, {"c": 3}, {"a": {"b": 4}}) == State({"a": {"b": 4}, "c": 3})
-    merged = nnx.merge_state({"a": 1}, {"b": 2}, cls=dict)
-    assert type(merged) is dict
-    assert merged == {"a": 1, "b": 2}
-    assert nnx.merge_state(a, cls=dict) == a.raw_mapping
-    assert nnx.merge_state(a, {"a": 0}) == State({"a": 0, "c": 2})
-    assert nnx.merge_state(a, cls=types.MappingProxyType)["c"] == 2
-    with pytest.raises(TypeError, match="The path 'c.d' leads through the key 'c'"):
-        nnx.merge_state(a, {"c": {"d": 1}})
 
 
 def test_merging_keeps_the_order_in_which_keys_come():
@@ -674,13 +514,6 @@ def test_merging_does_not_edit_the_parts():
     merged.a.b = 5
     assert a == {"a": {"b": 1}}
     assert b == {"a": {"c": 2}}
-
-
-def test_map():
-    state = State({"a": {"b": 1}, "c": 2})
-    mapped = nnx.map_state(lambda path, x: (path, x), state)
-    assert mapped == State({"a": {"b": (("a", "b"), 1)}, "c": (("c",), 2)})
-    assert state.map(lambda path, x: {"v": x}).c == State({"v": 2})
 
 
 @pytest.mark.parametrize(
@@ -705,35 +538,6 @@ def test_functions_take_mappings_and_refuse_other_things(function):
 
 
 # Pure values ----------------------------------------------------------------------------------
-
-
-def test_to_pure_dict():
-    doubling = nnx.Param(jnp.ones(()), on_get_value=lambda v, x: 2 * x)
-    state = State({"a": {0: doubling, "e": {}}, "b": 3})
-    pure = nnx.to_pure_dict(state)
-    assert pure == {"a": {0: 2.0}, "b": 3}
-    assert type(pure["a"]) is dict
-    assert state.to_pure_dict(lambda leaf: type(leaf).__name__) == {"a": {0: "Param"}, "b": "int"}
-
-
-def test_replace_by_pure_dict():
-    state = variables()
-    inner, kernel = state.a, state.a.kernel
-    nnx.replace_by_pure_dict(state, {"a": {"kernel": jnp.zeros(3)}, "z": 6, "nothing": {}})
-    assert state.a is inner
-    assert type(inner.kernel) is nnx.Param
-    assert inner.kernel is not kernel
-    np.testing.assert_array_equal(inner.kernel[...], jnp.zeros(3))
-    np.testing.assert_array_equal(kernel[...], jnp.ones(2))
-    assert state.z == 6
-    state.replace_by_pure_dict({"z": 1}, lambda leaf, value: (leaf, value))
-    assert state.z == (6, 1)
-
-
-def test_replace_by_pure_dict_reads_numbers_from_strings():
-    state = State({0: {"k": 1}, 1: 2, "1": 3})
-    nnx.replace_by_pure_dict(state, {"0": {"k": 4}, "1": 5, 1: 6})
-    assert state == {0: {"k": 4}, 1: 6, "1": 5}
 
 
 def test_replace_by_pure_dict_of_a_variable_that_holds_a_mapping():
@@ -764,39 +568,6 @@ def test_replace_by_pure_dict_refuses_what_is_no_mapping():
         nnx.replace_by_pure_dict({"a": 1}, {"a": 2})
     with pytest.raises(TypeError, match="replace_by_pure_dict needs a mapping, got int"):
         nnx.replace_by_pure_dict(State({}), 3)
-
-
-def test_restore_int_paths():
-    pure = {"0": {"1": 2, "a": 3}, "x": {"-1": 1, "1.5": 3}, 7: 4}
-    restored = nnx.restore_int_paths(pure)
-    assert restored == {0: {1: 2, "a": 3}, "x": {-1: 1, "1.5": 3}, 7: 4}
-    assert type(restored) is dict
-    assert type(restored[0]) is dict
-    with pytest.raises(ValueError, match=r"\('1',\) and \(1,\) both become \(1,\)"):
-        nnx.restore_int_paths({"1": 1, 1: 2})
-
-
-@given(TREES)
-def test_restore_int_paths_undoes_string_keys(tree):
-    def with_strings(x):
-        return {str(k): with_strings(v) for k, v in x.items()} if isinstance(x, dict) else x
-
-    assert nnx.restore_int_paths(with_strings(tree)) == tree
-
-
-@pytest.mark.parametrize("pure", [nnx.pure, nnx.as_pure])
-def test_pure(pure):
-    value = jnp.ones(2)
-    hooked = nnx.Param(value, on_get_value=lambda v, x: 2 * x)
-    assert pure(hooked) is value
-    assert pure({"a": [hooked, 3], "b": None}) == {"a": [value, 3], "b": None}
-    assert pure(nnx.Param({"x": nnx.Param(1)})) == {"x": 1}
-    state = pure(State({"a": {"b": nnx.Param(1), "c": [nnx.Param(2)]}, "d": None}))
-    assert type(state) is State
-    assert state == {"a": {"b": 1, "c": [2]}, "d": None}
-    flat = pure(State({"a": nnx.Param(1)}).flat_state())
-    assert flat == FlatState([(("a",), 1)], sort=False)
-    assert isinstance(pure(nnx.Param(jnp.ones(2), ref=True)), jax.Array)
 
 
 # Depth --------------------------------------------------------------------------------------

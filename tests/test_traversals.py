@@ -3,75 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import types
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import nnxlite as nnx
 
 tr = nnx.traversals
-NESTED = {"b": {"c": 1, "a": {}}, "a": 2}
-KEYS = st.one_of(st.text("abc", min_size=1, max_size=2), st.integers(0, 3))
-TREES = st.recursive(
-    st.dictionaries(KEYS, st.integers(), max_size=3),
-    lambda inner: st.dictionaries(KEYS, st.one_of(inner, st.integers()), max_size=3),
-    max_leaves=8,
-)
-
-
-def test_flatten_keeps_the_order_of_the_mapping():
-    flat = tr.flatten_mapping(NESTED)
-    assert list(flat.items()) == [(("b", "c"), 1), (("a",), 2)]
-    assert tr.flatten_to_sequence(NESTED) == list(flat.items())
-
-
-def test_flatten_keeps_empty_nodes_on_demand():
-    flat = tr.flatten_mapping(NESTED, keep_empty_nodes=True)
-    assert flat == {("b", "c"): 1, ("b", "a"): tr.empty_node, ("a",): 2}
-    assert tr.unflatten_mapping(flat) == NESTED
-    assert tr.flatten_mapping({}, keep_empty_nodes=True) == {}
-
-
-def test_is_leaf_keeps_mappings_whole():
-    seen = []
-
-    def is_leaf(path, mapping):
-        seen.append((path, mapping))
-        return path == ("b",)
-
-    flat = tr.flatten_mapping(NESTED, is_leaf=is_leaf)
-    assert flat == {("b",): NESTED["b"], ("a",): 2}
-    assert flat[("b",)] is NESTED["b"]
-    assert seen == [((), NESTED), (("b",), NESTED["b"])]
-    assert tr.unflatten_mapping(flat)["b"] is NESTED["b"]
-    assert tr.flatten_mapping(NESTED, is_leaf=lambda path, x: True) == {(): NESTED}
-    assert tr.flatten_to_sequence(NESTED, is_leaf=is_leaf)[0] == (("b",), NESTED["b"])
-
-
-def test_a_separator_joins_and_splits_paths():
-    assert tr.flatten_mapping(NESTED, sep="/") == {"b/c": 1, "a": 2}
-    assert tr.unflatten_mapping({"b/c": 1, "a": 2}, sep="/") == {"b": {"c": 1}, "a": 2}
-
-
-@pytest.mark.parametrize("kind", [nnx.State, types.MappingProxyType])
-def test_any_mapping_is_flattened(kind):
-    assert tr.flatten_mapping(kind({"a": kind({"b": 1})})) == {("a", "b"): 1}
-
-
-def test_unflatten_takes_pairs():
-    assert tr.unflatten_mapping([(("a", "b"), 1), (("c",), None)]) == {"a": {"b": 1}, "c": None}
-    assert tr.unflatten_mapping([]) == {}
-
-
-@given(TREES)
-def test_unflatten_is_the_inverse_of_flatten(tree):
-    flat = tr.flatten_mapping(tree, keep_empty_nodes=True)
-    assert tr.unflatten_mapping(flat) == tree
-    assert tr.unflatten_mapping(tr.flatten_to_sequence(tree)) == tr.unflatten_mapping(
-        tr.flatten_mapping(tree)
-    )
 
 
 def test_a_later_entry_counts():

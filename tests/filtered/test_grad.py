@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import nnxlite as nnx
 from tests.filtered.models import Tied
@@ -28,22 +26,6 @@ def test_gradients_have_the_objects_own_type_and_none_elsewhere():
     assert grads.steps is None and grads.parts[0].value.tolist() == [0, 0, 0]
     reference = nnx.grad(loss, argnums=nnx.DiffState(0, nnx.Param))(model, X)
     np.testing.assert_allclose(grads.first.kernel.value, reference["first"]["kernel"].value)
-
-
-def test_gradients_of_pytrees():
-    grads = nnx.filter_grad(lambda p: p["w"] ** p["n"])({"w": jnp.array(3.0), "n": 2})
-    assert grads == {"w": 6.0, "n": None}
-    assert nnx.filter_grad(lambda x: 2.0 * x)(2.0) is None
-    grads = nnx.filter_grad(lambda p: p[0] * p[1], arg=[True, False])([2.0, 3.0])
-    assert grads == [3.0, None]
-
-
-def test_a_filter_chooses_what_is_differentiated():
-    model = Tied()
-    grads = nnx.filter_grad(loss, arg=nnx.Param)(model, X)
-    assert grads.scale is None and grads.first.bias.value is not None
-    grads = nnx.filter_grad(loss, arg=nnx.PathContains("scale"))(model, X)
-    assert grads.scale is not None and grads.first.bias.value is None
 
 
 def test_value_aux_and_writes():
@@ -131,49 +113,11 @@ def test_messages(call, kind, message):
     assert message in str(error.value)
 
 
-def test_jvp():
-    value, tangent = nnx.filter_jvp(
-        lambda x, y: (x * y, "a", y), (2.0, jnp.array(3.0)), (1.0, jnp.array(1.0))
-    )
-    assert value == (6.0, "a", 3.0) and tangent == (5.0, None, 1.0)
-    _, tangent = nnx.filter_jvp(lambda x, y: x * y, (2.0, 3.0), (None, 1.0))
-    assert tangent == 2.0
-    model = Tied()
-    direction = nnx.filter(jax.tree.map(jnp.ones_like, model), nnx.is_inexact_array)
-    value, tangent = nnx.filter_jvp(lambda m: nnx.Param(m.scale * 2), (model,), (direction,))
-    assert tangent.value.tolist() == [2, 2, 2]
-
-
-def test_vjp_and_its_function_as_a_pytree():
-    model = Tied()
-    value, pull = nnx.filter_vjp(lambda m, x, name: (m(x), name), model, X, "name")
-    np.testing.assert_allclose(value[0], model(X))
-    grads, x_grad, none = nnx.filter_jit(lambda f, ct: f(ct))(pull, (jnp.ones((1, 3)), None))
-    assert none is None and x_grad.shape == (1, 3)
-    expected = nnx.filter_grad(loss)(model, X)
-    np.testing.assert_allclose(grads.first.kernel.value, expected.first.kernel.value, rtol=1e-5)
-    assert grads.first is grads.second
-    value, pull, aux = nnx.filter_vjp(lambda x: (x * 2, "aux"), X, has_aux=True)
-    assert aux == "aux" and pull(X)[0].tolist() == [[2, 2, 2]]
-
-
 def test_nothing_of_the_trace_is_kept_by_a_pullback():
     with jax.checking_leaks():
         _, pull = nnx.filter_vjp(lambda m, x: nnx.Param(m(x)), Tied(), X)
         cotangent = nnx.Param(jnp.ones((1, 3)))
         assert pull(cotangent)[1].shape == (1, 3)
-
-
-def test_jacobians_and_hessian():
-    for jacobian in (nnx.filter_jacfwd, nnx.filter_jacrev):
-        out = jacobian(lambda p: (p["x"] * p["n"], "a"))({"x": jnp.ones(2), "n": 3})
-        assert out[1] is None and out[0]["n"] is None
-        np.testing.assert_allclose(out[0]["x"], 3 * np.eye(2))
-        _, aux = jacobian(lambda x: (x, "aux"), has_aux=True)(jnp.ones(2))
-        assert aux == "aux"
-    hessian = nnx.filter_hessian(lambda p: (p[0] ** 2).sum() * p[1])([jnp.ones(2), jnp.array(3.0)])
-    np.testing.assert_allclose(hessian[0][0], 6 * np.eye(2))
-    np.testing.assert_allclose(hessian[0][1], [2, 2])
 
 
 def custom_sin():
@@ -191,26 +135,6 @@ def custom_sin():
 
     f.defvjp(fwd, bwd)
     return f
-
-
-@given(st.floats(-2, 2, width=32), st.floats(-2, 2, width=32))
-def test_custom_vjp_against_jax(x, y):
-    f = custom_sin()
-    arguments = (jnp.float32(x), jnp.float32(y), "no array")
-    grads = nnx.filter_grad(lambda a: f(a, 2.0, "name")["y"])(arguments)
-
-    @jax.custom_vjp
-    def g(x, y):
-        return jnp.sin(x) * y * 2.0
-
-    g.defvjp(
-        lambda x, y: (g(x, y), (jnp.cos(x), x, y)),
-        lambda r, ct: (r[0] * r[2] * 2.0 * ct, jnp.sin(r[1]) * 2.0 * ct),
-    )
-    expected = jax.grad(g, argnums=(0, 1))(jnp.float32(x), jnp.float32(y))
-    np.testing.assert_allclose(grads[0], expected[0], rtol=1e-6)
-    np.testing.assert_allclose(grads[1], expected[1], rtol=1e-6)
-    assert grads[2] is None
 
 
 def test_custom_vjp_refuses_to_drop_a_derivative_and_values_are_whole():
@@ -362,24 +286,6 @@ def test_custom_vjp_on_objects_in_the_present_form():
     assert grads.scale.tolist() == [8, 8, 8] and not grads.first.kernel.value.any()
 
 
-def test_custom_jvp():
-    @nnx.filter_custom_jvp
-    def call(fn, x, n):
-        return fn(x), n
-
-    @call.defjvp
-    def rule(primals, tangents):
-        fn, x, n = primals
-        assert tangents[0] is None and tangents[2] is None
-        return call(fn, x, n), (tangents[1] * 5, None)
-
-    grad = jax.grad(lambda x: call(jnp.sin, x, jnp.array(1))[0])(1.0)
-    assert grad == 5
-    assert call(jnp.sin, 0.0, n=jnp.array(2))[1] == 2
-    _, tangent = nnx.filter_jvp(lambda x: call(jnp.cos, x, 3)[0], (1.0,), (2.0,))
-    assert tangent == 10
-
-
 def test_functions_with_rules_must_not_write():
     f = nnx.filter_custom_vjp(lambda m: m.parts[0].set_value(m.scale))
     f.defvjp(lambda m: (None, None), lambda r, g, m: None)
@@ -397,26 +303,6 @@ def test_one_value_in_two_places_is_not_a_change():
     for part in (jnp.tanh, "a", 1):
         assert f(Pair(Pair(part, part), part), X).tolist() == (2 * X).tolist()
     assert nnx.filter_vmap(f, in_axes=(None, 0))(Pair(X, X), X).shape == (1, 3)
-
-
-def test_closure_convert():
-    weight = jnp.array(3.0)
-    converted = nnx.filter_closure_convert(lambda x, name: (x * weight, name), jnp.array(1.0), "n")
-    assert [id(c) for c in converted.consts] == [id(weight)]
-    assert converted(jnp.array(2.0), "n") == (6.0, "n")
-    doubled = jax.tree.map(lambda c: 2 * c, converted)
-    assert doubled(jnp.array(2.0), "n")[0] == 12
-    with pytest.raises(ValueError, match="closure-converted for other arguments"):
-        converted(jnp.array(2.0), "other")
-
-    @jax.grad
-    def outer(x, y):
-        z = x + y
-        g = nnx.filter_closure_convert(lambda a: z + a, 1)
-        assert [id(c) for c in g.consts] == [id(z)]
-        return z
-
-    outer(1.0, 1.0)
 
 
 def test_closure_convert_with_abstract_examples_and_weak_types():

@@ -18,72 +18,6 @@ from tests.filtered.models import Tied
 ADD = lambda x, y: x + y
 
 
-def test_arrays_are_mapped_and_the_rest_is_not():
-    f = nnx.filter_vmap(lambda x, y, name: (x + y, name))
-    assert f(jnp.array([1, 2]), jnp.array([3, 4]), "n")[0].tolist() == [4, 6]
-    out, name = f(jnp.array([1, 2]), 3, "n")
-    assert out.tolist() == [4, 5] and name == "n"
-    assert nnx.filter_vmap(ADD)(jnp.array([1, 2]), y=jnp.array([3, 4])).tolist() == [4, 6]
-
-
-def test_the_earlier_form():
-    g = nnx.filter_vmap(kwargs={"x": 1})(ADD)
-    assert g(jnp.array([[1, 2]]), jnp.array([3, 4])).tolist() == [[4], [6]]
-    h = nnx.filter_vmap(args=(None,))(ADD)
-    assert h(jnp.array(1), jnp.array([2, 3])).tolist() == [3, 4]
-    assert nnx.filter_vmap(default=None, args=(0,))(ADD)(jnp.ones(2), jnp.ones(3)).shape == (2, 3)
-    assert nnx.filter_vmap(ADD, out=1)(jnp.ones((2, 3)), 1).shape == (3, 2)
-
-
-MATRIX, VECTOR = jnp.arange(6.0).reshape(2, 3), jnp.arange(3.0)
-SPECS = {
-    "default": ({"default": 1}, (MATRIX, MATRIX), {}, [(2,), (2,)]),
-    "default is a function": (
-        {"default": lambda x: x.ndim - 1},
-        (MATRIX, VECTOR),
-        {},
-        [(2,), ()],
-    ),
-    "default is a filter": ({"default": ..., "kwargs": {"y": None}}, (MATRIX, 1), {}, [(3,), ()]),
-    "args": ({"args": (1,)}, (MATRIX, VECTOR), {}, [(2,), ()]),
-    "args, a prefix": (
-        {"args": ({"a": 1, "b": None},)},
-        ({"a": MATRIX, "b": 1}, VECTOR),
-        {},
-        [(2,), ()],
-    ),
-    "args, a bool": ({"args": (1, True)}, (MATRIX, VECTOR), {}, [(2,), (3,)]),
-    "kwargs": ({"kwargs": {"y": None}}, (MATRIX,), {"y": VECTOR}, [(3,), (3,)]),
-    "kwargs by position": ({"kwargs": {"y": None, "x": 1}}, (MATRIX, VECTOR), {}, [(2,), (3,)]),
-}
-
-
-@pytest.mark.parametrize("transform", [nnx.filter_vmap, nnx.filter_pmap])
-@pytest.mark.parametrize("name", SPECS)
-def test_specs_of_arguments(name, transform):
-    specs, args, kwargs, expected = SPECS[name]
-    shapes = []
-
-    @transform(**specs)
-    def f(x, y):
-        x = x["a"] if isinstance(x, dict) else x
-        shapes.append([jnp.shape(x), jnp.shape(y)])
-        return x.sum()
-
-    f(*args, **kwargs)
-    assert shapes == [expected]
-
-
-@pytest.mark.parametrize("transform", [nnx.filter_vmap, nnx.filter_pmap])
-def test_specs_of_the_result(transform):
-    f = lambda x: {"a": (x, x[0] * 0 + 1), "b": "text", "c": 2}
-    out = transform(f, args=(0,), out={"a": (1, 0), "b": None, "c": 0})(MATRIX)
-    assert out["a"][0].tolist() == MATRIX.T.tolist() and out["a"][1].tolist() == [1, 1]
-    assert out["b"] == "text" and out["c"].tolist() == [2, 2]
-    with pytest.raises(ValueError, match="out_axes is not a prefix of the result"):
-        transform(f, out={"a": 0})(MATRIX)
-
-
 @given(
     st.lists(st.integers(0, 2), min_size=2, max_size=2),
     st.sampled_from([None, 0, 1, -1]),
@@ -106,19 +40,6 @@ def test_against_a_loop(shape, in_axis, out_axis):
     assert out["name"] == "n"
 
 
-def test_ensembles():
-    keys = jax.random.split(jax.random.key(0), 4)
-    models = nnx.filter_vmap(lambda key: nnx.Linear(2, 3, rngs=nnx.Rngs(key)))(keys)
-    assert models.kernel.shape == (4, 2, 3) and models.in_features == 2
-    x = jax.random.normal(jax.random.key(1), (4, 2))
-    same = nnx.filter_vmap(lambda m, x: m(x), kwargs={"x": None})(models, x)
-    assert same.shape == (4, 4, 3)
-    each = nnx.filter_vmap(lambda m, x: m(x))(models, x)
-    assert each.shape == (4, 3)
-    one = jax.tree.map(lambda leaf: leaf[2], models)
-    np.testing.assert_allclose(each[2], one(x[2]), rtol=1e-5)
-
-
 def test_objects_are_written_with_the_axis_they_came_with():
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), Tied())
     stacked.second = stacked.first
@@ -137,13 +58,6 @@ def test_variable_filters_are_axes():
     model = nnx.Dict(a=nnx.Param(jnp.ones(3)), b=nnx.BatchStat(jnp.array(2.0)))
     f = nnx.filter_vmap(lambda m: m.a * m.b, in_axes=(nnx.Param,))
     assert f(model).tolist() == [2, 2, 2]
-
-
-def test_axis_size_name_and_jax_options():
-    f = nnx.filter_vmap(lambda: jax.lax.axis_index("i"), axis_size=3, axis_name="i")
-    assert f().tolist() == [0, 1, 2]
-    g = nnx.filter_vmap(lambda x: x.sum() * 0 + 1.0, out_axes=None, in_axes=None, axis_size=2)
-    assert g(jnp.ones(2)) == 1
 
 
 def test_pmap():

@@ -13,33 +13,6 @@ import nnxlite as nnx
 from tests.filtered.models import Tied
 
 
-@pytest.mark.parametrize(
-    ("leaf", "answers"),
-    [
-        (jnp.ones(2), (True, True, True, True)),
-        (jnp.arange(2), (True, False, True, False)),
-        (np.ones(2), (True, True, True, True)),
-        (np.float32(1), (True, True, True, True)),
-        (jax.random.key(0), (True, False, True, False)),
-        (1, (False, False, True, False)),
-        (True, (False, False, True, False)),
-        (1.0, (False, False, True, True)),
-        (1j, (False, False, True, True)),
-        ("a", (False, False, False, False)),
-        (None, (False, False, False, False)),
-    ],
-    ids=lambda v: type(v).__name__,
-)
-def test_predicates(leaf, answers):
-    predicates = (
-        nnx.is_array,
-        nnx.is_inexact_array,
-        nnx.is_array_like,
-        nnx.is_inexact_array_like,
-    )
-    assert tuple(p(leaf) for p in predicates) == answers
-
-
 class Convertible:
     def __jax_array__(self):
         return jnp.ones(2)
@@ -137,15 +110,6 @@ def test_filter_keeps_types_and_sharing_and_makes_none_of_the_rest():
     assert found.first.kernel.value is model.first.kernel.value
     assert found.steps is None and found.rate == 0.5
     assert model.steps is not None
-
-
-def test_inverse_and_replace():
-    assert nnx.filter([1, "a"], lambda x: x == 1, inverse=True) == [None, "a"]
-    assert nnx.filter([1, "a"], [True, False], replace=0) == [1, 0]
-    assert nnx.partition((1, ("a", 2)), (True, (False, lambda x: True)), replace=9) == (
-        (1, (9, 2)),
-        (9, ("a", 9)),
-    )
 
 
 def test_is_leaf_closes_parts():

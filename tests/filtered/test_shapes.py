@@ -11,18 +11,6 @@ import nnxlite as nnx
 from tests.filtered.models import Tied
 
 
-def test_make_jaxpr():
-    f = lambda x, y, z: (x + 1, y, z)
-    jaxpr, shapes, statics = nnx.filter_make_jaxpr(f)(jnp.ones(2), 2, np.ones(1, np.float32))
-    struct = jax.ShapeDtypeStruct
-    assert shapes == (struct((2,), jnp.float32), None, struct((1,), jnp.float32))
-    assert statics == (None, 2, None) and len(jaxpr.jaxpr.invars) == 2
-    _, shapes, _ = nnx.filter_make_jaxpr(lambda x: x.T)(struct((2, 3), jnp.float32))
-    assert shapes.shape == (3, 2)
-    _, shapes, _ = nnx.filter_make_jaxpr(lambda m: m)(Tied())
-    assert shapes.first.kernel.value == struct((3, 3), jnp.float32)
-
-
 def test_eval_shape_computes_and_writes_nothing():
     model = Tied()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,51 +26,11 @@ def test_tree_at_replaces_one_or_many_places():
     assert tree == {"a": [1, 2], "b": (3, None)}
 
 
-def test_equal_leaves_are_different_places():
-    x = jnp.ones(1)
-    assert nnx.tree_at(lambda t: t[0], [1, 1], 2) == [2, 1]
-    assert nnx.tree_at(lambda t: t[1], [x, x], 2)[0] is x
-
-
-def test_tree_at_tells_empty_parts_and_nones_from_each_other():
-    tree = {"a": (), "b": (), "c": [(), {}, []]}
-    assert nnx.tree_at(lambda t: t["b"], tree, 5) == {**tree, "b": 5}
-    assert nnx.tree_at(lambda t: (t["c"][0], t["a"]), tree, (1, 2))["c"] == [1, {}, []]
-    kept = nnx.tree_at(lambda t: t["c"][1], tree, 5)
-    assert type(kept["a"]) is tuple and type(kept["c"][0]) is tuple
-    assert nnx.tree_at(lambda t: t["a"], tree, replace_fn=len) == {**tree, "a": 0}
-    layers = [{"w": 1, "bias": 2}, {"w": 3, "bias": None}, {"w": 4, "bias": 5}]
-    that_exist = lambda t: [layer["bias"] for layer in t if layer["bias"] is not None]
-    new = nnx.tree_at(that_exist, layers, replace_fn=lambda b: -b)
-    assert [layer["bias"] for layer in new] == [-2, None, -5]
-    assert nnx.tree_at(jax.tree.leaves, (1, None, 2), (3, 4)) == (3, None, 4)
-    one_of_two = nnx.tree_at(lambda t: t[1]["bias"], [layers[1], layers[1]], 7)
-    assert [layer["bias"] for layer in one_of_two] == [None, 7]
-    assert nnx.tree_at(lambda t: t, None, 1) == 1
-    model = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
-    with_bias = nnx.tree_at(lambda m: m.bias, model, nnx.Param(jnp.ones(2)))
-    assert with_bias.bias.shape == (2,) and model.bias is None
-    exists = lambda m: [m.bias] if m.bias is not None else []
-    assert nnx.tree_at(exists, model, replace_fn=lambda b: b * 0).bias is None
-
-
-@pytest.mark.parametrize("values", [jnp.array([3, 4]), np.array([3, 4]), range(3, 5), [3, 4]])
-def test_tree_at_takes_sequences_of_replacements(values):
-    new = nnx.tree_at(lambda t: (t["a"], t["b"][0]), {"a": 1, "b": [2]}, values)
-    assert (int(new["a"]), int(new["b"][0])) == (3, 4)
-
-
 def test_tree_at_by_path():
     tree = {"a": [1, (2, 3)]}
     assert nnx.tree_at("a.1.0", tree, 9) == {"a": [1, (9, 3)]}
     assert nnx.tree_at(("a", 0), tree, 9) == {"a": [9, (2, 3)]}
     assert nnx.tree_at(["a.0", "a.1.1"], tree, [8, 9]) == {"a": [8, (2, 9)]}
-
-
-def test_tree_at_is_leaf():
-    tree = [(1, 2), 3]
-    stop = lambda x: isinstance(x, tuple)
-    assert nnx.tree_at(lambda t: t[0], tree, replace_fn=sum, is_leaf=stop) == [3, 3]
 
 
 def test_tree_at_on_objects_gives_a_changed_copy_with_the_sharing():
@@ -188,38 +146,6 @@ def test_an_update_of_none_is_refused():
         nnx.apply_updates([None, 1.0], [jnp.ones(2), 1.0])
 
 
-def test_tree_equal():
-    one = jnp.ones(2)
-    assert nnx.tree_equal([one, "a"], [jnp.ones(2), "a"])
-    assert not nnx.tree_equal([one], [jnp.zeros(2)])
-    assert not nnx.tree_equal([one], [jnp.ones(3)])
-    assert not nnx.tree_equal([one], [jnp.ones(2, jnp.int32)])
-    assert not nnx.tree_equal([1], (1,))
-    assert nnx.tree_equal(one, np.ones(2, np.float32))
-    assert not nnx.tree_equal(one, np.ones(2, np.float32), typematch=True)
-    assert nnx.tree_equal(1, 1.0) and not nnx.tree_equal(1, 1.0, typematch=True)
-    for number in (1.0, 1, True, float("nan")):  # an array is no number
-        for array in (jnp.array(1.0), np.float32(1), jnp.array(jnp.nan)):
-            assert nnx.tree_equal([array], [number]) is nnx.tree_equal([number], [array]) is False
-    assert not nnx.tree_equal(jnp.array(1.0), "a") and not nnx.tree_equal(one, 1.0)
-    assert nnx.tree_equal(one, one, one) and not nnx.tree_equal(one, one, one + 1)
-    assert nnx.tree_equal(one) and nnx.tree_equal()
-    assert not nnx.tree_equal(jnp.full(1, jnp.nan), jnp.full(1, jnp.nan))
-    assert nnx.tree_equal(np.ones(2), np.ones(2)) is True
-
-
-def test_tree_equal_with_tolerances_and_under_jit():
-    one = jnp.ones(2)
-    assert nnx.tree_equal(one, one + 1e-3, atol=1e-2)
-    assert nnx.tree_equal(one, one + 1e-3, rtol=1e-2)
-    assert not nnx.tree_equal(one, one + 1e-1, atol=1e-2)
-    assert nnx.tree_equal(1.0, 1.001, atol=1e-2) is False  # tolerances are for arrays
-    equal = jax.jit(lambda x, y: nnx.tree_equal([x], [y]))
-    assert equal(one, one) and not equal(one, one + 1)
-    with_number = jax.jit(lambda x: (nnx.tree_equal([x, 1], [x, 1]), nnx.tree_equal([x], [1.0])))
-    assert tuple(map(bool, with_number(jnp.array(1.0)))) == (True, False)
-
-
 def test_tree_equal_sees_sharing():
     model, other = Tied(), Tied()
     assert nnx.tree_equal(model, other)
@@ -243,46 +169,12 @@ def test_tree_check():
         nnx.tree_check(loop)
 
 
-def test_tree_flatten_one_level():
-    children, treedef = nnx.tree_flatten_one_level({"a": [1, 2], "b": None})
-    assert children == [[1, 2], None] or children == [[1, 2]]
-    assert jax.tree.unflatten(treedef, children) == {"a": [1, 2], "b": None}
-    assert nnx.tree_flatten_one_level(3)[0] == [3]
-    loop = []
-    loop.append(loop)
-    with pytest.raises(ValueError, match="The list contains itself"):
-        nnx.tree_flatten_one_level(loop)
-
-
 def test_tree_inference_gives_a_copy():
     model = nnx.Dict(a=nnx.Dropout(0.5), b=nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
     quiet = nnx.tree_inference([model, 1])[0]
     assert quiet.a.deterministic is True and quiet.b.use_running_average is True
     assert model.a.deterministic is False and model.b.use_running_average is False
     assert nnx.tree_inference(quiet, False).a.deterministic is False
-
-
-Point = collections.namedtuple("Point", "x y")
-
-
-def test_tree_pformat(capsys):
-    tree = {"w": jnp.zeros((2, 3)), "n": np.arange(2), "p": Point(1, "a"), "f": jax.nn.relu}
-    text = nnx.tree_pformat(tree, width=100)
-    assert (
-        text == "{'w': f32[2,3], 'n': i64[2](numpy), 'p': Point(x=1, y='a'), 'f': <function relu>}"
-    )
-    assert nnx.tree_pformat([1, [2, 3]], width=6, indent=1) == "[\n 1,\n [\n  2,\n  3\n ]\n]"
-    assert nnx.tree_pformat(jnp.ones(1), short_arrays=False) == "Array([1.], dtype=float32)"
-    struct = jax.ShapeDtypeStruct((2,), jnp.bfloat16)
-    assert nnx.tree_pformat(struct, struct_as_array=True) == "bf16[2]"
-    assert "ShapeDtypeStruct" in nnx.tree_pformat(struct)
-    assert nnx.tree_pformat([1, "a"], truncate_leaf=lambda x: x == 1) == "[int(...), 'a']"
-    assert "kernel=Param(value=f32[3,3])" in nnx.tree_pformat(Tied())
-    loop = nnx.Dict()
-    loop.me = loop
-    assert "<shared: self>" in nnx.tree_pformat(loop)
-    nnx.tree_pprint([1])
-    assert capsys.readouterr().out == "[1]\n"
 
 
 def test_a_tree_that_contains_itself_has_no_level():

@@ -232,43 +232,6 @@ def test_the_text_names_the_classes():
 # use ----------------------------------------------------------------------------------------------
 
 
-def test_merge_and_apply_as_methods():
-    graphdef, state = nnx.split(Layer())
-    assert isinstance(graphdef.merge(state), Layer)
-    y, (graphdef, state) = graphdef.apply(state)(ONE)
-    assert y == 2
-    assert graphdef.merge(state).calls[...] == 1
-    y, _ = graphdef.apply(state).scaled(ONE, by=3)
-    assert y == 6
-
-
-def test_call_reaches_through_attributes_and_items():
-    parts = nnx.split({"a": nnx.List([Layer()]), "b": Layer()})
-    y, parts = nnx.call(parts)["a"][0].scaled(ONE, by=2)
-    assert y == 4
-    y, parts = nnx.call(parts)["b"](ONE)
-    merged = nnx.merge(*parts)
-    assert merged["b"].calls[...] == 1
-    assert not hasattr(merged["a"][0], "calls")
-    y, _ = nnx.call(nnx.split(Layer(), nnx.Param, ...))(ONE)
-    assert y == 2
-
-
-def test_leaves_and_containers_as_roots():
-    variable = nnx.Param(ONE)
-    graphdef, state = nnx.split(variable)
-    assert state is variable
-    assert nnx.merge(graphdef, state) is variable
-    assert nnx.split(variable, nnx.BatchStat, ...)[1:] == (nnx.State({}), variable)
-    graphdef, state = nnx.split(ONE)
-    assert state is ONE and nnx.merge(graphdef, ONE) is ONE
-    for root in ([variable, 3, None], (ONE, {"x": variable}), nnx.State({"x": variable})):
-        graphdef, state = nnx.split(root)
-        assert slow.canonical(nnx.merge(graphdef, state)) == slow.canonical(root)
-    assert nnx.state(None) == {}
-    assert nnx.merge(*nnx.split(None)) is None
-
-
 def test_copies_of_variables_and_arrays():
     model = Layer()
     graphdef, state = nnx.split(model)

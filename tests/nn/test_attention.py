@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
 
 import nnxlite as nnx
 from tests.nn.quick import QUICK, normal
@@ -61,47 +60,6 @@ def random_mask(*shape):
     return np.random.default_rng(4).random(shape) < 0.6
 
 
-OPTIONS = {
-    "nothing": {},
-    "bias": {"bias": normal(2, 4, 5, 7)},
-    "bias that broadcasts": {"bias": normal(1, 5, 1)},
-    "mask": {"mask": random_mask(2, 1, 5, 7)},
-    "mask without batch": {"mask": random_mask(5, 7)},
-    "mask of heads": {"mask": random_mask(4, 1, 7)},
-    "causal": {"is_causal": True},
-    "all": {"bias": normal(2, 1, 5, 7), "mask": random_mask(2, 1, 5, 7), "is_causal": True},
-}
-
-
-WAYS = [
-    *[(name, 4, None) for name in OPTIONS],
-    *[(name, 2, None) for name in ("mask of heads", "all")],
-    *[(name, 2, "xla") for name in ("bias that broadcasts", "mask without batch", "all")],
-]
-
-
-@pytest.mark.parametrize(("options", "kv_heads", "implementation"), WAYS)
-def test_attention_is_that_of_float64(options, kv_heads, implementation):
-    options = OPTIONS[options]
-    query, key, value = arrays(kv_heads=kv_heads)
-    given = {k: v if isinstance(v, bool) else jnp.asarray(v) for k, v in options.items()}
-    y = attend(query, key, value, **given, implementation=implementation)
-    np.testing.assert_allclose(y, reference(query, key, value, **options)[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("implementation", [None, "xla"])
-@pytest.mark.parametrize("batch", [(), (2, 3)])
-def test_any_number_of_batch_axes(batch, implementation):
-    query, key, value = arrays(batch)
-    mask, bias = random_mask(*batch, 1, 5, 7), normal(5, 7)
-    y = attend(
-        query, key, value, jnp.asarray(bias), jnp.asarray(mask), implementation=implementation
-    )
-    wanted, _ = reference(query, key, value, bias, mask)
-    assert y.shape == query.shape
-    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
-
-
 def test_a_mask_of_one_batch_axis_for_two():
     query, key, value = arrays((2, 3))
     mask = random_mask(2, 1, 1, 5, 7)
@@ -136,30 +94,6 @@ def test_a_query_without_keys_gets_the_mean_of_all_values():
         y = attend(query, key, value, mask=mask, implementation=implementation)
         wanted = np.broadcast_to(np.mean(value, axis=1, keepdims=True), y.shape)
         np.testing.assert_allclose(y, wanted, atol=1e-5)
-
-
-def test_gradients_are_those_of_finite_differences():
-    f = functools.partial(
-        nnx.dot_product_attention, mask=jnp.asarray(random_mask(2, 1, 3, 4)), is_causal=True
-    )
-    check_grads(
-        jax.jit(f),
-        arrays(kv_heads=2, lq=3, lk=4),
-        1,
-        modes=("rev",),
-        atol=1e-2,
-        rtol=1e-2,
-        eps=1e-2,
-    )
-
-
-def test_recorded_weights_are_those_of_float64_before_dropout():
-    module = nnx.Module()
-    query, key, value = arrays(kv_heads=2)
-    options = {"dropout_rate": 0.5, "dropout_rng": KEY, "module": module}
-    nnx.dot_product_attention(query, key, value, **options)
-    (weights,) = nnx.pop(module, nnx.Intermediate)["attention_weights"].value
-    np.testing.assert_allclose(weights, reference(query, key, value)[1], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("broadcast", [True, False])
@@ -234,36 +168,6 @@ def test_a_fused_implementation_forms_no_weights(options, message):
 
 
 # Masks ------------------------------------------------------------------------------------------
-
-
-def test_attention_masks_compare_every_query_with_every_key():
-    q, k = jnp.asarray([[1.0, 1, 0], [1, 0, 0]]), jnp.asarray([[1.0, 0], [1, 1]])
-    mask = nnx.make_attention_mask(q, k)
-    assert mask.shape == (2, 1, 3, 2) and mask.dtype == jnp.float32
-    np.testing.assert_array_equal(mask[:, 0], q[:, :, None] * k[:, None, :])
-    positions = jnp.arange(3)
-    later = nnx.make_attention_mask(
-        positions, positions, jnp.less, extra_batch_dims=2, dtype=jnp.bool_
-    )
-    assert later.shape == (1, 1, 1, 3, 3) and later.dtype == jnp.bool_
-    np.testing.assert_array_equal(later[0, 0, 0], ~np.tri(3, dtype=bool))
-
-
-def test_causal_masks_depend_on_the_shape_alone():
-    mask = nnx.make_causal_mask(jnp.full((2, 4), jnp.nan), dtype=bool)
-    assert mask.shape == (2, 1, 4, 4)
-    np.testing.assert_array_equal(mask, np.broadcast_to(np.tri(4, dtype=bool), (2, 1, 4, 4)))
-    assert nnx.make_causal_mask(jnp.zeros((4,)), 2).shape == (1, 1, 1, 4, 4)
-
-
-def test_combined_masks_keep_what_all_keep():
-    a, b = random_mask(2, 1, 5, 7), random_mask(1, 4, 5, 1)
-    combined = nnx.combine_masks(jnp.asarray(a), None, jnp.asarray(b, jnp.float32))
-    assert combined.shape == (2, 4, 5, 7) and combined.dtype == jnp.float32
-    np.testing.assert_array_equal(combined, a & b)
-    assert nnx.combine_masks(jnp.asarray(a), dtype=bool).dtype == jnp.bool_
-    assert nnx.combine_masks(None, None) is None
-    assert nnx.combine_masks() is None
 
 
 def test_mask_messages():
@@ -418,15 +322,6 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize(("args", "kwargs"), LAYERS.values(), ids=LAYERS)
-def test_the_layer_is_that_of_float64(args, kwargs):
-    m = layer(*args, **kwargs)
-    wanted = by_hand(m, X, is_causal=True)
-    y = call(m, X, is_causal=True)
-    assert y.shape == (3, 6, m.out_features)
-    np.testing.assert_allclose(y, wanted, rtol=1e-3, atol=1e-4)
-
-
 def test_cross_attention():
     m = layer(2, 8, in_kv_features=5)
     k, v = jnp.asarray(normal(3, 4, 5, seed=1)), jnp.asarray(normal(3, 4, 5, seed=2))
@@ -435,23 +330,6 @@ def test_cross_attention():
     mask = random_mask(3, 1, 6, 4)
     y = m(X, k, v, mask=jnp.asarray(mask))
     np.testing.assert_allclose(y, by_hand(m, X, k, v, mask), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("batch", [(), (2, 3)])
-def test_the_layer_takes_any_number_of_batch_axes(batch):
-    m, x = layer(), jnp.asarray(normal(*batch, 5, 8))
-    np.testing.assert_allclose(m(x), by_hand(m, x), rtol=1e-3, atol=1e-4)
-
-
-def test_grouped_heads_are_full_heads_that_repeat():
-    few, many = layer(4, 8, num_kv_heads=2), layer(4, 8)
-    for name in ("query", "out"):
-        setattr(many, name, getattr(few, name))
-    for name in ("key", "value"):
-        small, large = getattr(few, name), getattr(many, name)
-        large.kernel.value = jnp.repeat(small.kernel.value, 2, axis=1)
-        large.bias.value = jnp.repeat(small.bias.value, 2, axis=0)
-    np.testing.assert_allclose(few(X), many(X), rtol=1e-4, atol=1e-5)
 
 
 def test_the_attention_function_is_chosen_by_argument():
@@ -529,16 +407,6 @@ def test_the_layer_keeps_a_stream_for_dropout_only_where_it_needs_one():
     m = layer(dropout_rate=0.5, rngs=rngs)
     assert m.rngs.tag == "dropout" and int(rngs.dropout.count.value) == 1
     assert ("rngs", "count") in nnx.state(m).flat_state().paths
-
-
-def test_dropout_draws_a_new_key_each_time():
-    m = layer(dropout_rate=0.5)
-    same = layer(dropout_rate=0.5)
-    first, second = m(X, deterministic=False), m(X, deterministic=False)
-    assert (first != second).any()
-    np.testing.assert_array_equal(same(X, deterministic=False), first)
-    np.testing.assert_array_equal(m(X, deterministic=True), layer()(X))
-    assert int(m.rngs.count.value) == 2
 
 
 def test_the_key_of_a_call_goes_before_the_layer():
@@ -708,20 +576,6 @@ def test_a_mask_takes_places_of_the_cache_away(shape):
         here = np.broadcast_to(mask[0, 0, 0], shape)
         y = m(X[:, i : i + 1], decode=True, mask=jnp.asarray(here))
         np.testing.assert_allclose(y, whole[:, i : i + 1], rtol=1e-4, atol=1e-5)
-
-
-def test_decoding_under_jit_writes_the_cache_back():
-    eager, m = layer(), layer()
-    eager.init_cache(X.shape)
-    m.init_cache(X.shape)
-    kernel = m.key.kernel.value
-    step = nnx.jit(lambda m, x: m(x, decode=True))
-    for i in range(6):
-        y = step(m, X[:, i : i + 1])
-        np.testing.assert_allclose(y, eager(X[:, i : i + 1], decode=True), rtol=1e-4, atol=1e-5)
-    assert int(m.cache_index.value) == 6
-    assert m.key.kernel.value is kernel
-    np.testing.assert_allclose(m.cached_key.value, eager.cached_key.value, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_past_the_cache_is_an_error_and_nan_where_it_cannot_be():

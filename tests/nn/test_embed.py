@@ -36,21 +36,6 @@ def test_attend_is_the_product_with_every_row():
     np.testing.assert_allclose(embed.attend(query), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "kept", "result"),
-    [
-        ({}, "float32", "float32"),
-        ({"param_dtype": jnp.bfloat16}, "bfloat16", "bfloat16"),
-        ({"dtype": jnp.bfloat16}, "float32", "bfloat16"),
-    ],
-)
-def test_embed_computes_in_the_wanted_dtype(options, kept, result):
-    embed = nnx.Embed(7, 3, embedding_init=quick, rngs=nnx.Rngs(0), **options)
-    assert embed.embedding.dtype == kept
-    assert embed(jnp.array([1])).dtype == result
-    assert embed.attend(jnp.ones((2, 3))).dtype == result
-
-
 @pytest.mark.parametrize("numbers", [jnp.ones(2), jnp.array([True]), [0.5]])
 def test_embed_wants_whole_numbers(numbers):
     with pytest.raises(ValueError, match="Embed: Input type must be an integer or unsigned"):

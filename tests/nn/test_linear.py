@@ -6,32 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax import lax
 
 import nnxlite as nnx
 from tests.nn.quick import QUICK, normal
 
 NORMAL = jax.nn.initializers.normal(1.0)
-
-
-@pytest.mark.parametrize("batch", [(), (4,), (4, 2), (1, 3, 2)])
-@pytest.mark.parametrize("use_bias", [True, False])
-def test_linear_is_a_product_plus_a_bias(batch, use_bias):
-    layer = nnx.Linear(3, 5, use_bias=use_bias, **QUICK, rngs=nnx.Rngs(0))
-    x = normal(*batch, 3)
-    expected = x @ np.asarray(layer.kernel.value)
-    if use_bias:
-        expected = expected + np.asarray(layer.bias.value)
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_linear_gives_one_value_eagerly_and_under_jit():
-    layer = nnx.Linear(3, 5, **QUICK, rngs=nnx.Rngs(0))
-    x = normal(4, 3)
-    np.testing.assert_allclose(layer(x), nnx.jit(lambda m, x: m(x))(layer, x), rtol=1e-6)
-    np.testing.assert_allclose(layer(x), jax.vmap(layer)(x), rtol=1e-6)
 
 
 def test_parameters_are_data_and_the_rest_is_static():
@@ -75,22 +55,6 @@ def test_linear_takes_another_promotion():
     assert layer(jnp.ones(3)).dtype == jnp.float16
 
 
-@pytest.mark.parametrize(
-    ("x", "param", "dtype", "expected"),
-    [
-        ("float32", "float32", None, "float32"),
-        ("bfloat16", "float32", None, "float32"),
-        ("bfloat16", "bfloat16", None, "bfloat16"),
-        ("int32", "bfloat16", None, "bfloat16"),
-        ("float32", "float32", "bfloat16", "bfloat16"),
-    ],
-)
-def test_linear_computes_in_the_wanted_dtype(x, param, dtype, expected):
-    layer = nnx.Linear(3, 4, param_dtype=param, dtype=dtype, **QUICK, rngs=nnx.Rngs(0))
-    assert layer.kernel.dtype == layer.bias.dtype == param
-    assert layer(jnp.ones((2, 3), x)).dtype == expected
-
-
 @pytest.mark.parametrize("shape", [(2, 5), (3, 2), ()])
 def test_linear_names_both_shapes_of_a_misfit(shape):
     layer = nnx.Linear(3, 4, **QUICK, rngs=nnx.Rngs(0))
@@ -123,30 +87,6 @@ def test_linear_draws_its_kernel_then_its_bias():
     np.testing.assert_array_equal(layer.kernel.value, kernel)
     np.testing.assert_array_equal(layer.bias.value, NORMAL(keys.params(), (4,), jnp.float32))
     assert rngs.params.count.value == 2
-
-
-@settings(max_examples=20)
-@given(
-    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    picks=st.data(),
-    out=st.lists(st.integers(1, 3), min_size=0, max_size=2),
-)
-def test_linear_general_is_a_tensordot(sizes, picks, out):
-    axes = picks.draw(st.sets(st.integers(0, len(sizes) - 1), min_size=1))
-    ascending = tuple(sorted(axes))
-    signs = picks.draw(st.lists(st.booleans(), min_size=len(axes), max_size=len(axes)))
-    axis = tuple(a - len(sizes) if s else a for a, s in zip(ascending, signs, strict=True))
-    layer = nnx.LinearGeneral(
-        tuple(sizes[a] for a in ascending),
-        tuple(out),
-        axis=axis,
-        use_bias=False,
-        **QUICK,
-        rngs=nnx.Rngs(0),
-    )
-    x = normal(*sizes)
-    expected = np.tensordot(x, layer.kernel.value, (ascending, range(len(ascending))))
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_linear_general_has_weights_of_its_own_along_batch_axes():

@@ -16,24 +16,6 @@ import nnxlite as nnx
 POOLS = {"avg_pool": np.mean, "max_pool": np.max, "min_pool": np.min}
 
 
-def numbers(*shape, dtype=jnp.float32):
-    return jnp.asarray(np.random.default_rng(0).integers(-9, 9, shape), dtype)
-
-
-@pytest.mark.parametrize("name", POOLS)
-@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
-@pytest.mark.parametrize("strides", [None, (2, 1), [1, 3]])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32])
-def test_pools_reduce_each_window(name, batch, strides, dtype):
-    x = numbers(*batch, 5, 6, 3, dtype=dtype)
-    y = getattr(nnx, name)(x, (2, 3), strides)
-    axes = (len(batch), len(batch) + 1)
-    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(x), (2, 3), axis=axes)
-    down, right = strides or (1, 1)
-    windows = windows[..., ::down, ::right, :, :, :]
-    np.testing.assert_allclose(y, POOLS[name](windows, axis=(-2, -1)), rtol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8])
 def test_what_is_padded_never_wins(dtype):
     x = jnp.full((3, 1), 5, dtype)
@@ -69,12 +51,6 @@ def test_pools_have_gradients(name):
     grad = jax.grad(lambda x: pool(x, (2,), (2,)).sum())(jnp.array([[1.0], [2.0], [4.0], [3.0]]))
     expected = {"avg_pool": [0.5] * 4, "max_pool": [0, 1, 1, 0], "min_pool": [1, 0, 0, 1]}
     np.testing.assert_allclose(grad[:, 0], expected[name])
-
-
-def test_pools_work_under_jit():
-    x = numbers(2, 4, 4, 1)
-    jitted = jax.jit(lambda x: nnx.max_pool(x, (2, 2), padding=((0, 1), (1, 0))))(x)
-    np.testing.assert_array_equal(jitted, nnx.max_pool(x, (2, 2), padding=((0, 1), (1, 0))))
 
 
 @pytest.mark.parametrize(

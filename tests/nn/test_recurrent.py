@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
 
 import nnxlite as nnx
 from tests.nn.quick import normal, quick
@@ -98,16 +97,6 @@ def by_hand(cell, carry, x):
     return (c, h), h
 
 
-@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
-@pytest.mark.parametrize("kind", CELLS)
-def test_a_step_is_that_of_float64(kind, batch):
-    cell, carry, x = cell_of(kind), some_carry(kind, *batch), jnp.asarray(normal(*batch, 3))
-    new, y = cell(carry, x)
-    wanted, wanted_y = by_hand(cell, carry, x)
-    assert_close(new, wanted, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(y, wanted_y, rtol=1e-4, atol=1e-5)
-
-
 def test_a_residual_cell_adds_its_carry():
     cell = cell_of(nnx.SimpleCell, residual=True)
     carry = some_carry(nnx.SimpleCell, 2)
@@ -120,17 +109,6 @@ def test_activations_are_arguments():
     np.testing.assert_array_equal(c, h)
     relu = cell_of(nnx.SimpleCell, activation_fn=nnx.relu)
     assert (relu(some_carry(nnx.SimpleCell, 2), X[:, 0])[0] >= 0).all()
-
-
-def test_the_two_long_short_term_memories_compute_the_same():
-    one, other = cell_of(nnx.LSTMCell), cell_of(nnx.OptimizedLSTMCell)
-    side_by_side = lambda parts, name: jnp.concatenate([getattr(p, name).value for p in parts], -1)
-    hidden = (one.hi, one.hf, one.hg, one.ho)
-    other.dense_i.kernel.value = side_by_side((one.ii, one.if_, one.ig, one.io), "kernel")
-    other.dense_h.kernel.value = side_by_side(hidden, "kernel")
-    other.dense_h.bias.value = side_by_side(hidden, "bias")
-    carry = some_carry(nnx.LSTMCell, 2)
-    assert_close(one(carry, X[:, 0]), other(carry, X[:, 0]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", CELLS)
@@ -276,43 +254,6 @@ def test_what_a_cell_must_define():
 
 
 # RNN against a loop -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("unroll", [1, 2])
-@pytest.mark.parametrize("kind", CELLS)
-def test_an_rnn_is_a_loop(kind, unroll):
-    cell, start = cell_of(kind), some_carry(kind, 2)
-    layer = nnx.RNN(cell, return_carry=True, unroll=unroll)
-    assert_close(layer(X, initial_carry=start), loop(cell, X, start), rtol=1e-4, atol=1e-5)
-    zero = cell.initialize_carry((2, 3))
-    assert_close(layer(X), loop(cell, X, zero), rtol=1e-4, atol=1e-5)
-    assert_close(layer(X, return_carry=False), layer(X)[1])
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_gradients_are_those_of_finite_differences(kind):
-    layer = nnx.RNN(cell_of(kind), rngs=False)
-    graphdef, params = nnx.split(layer)
-    lengths = jnp.asarray([3, 2])
-
-    @jax.jit
-    def f(params, x):
-        return nnx.merge(graphdef, params, copy=True)(x, seq_lengths=lengths, return_carry=True)
-
-    check_grads(f, (params, X[:, :3]), 1, modes=("rev",), atol=2e-2, rtol=2e-2, eps=1e-2)
-
-
-@pytest.mark.parametrize("batch", [(), (2, 3)])
-def test_any_number_of_batch_axes(batch):
-    x = jnp.asarray(normal(*batch, 5, 3))
-    layer = nnx.RNN(cell_of(nnx.GRUCell))
-    y = layer(x)
-    assert y.shape == (*batch, 5, 4)
-    flat = layer(x.reshape(-1, 5, 3))
-    np.testing.assert_allclose(y.reshape(flat.shape), flat, rtol=1e-5)
-    lengths = jnp.full(batch, 2)
-    carry, _ = layer(x, seq_lengths=lengths, return_carry=True)
-    np.testing.assert_allclose(carry, y[..., 1, :], rtol=1e-5)
 
 
 def test_time_may_come_first():
@@ -480,17 +421,6 @@ def test_what_all_steps_share_they_only_read():
     with pytest.raises(ValueError, match=r"writes '.*steps', which is broadcast"):
         layer(X)
     assert int(layer.cell.steps.value) == 0
-
-
-def test_an_rnn_crosses_jit_and_grad():
-    eager, jitted = nnx.RNN(noisy()), nnx.RNN(noisy())
-    run = nnx.jit(lambda layer, x: layer(x))
-    for _ in range(2):
-        np.testing.assert_allclose(run(jitted, X), eager(X), rtol=1e-4, atol=1e-5)
-    assert int(jitted.cell.steps.value) == 10
-    grads = nnx.grad(lambda layer: layer(X).sum())(jitted)
-    assert float(jnp.abs(grads.cell.linear.kernel.value).max()) > 0
-    assert int(jitted.cell.steps.value) == 15
 
 
 @pytest.mark.parametrize("kind", CELLS)

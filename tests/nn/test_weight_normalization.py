@@ -176,19 +176,6 @@ def test_the_gradient_goes_through_the_normalisation(kind):
     check_grads(jax.jit(f), (params,), order=1, modes=("rev",), atol=2e-2, rtol=2e-2, eps=1e-2)
 
 
-@pytest.mark.parametrize("kind", [nnx.SpectralNorm, nnx.WeightNorm])
-def test_they_cross_jit_as_in_eager_code(kind):
-    eager, jitted = kind(linear(), rngs=nnx.Rngs(0)), kind(linear(), rngs=nnx.Rngs(0))
-    run = nnx.jit(lambda layer, x: layer(x))
-    for _ in range(2):
-        np.testing.assert_allclose(run(jitted, X), eager(X), rtol=1e-5)
-    for (path, a), (path_, b) in zip(
-        nnx.to_flat_state(nnx.state(jitted)), nnx.to_flat_state(nnx.state(eager)), strict=True
-    ):
-        assert path == path_
-        np.testing.assert_allclose(a.value, b.value, rtol=1e-5, atol=1e-6)
-
-
 def test_spectral_norm_messages():
     with pytest.raises(ValueError, match="n_steps of SpectralNorm is a number of steps, not -1"):
         nnx.SpectralNorm(linear(), n_steps=-1, rngs=nnx.Rngs(0))

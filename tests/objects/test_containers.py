@@ -8,7 +8,6 @@ from collections.abc import MutableMapping, MutableSequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,15 +51,6 @@ def test_items_have_statuses_as_attributes_do():
     ):
         items.append(nnx.static(jnp.zeros(1)))
     assert len(items) == 6
-
-
-def test_reading_by_index_and_slice():
-    items = some()
-    one, array, leaf = items
-    assert items[0] is one and items[-1] is leaf and items[np.int64(1)] is array
-    assert items[0:2] == [one, array] and type(items[::2]) is list
-    assert list(reversed(items))[0] is leaf
-    assert [1, leaf] == items[::2] and len(items + [2]) == 4 and type(items + [2]) is nnx.List
 
 
 @pytest.mark.parametrize("index", [3, -4])
@@ -149,15 +139,6 @@ def test_a_refused_edit_changes_nothing():
         assert all(a is b for a, b in zip(items, before)) and len(items) == 3
 
 
-def test_remove_index_count_and_contains():
-    items = nnx.List([1, "a", Leaf()])
-    leaf = items[2]
-    assert items.index("a") == 1 and items.count(1) == 1 and 1 in items and leaf in items
-    items.remove(1)
-    items.pop(0)
-    assert list(items) == [leaf] and items.index(leaf) == 0
-
-
 def test_a_list_may_have_attributes_beside_its_items():
     items = nnx.List([jnp.zeros(1)])
     items.note = "text"
@@ -165,22 +146,6 @@ def test_a_list_may_have_attributes_beside_its_items():
     items.append(2)
     assert len(items) == 2 and items[1] == 2 and keys(items) == ["[0]", ".seen.value[0]"]
     assert "note" in dir(items)
-
-
-def test_lists_in_states_keep_their_order():
-    items = nnx.List([jnp.full(1, i) for i in range(12)])
-    assert list(nnx.state(items)) == list(range(12))
-    new = nnx.merge(*nnx.split(items))
-    assert [int(v[0]) for v in new] == list(range(12))
-
-
-def test_lists_are_equal_where_their_items_are_and_hashed_by_identity():
-    items = some()
-    assert items == items and len({items, some()}) == 2
-    assert nnx.List([1, "a"]) == nnx.List([1, "a"]) != nnx.List([1])
-    assert nnx.List([1]) != [1]
-    items.append(items)
-    assert items == items
 
 
 def test_lists_copy_and_pickle():
@@ -232,28 +197,6 @@ def test_dicts_are_mutable_mappings_and_modules():
         assert dict(nnx.Dict(*args, **kwargs)) == dict(*args, **kwargs)
     assert list(nnx.Dict(z=1, a=2, m=3)) == ["z", "a", "m"]
     assert bool(nnx.Dict(a=0)) and not nnx.Dict()
-
-
-def test_items_are_attributes():
-    table = nnx.Dict(a=1, b=jnp.zeros(1), c=Leaf())
-    assert table.c is table["c"] and table.get("zz") is None and "a" in table
-    table.d = jnp.zeros(2)
-    table["e"] = nnx.data(3)
-    assert list(table) == ["a", "b", "c", "d", "e"]
-    assert keys(table) == [".b", ".c.w.value", ".d", ".e"]
-    assert "d" in dir(table)
-
-
-def test_methods_of_dicts():
-    table = nnx.Dict(a=1, b=2)
-    table.update({"c": 3}, d=4)
-    assert table.pop("a") == 1 and table.pop("zz", None) is None
-    assert table.setdefault("b", 9) == 2 and table.setdefault("n", 9) == 9
-    assert dict(table.items()) == {"b": 2, "c": 3, "d": 4, "n": 9}
-    del table["b"], table.c
-    assert list(table.keys()) == ["d", "n"] and list(table.values()) == [4, 9]
-    table.clear()
-    assert len(table) == 0
 
 
 def test_a_missing_item_names_those_that_exist():

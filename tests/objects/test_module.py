@@ -9,7 +9,6 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite.objects._frozen import BoundMethod
-from nnxlite.objects._module import iter_module_children, iter_modules
 
 
 class Stage(nnx.Module):
@@ -31,34 +30,7 @@ class Modes(nnx.Module):
         self.use_running_average = False
 
 
-class Bag(nnx.Pytree):
-    """Holds modules, and is none."""
-
-    def __init__(self, *modules):
-        self.deterministic = "untouched"
-        self.modules = nnx.List(modules)
-
-
 # sow ---------------------------------------------------------------------------------------------
-
-
-def test_sow_appends_to_a_tuple_in_an_attribute():
-    stage = Stage()
-    stage(1.0), stage(3.0)
-    assert stage.seen is True and type(stage.out) is nnx.Intermediate
-    assert [float(v) for v in stage.out.value] == [2.0, 6.0]
-    popped = nnx.pop(stage, nnx.Intermediate)
-    assert sorted(popped) == ["inner", "out"] and not hasattr(stage, "out")
-
-
-def test_sow_reduces_as_it_is_told():
-    stage = Stage()
-    for x in (1.0, 2.0):
-        stage.sow(nnx.Variable, "sum", x, reduce_fn=lambda a, b: a + b, init_fn=lambda: 10.0)
-    assert stage.sum.value == 13.0
-    with pytest.raises(TypeError):
-        stage.sow(nnx.Intermediate, "bad", 1.0, reduce_fn=lambda a, b: a + b)
-    assert not hasattr(stage, "bad")
 
 
 def test_kinds_may_be_given_by_name():
@@ -131,16 +103,6 @@ def test_the_gradient_of_a_perturbation_is_that_of_the_value():
     np.testing.assert_array_equal(jax.grad(loss)(inner)["inner"].value, [4.0, 8.0])
 
 
-def test_perturbations_are_added():
-    stage = Stage()
-    stage(jnp.ones(2))
-    stage.inner.value = jnp.array([5.0, 7.0])
-    assert stage(jnp.ones(2)).tolist() == [7.0, 9.0]
-    assert stage(jnp.ones((3, 2))).shape == (3, 2)  # one perturbation for a whole batch
-    tree = stage.perturb("tree", {"a": jnp.ones(1), "b": jnp.array([1, 2])})
-    assert tree["b"].dtype == jnp.int32 and stage.tree.value["a"].tolist() == [0.0]
-
-
 @pytest.mark.parametrize(
     "value, form",
     [
@@ -158,27 +120,6 @@ def test_a_value_that_does_not_fit_its_perturbation_is_refused(value, form):
 
 
 # Modes -------------------------------------------------------------------------------------------
-
-
-def test_train_and_eval_set_the_modes_of_all_modules():
-    model = nnx.Dict(a=Modes(), b=[Modes()], bag=Bag(Modes()), stage=Stage())
-    model.eval()
-    found = [m for _, m in iter_modules(model) if isinstance(m, Modes)]
-    assert len(found) == 3
-    assert all(m.deterministic is True and m.use_running_average is True for m in found)
-    assert model.bag.deterministic == "untouched" and not hasattr(model.stage, "deterministic")
-    model.train(noop=True, nowhere=1)
-    assert all(m.deterministic is False and m.use_running_average is False for m in found)
-    assert model.stage.noop is True and not hasattr(model, "nowhere")
-
-
-def test_set_attributes_takes_filters():
-    model = nnx.Dict(a=Modes(), b=Modes(), c=Modes())
-    model.set_attributes(nnx.PathContains("a"), lambda path, m: path == ("b",), deterministic=3)
-    assert [model[k].deterministic for k in "abc"] == [3, 3, False]
-    model.set_attributes(Modes, deterministic=4, use_running_average=5)
-    assert model.c.deterministic == 4 and model.a.use_running_average == 5
-    model.set_attributes()
 
 
 def test_attributes_of_a_class_and_properties_can_be_set():
@@ -239,35 +180,6 @@ def test_set_attributes_can_refuse_sharing():
 
 
 # Parts -------------------------------------------------------------------------------------------
-
-
-def test_iter_modules_visits_each_module_once_children_first():
-    shared = Stage()
-    model = nnx.Dict(b=shared, a=shared, bag=Bag(Modes()), tup=(Modes(),), n=1)
-    model.me = model
-    expected = [("a",), ("bag", "modules", 0), ("bag", "modules"), ("tup", 0), ()]
-    assert [path for path, _ in model.iter_modules()] == expected
-    assert [path for path, _ in iter_modules(model)] == expected
-    assert [path for path, _ in iter_modules([Bag(Modes()), 3])] == [
-        (0, "modules", 0),
-        (0, "modules"),
-    ]
-    assert list(iter_modules(3)) == []
-    with pytest.raises(ValueError, match="Duplicate"):
-        list(iter_modules(model, graph=False))
-
-
-def test_iter_module_children_gives_the_direct_objects_without_variables():
-    model = nnx.Dict(b=Stage(), a=Bag(), v=nnx.Param(1.0), n=1, tup=(Stage(),))
-    assert list(model.iter_children()) == list(nnx.iter_children(model))
-    assert [(name, type(c)) for name, c in iter_module_children(model)] == [
-        ("a", Bag),
-        ("b", Stage),
-    ]
-    assert [name for name, _ in iter_module_children(model, graph=False)] == ["a", "b"]
-    assert [name for name, _ in iter_module_children([Stage(), 3, Bag()])] == [0, 2]
-    with pytest.raises(ValueError, match="Expected an object or a container of some, got Param"):
-        list(iter_module_children(model.v))
 
 
 def test_a_deep_model_is_walked_without_recursion():

@@ -49,91 +49,13 @@ class Affine(nnx.Pytree):
         return self.scale * x + self.shift
 
 
-class Point(tp.NamedTuple):
-    x: tp.Any
-    y: tp.Any
-
-
 # Statuses ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        jnp.zeros(2),
-        np.zeros(2),
-        jax.random.key(0),
-        jax.new_ref(jnp.zeros(2)),
-        nnx.Param(1),
-        Affine(2),
-        nnx.List([]),
-        nnx.State({"a": {"b": nnx.Param(1)}}),
-        Table(),
-        [jnp.zeros(2)],
-        (1, (jnp.zeros(2),)),
-        {"a": nnx.Param(1)},
-        Point(1, jnp.zeros(2)),
-        jax.tree_util.Partial(len, jnp.zeros(2)),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_is_or_holds_data_is_data(value):
-    assert holding(value)._nnx_status == {"held": True}
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(None, 1, 2.0, 3j, True, "text", b"bytes", int, len, ..., range(3), object()),
-        *([], [1, "a"], (), (1, 2), {}, {"a": 1}, {1, 2}, Point(1, 2)),
-        *(np.float32(1), jnp.float32, np.dtype("float32"), jax.nn.relu, functools.partial(len, 1)),
-        *(jax.ShapeDtypeStruct((2,), jnp.float32), [jax.ShapeDtypeStruct((2,), jnp.float32)]),
-    ],
-    ids=lambda v: type(v).__name__,
-)
-def test_everything_else_is_static(value):
-    node = holding(value)
-    assert node._nnx_status == {"held": False}
-    assert jax.tree.leaves(node) == []
 
 
 def test_is_data_looks_at_the_value_alone_and_has_data_inside_it():
     assert nnx.is_data(jnp.zeros(2)) and nnx.is_data(nnx.Param(1)) and nnx.is_data(Table())
     assert not nnx.is_data([jnp.zeros(2)]) and not nnx.is_data("hello") and not nnx.is_data(42)
     assert nnx.has_data([1, {"a": jnp.zeros(2)}]) and not nnx.has_data([1, {"a": 2}])
-
-
-def test_data_and_static_decide_by_hand():
-    def body(self):
-        self.a = nnx.data(3.0)
-        self.b = nnx.data("text")
-        self.c = nnx.data(None)
-        self.d = nnx.static((1, 2))
-        self.e = nnx.data(nnx.data(5))
-
-    assert paths(make(body)) == {".a": 3.0, ".b": "text", ".e": 5}
-
-
-def test_a_status_is_kept_when_the_attribute_is_assigned_again():
-    node = Affine(2)
-    node.shift = "text"
-    assert paths(node) == {".scale.value": node.scale.value, ".shift": "text"}
-    node.shift = None
-    assert node._nnx_status["shift"] is True and ".shift" not in paths(node)
-    node.shift = 3
-    assert paths(node)[".shift"] == 3
-    node.size = 5
-    assert node._nnx_status["size"] is False
-
-
-def test_data_and_static_change_a_status():
-    node = Affine(2)
-    node.size = nnx.data(7)
-    node.shift = nnx.static(0.5)
-    assert paths(node).keys() == {".scale.value", ".size"}
-    del node.size
-    node.size = 8
-    assert node._nnx_status["size"] is False
 
 
 def test_annotations_decide():
@@ -165,17 +87,6 @@ def test_annotations_that_are_evaluated_decide_too():
     Annotated.__annotations__ = {"a": nnx.Data[int], "b": nnx.Static[tuple]}
     assert Annotated()._nnx_status == {"a": True, "b": False}
     assert repr(nnx.Data) == "Data" and repr(nnx.Static) == "Static"
-
-
-def test_fields_in_a_class_body_decide():
-    class Fields(nnx.Pytree):
-        a: int = nnx.data()
-        b: tuple = nnx.static()
-
-        def __init__(self):
-            self.a, self.b = 1, (2,)
-
-    assert Fields()._nnx_status == {"a": True, "b": False}
 
 
 def test_marks_of_annotations_cannot_be_called():
@@ -317,28 +228,6 @@ def test_slots_are_refused():
 # Objects -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "bases, options", [((nnx.Object,), {}), ((nnx.Pytree,), {"pytree": False})]
-)
-def test_objects_are_leaves_for_jax_and_check_nothing(bases, options):
-    def body(self):
-        self.a = [jnp.zeros(2), jnp.ones(2)]
-        self.b = "hello"
-        self.b = jnp.zeros(3)
-        self.c = []
-        self.c.append(jnp.zeros(4))
-
-    node = type("Loose", bases, {"__init__": body}, **options)()
-    assert jax.tree_util.all_leaves([node])
-    state = nnx.state(node)
-    assert sorted(state) == ["a", "b", "c"]
-    assert jax.tree.map(jnp.shape, nnx.to_pure_dict(state)) == {
-        "a": {0: (2,), 1: (2,)},
-        "b": (3,),
-        "c": {0: (4,)},
-    }
-
-
 def test_pytree_is_a_property_of_each_class_but_objects_stay_objects():
     class Loose(nnx.Module, pytree=False): ...
 
@@ -478,43 +367,6 @@ class Record(nnx.Pytree):
     s: str = nnx.static(default="hi", kw_only=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Frozen(nnx.Pytree):
-    a: tp.Any
-    b: int = 3
-
-
-@dataclasses.dataclass
-class Plain(nnx.Pytree):
-    a: int = dataclasses.field(metadata={"static": False})
-    b: str = dataclasses.field(metadata={"static": True})
-    c: list = dataclasses.field(default_factory=list)
-    start: dataclasses.InitVar[int] = 0
-
-    def __post_init__(self, start):
-        self.extra = jnp.full((1,), start)
-
-
-def test_dataclasses_take_marks_as_field_specifiers():
-    record = Record(1, jnp.ones(2), 3)
-    assert list(paths(record)) == [".i", ".x"] and record.s == "hi"
-    assert Record(i=1, x=2, a=3, s="k").s == "k"
-    assert [f.name for f in dataclasses.fields(Record)] == ["i", "x", "a", "s"]
-    assert Record.__match_args__ == ("i", "x", "a")
-    assert Record(1, 2, 3) == Record(1, 2, 3) != Record(1, 2, 4)
-    assert repr(record).startswith("Record(")
-    with pytest.raises(TypeError, match="missing 2 required positional arguments: 'x' and 'a'"):
-        Record(1)
-
-
-def test_dataclasses_of_python_take_field_metadata():
-    plain = Plain(10, "hello", start=7)
-    assert paths(plain) == {".a": 10, ".extra": plain.extra}
-    assert plain.extra.tolist() == [7] and plain.c == []
-    assert dataclasses.replace(plain, a=5, start=8).extra.tolist() == [8]
-    assert repr(plain).startswith(f"{Plain.__qualname__}(a=10, b='hello', c=[]")
-
-
 @nnx.dataclass(frozen=True)
 class Settings(nnx.Pytree):
     width: int = 3
@@ -573,20 +425,6 @@ def test_a_value_given_to_a_mark_in_a_dataclass_is_its_default():
         n: int = nnx.data(5)
 
     assert paths(Counted()) == {".n": 5} and paths(Counted(6)) == {".n": 6}
-
-
-def test_frozen_dataclasses():
-    frozen = Frozen(jnp.ones(2))
-    assert list(paths(frozen)) == [".a"]
-    for edit in (lambda: setattr(frozen, "a", 1), lambda: delattr(frozen, "a")):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            edit()
-    assert jax.tree.map(lambda a: a + 1, frozen).a.tolist() == [2.0, 2.0]
-    assert nnx.merge(*nnx.split(frozen)).b == 3
-    assert hash(Frozen(1)) == hash(Frozen(1)) and Frozen(1) == Frozen(1)
-    assert paths(Frozen(nnx.data(4))) == {".a": 4}
-    with pytest.raises(ValueError, match="annotated with nnx.static"):
-        Frozen(nnx.static(jnp.ones(2)))
 
 
 # Copies ------------------------------------------------------------------------------------------

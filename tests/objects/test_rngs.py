@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 
 import jax
@@ -37,31 +36,6 @@ class Model(nnx.Module):
 # streams ----------------------------------------------------------------------------------------
 
 
-def test_a_stream_folds_its_count_into_its_key():
-    stream = nnx.RngStream(3, tag="noise")
-    for i in range(3):
-        assert same(stream(), jax.random.fold_in(jax.random.key(3), i))
-        assert stream.count.value == i + 1
-    assert same(stream.key.value, jax.random.key(3))
-
-
-def test_a_stream_has_tagged_variables_at_fixed_paths():
-    state = nnx.state(nnx.Rngs(0))
-    flat = dict(nnx.to_flat_state(state))
-    assert list(flat) == [("default", "count"), ("default", "key")]
-    count, key = flat.values()
-    assert type(count) is nnx.RngCount and type(key) is nnx.RngKey
-    assert count.tag == key.tag == "default"
-    assert count.value.dtype == jnp.uint32 and count.value.shape == ()
-
-
-@pytest.mark.parametrize(
-    "start", [3, np.int64(3), jax.random.key(3), jax.random.PRNGKey(3), nnx.RngStream(3, tag="x")]
-)
-def test_what_a_stream_can_start_from(start):
-    assert same(nnx.RngStream(start, tag="a")(), nnx.RngStream(3, tag="a")())
-
-
 def test_a_stream_made_from_a_stream_begins_at_its_start():
     stream = nnx.RngStream(0, tag="a")
     first = stream()
@@ -91,30 +65,6 @@ def test_an_array_that_is_no_key_is_shown_by_shape():
 def test_a_legacy_key_of_another_generator_names_the_remedy():
     with pytest.raises(TypeError, match=r"shape \(4,\).*jax.random.key\(seed, impl"):
         nnx.Rngs(jax.random.PRNGKey(0, impl="rbg"))
-
-
-def test_split_makes_different_keys_from_the_next_key():
-    stream = nnx.RngStream(0, tag="a")
-    expected = jax.random.split(jax.random.fold_in(jax.random.key(0), 0), (2, 3))
-    new = stream.split((2, 3))
-    assert same(new.key.value, expected) and new.tag == "a"
-    assert new.count.value.shape == (2, 3) and not new.count.value.any()
-    assert stream.count.value == 1
-
-
-def test_broadcast_makes_equal_keys_from_the_next_key():
-    stream = nnx.RngStream(0, tag="a")
-    expected = jax.random.fold_in(jax.random.key(0), 0)
-    new = stream.broadcast(3)
-    assert same(new.key.value, jnp.broadcast_to(expected, 3))
-    assert stream.count.value == 1
-
-
-def test_fork_continues_from_the_next_key():
-    stream = nnx.RngStream(0, tag="a")
-    expected = jax.random.fold_in(jax.random.key(0), 0)
-    assert same(stream.fork().key.value, expected)
-    assert stream.fork(split=4).key.shape == (4,)
 
 
 @pytest.mark.parametrize("method", ["split", "broadcast"])
@@ -161,16 +111,6 @@ def test_streams_survive_copy_and_pickle():
 
 
 # sets of streams --------------------------------------------------------------------------------
-
-
-def test_names_resolve_to_streams_or_to_the_default():
-    rngs = nnx.Rngs(0, params=1)
-    assert rngs["params"] is rngs.params
-    assert rngs.dropout is rngs.default and rngs["dropout"] is rngs.default
-    assert "params" in rngs and "default" in rngs and "dropout" not in rngs and 3 not in rngs
-    assert same(rngs(), jax.random.fold_in(jax.random.key(0), 0))
-    assert same(rngs.dropout(), jax.random.fold_in(jax.random.key(0), 1))
-    assert same(rngs.params(), jax.random.fold_in(jax.random.key(1), 0))
 
 
 def test_a_set_of_streams_is_iterated_in_order():
@@ -222,46 +162,6 @@ def test_a_bad_stream_leaves_no_half_built_set():
         nnx.Rngs(0, params="x")
 
 
-@pytest.mark.parametrize("method", ["split", "broadcast"])
-def test_a_whole_set_is_split_or_broadcast(method):
-    rngs, single = nnx.Rngs(0, params=1), nnx.Rngs(0, params=1)
-    new = getattr(rngs, method)(2)
-    for name in rngs:
-        expected = getattr(single[name], method)(2)
-        assert same(new[name].key.value, expected.key.value)
-        assert rngs[name].count.value == 1
-
-
-def test_the_first_filter_that_matches_decides():
-    rngs = nnx.Rngs(0, params=1, dropout=2)
-    new = rngs.split({"params": 2, ("params", "dropout"): (3, 1), "default": None})
-    assert new.params.key.shape == (2,)
-    assert new.dropout.key.shape == (3, 1)
-    assert same(new.default.key.value, rngs.default.key.value)
-    assert rngs.default.count.value == 0
-
-
-def test_streams_that_no_filter_selects_keep_their_key_and_start_again():
-    rngs = nnx.Rngs(0, params=1)
-    rngs()
-    new = rngs.split({"params": 2})
-    assert same(new.default.key.value, jax.random.key(0)) and new.default.count.value == 0
-    assert rngs.default.count.value == 1
-
-
-def test_fork_forks_all_and_splits_some():
-    rngs = nnx.Rngs(0, params=1)
-    new = rngs.fork(split={"params": 2})
-    assert new.params.key.shape == (2,)
-    assert same(new.default.key.value, jax.random.fold_in(jax.random.key(0), 0))
-    assert rngs.default.count.value == rngs.params.count.value == 1
-
-
-def test_broadcast_none_copies():
-    new = nnx.Rngs(0).broadcast(None)
-    assert same(new.default.key.value, jax.random.key(0))
-
-
 def test_a_failed_split_draws_from_no_stream():
     rngs = nnx.Rngs(0, params=jax.random.split(jax.random.key(0), 2))
     with pytest.raises(ValueError, match="'params' holds an array of keys"):
@@ -275,55 +175,12 @@ def test_a_failed_split_draws_from_no_stream():
 
 # samplers ---------------------------------------------------------------------------------------
 
-ARGUMENTS = {
-    "ball": (2,),
-    "beta": (1.0, 2.0),
-    "binomial": (5, 0.5),
-    "categorical": (jnp.zeros(3),),
-    "chisquare": (2.0,),
-    "choice": (5,),
-    "dirichlet": (jnp.ones(3),),
-    "double_sided_maxwell": (0.0, 1.0),
-    "f": (2.0, 3.0),
-    "gamma": (1.0,),
-    "generalized_normal": (2.0,),
-    "geometric": (0.5,),
-    "loggamma": (1.0,),
-    "multinomial": (5, jnp.ones(3) / 3),
-    "multivariate_normal": (jnp.zeros(2), jnp.eye(2)),
-    "orthogonal": (2,),
-    "pareto": (1.0,),
-    "permutation": (5,),
-    "poisson": (2.0,),
-    "randint": ((2,), 0, 5),
-    "rayleigh": (1.0,),
-    "t": (2.0,),
-    "triangular": (0.0, 0.5, 1.0),
-    "truncated_normal": (-1.0, 1.0),
-    "wald": (1.0,),
-    "weibull_min": (1.0, 1.0),
-}
 INITIALIZERS = {
     "delta_orthogonal",
     *(f"{n}_{kind}" for n in ("glorot", "he", "kaiming", "lecun", "xavier")
       for kind in ("normal", "uniform")),
     "variance_scaling",
 }  # fmt: skip
-METHODS = {name for name in vars(Samplers) if not name.startswith("_")}
-
-
-@pytest.mark.parametrize("name", sorted(METHODS - INITIALIZERS))
-def test_a_sampler_is_the_function_of_jax_with_the_next_key(name):
-    arguments = ARGUMENTS.get(name, ())
-    rngs = nnx.Rngs(5)
-    drawn = getattr(rngs, name)(*arguments)
-    expected = getattr(jax.random, name)(nnx.Rngs(5)(), *arguments)
-    np.testing.assert_array_equal(drawn, expected)
-    assert rngs.default.count.value == 1
-    method, function = getattr(Samplers, name), getattr(jax.random, name)
-    parameters = list(inspect.signature(method).parameters)
-    assert parameters == ["self", *list(inspect.signature(function).parameters)[1:]]
-    assert f"jax.random.{name}" in method.__doc__ and method.__name__ == name
 
 
 @pytest.mark.parametrize("name", sorted(INITIALIZERS))
@@ -361,39 +218,6 @@ def counts(node):
 
 def keys(node):
     return [data(v.value).tolist() for _, v in nnx.to_flat_state(nnx.state(node, nnx.RngKey))]
-
-
-def test_split_rngs_works_in_place_and_is_undone():
-    model = Model()
-    key, count = model.rngs.params.key, model.rngs.params.count
-    before = keys(model)
-    expected = jax.random.split(jax.random.fold_in(jax.random.key(1), 0), 3)
-    backups = nnx.split_rngs(model, splits=3)
-    assert model.rngs.params.key is key and model.rngs.params.count is count
-    assert same(key.value, expected)
-    assert key.value.shape == count.value.shape == (3,)
-    assert model.inner["noise"].key.value.shape == (3,)
-    nnx.restore_rngs(backups)
-    assert keys(model) == before and counts(model) == [1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    "only", ["params", nnx.PathContains("params"), lambda path, x: getattr(x, "tag", 0) == "params"]
-)
-def test_split_rngs_of_some(only):
-    model = Model()
-    nnx.split_rngs(model, splits=(2, 1), only=only)
-    assert model.rngs.params.key.value.shape == (2, 1)
-    assert counts(model.rngs.default) == [0] and counts(model.inner) == [0]
-
-
-def test_split_rngs_squeezes_a_single_key():
-    rngs = nnx.Rngs(0)
-    nnx.split_rngs(rngs, splits=1, squeeze=True)
-    expected = jax.random.split(jax.random.fold_in(jax.random.key(0), 0), 1)[0]
-    assert same(rngs.default.key.value, expected) and rngs.default.key.value.shape == ()
-    with pytest.raises(ValueError, match="squeeze=True is only supported for splits=1, got.*2"):
-        nnx.split_rngs(rngs, splits=2, squeeze=True)
 
 
 def test_split_rngs_in_a_with_block_restores_also_after_an_error():
@@ -435,15 +259,6 @@ def test_fork_rngs_leaves_the_originals_one_draw_further():
         model.rngs.params()
         model.rngs.params()
     assert keys(model) == before and counts(model) == [1, 1, 1]
-
-
-def test_fork_rngs_by_filter():
-    model = Model()
-    nnx.fork_rngs(model, split={"params": 2, nnx.PathContains("inner"): None})
-    assert model.rngs.params.key.value.shape == (2,)
-    forked = jax.random.fold_in(jax.random.key(7), 0)
-    assert same(model.inner["noise"].key.value, forked)
-    assert same(model.rngs.default.key.value, jax.random.key(0))
 
 
 def test_fork_rngs_decorates_a_plain_function():
@@ -524,33 +339,6 @@ def test_graph_false_refuses_shared_streams():
         nnx.with_rngs(nnx.List([stream, stream]), fork=True, graph=False)
 
 
-def test_with_rngs_copies_and_treats_each_stream_once():
-    model = Model()
-    new = nnx.with_rngs(model, split={"params": 2}, broadcast=3, fork=True)
-    assert new is not model and new.scale is model.scale
-    assert same(new.rngs.params.key.value, nnx.Rngs(1).split(2).default.key.value)
-    assert same(new.rngs.default.key.value, nnx.Rngs(0).broadcast(3).default.key.value)
-    assert counts(model) == [1, 1, 1]
-
-
-def test_with_rngs_keeps_streams_that_nothing_selects():
-    model = Model()
-    new = nnx.with_rngs(model, fork="params")
-    assert new.rngs.default is not model.rngs.default
-    assert new.rngs.default.key is model.rngs.default.key
-    assert new.rngs.params.key is not model.rngs.params.key
-    assert same(new.rngs.params.key.value, nnx.Rngs(1)())
-    untouched = nnx.with_rngs(model, split=2, only="nothing")
-    assert untouched.rngs.params.key is model.rngs.params.key
-    assert nnx.with_rngs(model, split=2, only=nnx.PathContains("inner")).rngs.params.key.shape == ()
-
-
-def test_with_rngs_accepts_several_filters_to_fork():
-    rngs = nnx.Rngs(0, a=1, b=2)
-    new = nnx.with_rngs(rngs, fork=["a", "b"])
-    assert new.a.key is not rngs.a.key and new.default.key is rngs.default.key
-
-
 def test_with_rngs_keeps_sharing():
     stream = nnx.RngStream(0, tag="a")
     new = nnx.with_rngs(nnx.List([stream, stream]), fork=True)
@@ -568,18 +356,6 @@ def test_with_rngs_as_a_decorator(form):
     drawn = decorated(rngs)
     expected = nnx.Rngs(0).fork() if form == "called" else nnx.Rngs(0)
     assert same(drawn, expected())
-
-
-def test_reseed_by_tag():
-    model = Model()
-    model.rngs.params()
-    model.rngs()
-    nnx.reseed(model, params=5, default=jax.random.key(9))
-    assert counts(model) == [0, 0, 0]
-    assert same(model.rngs.params.key.value, jax.random.fold_in(jax.random.key(5), 0))
-    drawn = sorted(data(s.key.value).tolist() for s in (model.inner["noise"], model.rngs.default))
-    expected = sorted(data(jax.random.fold_in(jax.random.key(9), i)).tolist() for i in range(2))
-    assert drawn == expected
 
 
 def test_reseed_leaves_other_streams():

@@ -236,70 +236,6 @@ def adversaries_with_two_optimizers(nnx):
 
 
 @program
-def target_network(nnx):
-    q = nnx.Sequential(
-        nnx.Linear(4, 8, kernel_init=nnx.initializers.orthogonal(2**0.5), rngs=nnx.Rngs(0)),
-        nnx.relu,
-        nnx.Linear(8, 2, bias_init=nnx.initializers.constant(0.1), rngs=nnx.Rngs(1)),
-    )
-    target = nnx.clone(q)
-    tx = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2))
-    optimizer = nnx.Optimizer(q, tx, wrt=nnx.Param)
-    now, later, actions = normal(4, 3, 4), normal(5, 3, 4), jnp.array([0, 1, 0])
-
-    @nnx.jit
-    def step(q, target, optimizer, tau=0.1):
-        wanted = 1.0 + 0.99 * target(later).max(-1)
-
-        def loss_fn(q):
-            chosen = q(now)[jnp.arange(3), actions]
-            return optax.huber_loss(chosen, wanted).mean(), chosen
-
-        found, grads = nnx.value_and_grad(loss_fn, has_aux=True)(q)
-        optimizer.update(q, grads)
-        mixed = jax.tree.map(lambda a, b: tau * a + (1 - tau) * b, nnx.state(q), nnx.state(target))
-        nnx.update(target, mixed)
-        return found
-
-    found = [step(q, target, optimizer) for _ in range(2)]
-    return found, nnx.state(target), nnx.state(q), optimizer.step
-
-
-@program
-def gradients_accumulated_in_a_scan(nnx):
-    model = perceptron(nnx, rate=0.2)
-    optimizer = nnx.Optimizer(model, optax.MultiSteps(optax.adam(1e-2), 2), wrt=nnx.Param)
-    xs = normal(6, 3, 2, 3)
-
-    @jax.jit
-    def train(graphdef, state, xs):
-        model, optimizer = nnx.merge(graphdef, state)
-        inner, params, rest = nnx.split(model, nnx.Param, ...)
-
-        def micro(carry, x):
-            rest, total = carry
-
-            def loss_fn(params):
-                model = nnx.merge(inner, params, rest, copy=True)
-                return squares(model, x), nnx.state(model, nnx.Not(nnx.Param))
-
-            (loss, rest), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
-            return (rest, jax.tree.map(jnp.add, total, grads)), loss
-
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        (rest, grads), losses = jax.lax.scan(micro, (rest, zeros), xs)
-        nnx.update(model, rest)
-        optimizer.update(model, jax.tree.map(lambda g: g / 3, grads))
-        return nnx.state((model, optimizer)), losses
-
-    graphdef, state = nnx.split((model, optimizer))
-    for _ in range(2):
-        state, losses = train(graphdef, state, xs)
-    nnx.update((model, optimizer), state)
-    return losses, nnx.state((model, optimizer))
-
-
-@program
 def functional_loop(nnx):
     graphdef, params, stats, keys = nnx.split(
         perceptron(nnx, rate=0.5), nnx.Param, nnx.BatchStat, nnx.RngState
@@ -471,32 +407,6 @@ def language_model_with_cached_decoding(nnx):
 
 
 @program
-def low_rank_adaptation(nnx):
-    class Gated(nnx.Module):
-        def __init__(self, rngs):
-            self.gate = nnx.Linear(3, 4, use_bias=False, rngs=rngs)
-            self.up = nnx.LoRALinear(3, 4, lora_rank=2, use_bias=False, rngs=rngs)
-            base = nnx.Linear(4, 3, rngs=rngs)
-            self.down = nnx.LoRA(4, 2, 3, base_module=base, rngs=rngs)
-
-        def __call__(self, x):
-            return self.down(nnx.silu(self.gate(x)) * self.up(x))
-
-    model, x = Gated(nnx.Rngs(0)), normal(12, 2, 3)
-    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.LoRAParam)
-    wrt = nnx.DiffState(0, nnx.LoRAParam)
-
-    @nnx.jit
-    def step(model, optimizer):
-        loss, grads = nnx.value_and_grad(squares, argnums=wrt)(model, x)
-        optimizer.update(model, grads)
-        return loss, grads
-
-    found = [step(model, optimizer) for _ in range(2)]
-    return found, nnx.state(model), nnx.state(optimizer)
-
-
-@program
 def sequence_to_sequence(nnx):
     rngs = nnx.Rngs(0)
     embed = nnx.Embed(7, 3, rngs=rngs)
@@ -559,56 +469,6 @@ def layers_stacked_and_scanned(nnx):
 
 
 @program
-def ensemble(nnx):
-    @nnx.split_rngs(splits=3)
-    @nnx.vmap
-    def create(rngs):
-        return nnx.Sequential(nnx.Linear(2, 3, rngs=rngs), nnx.tanh, nnx.Linear(3, 1, rngs=rngs))
-
-    members, x = create(nnx.Rngs(0)), normal(14, 4, 2)
-    together = nnx.vmap(lambda model, x: model(x), in_axes=(0, None))
-    optimizer = nnx.Optimizer(members, optax.sgd(0.1), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(members, optimizer):
-        loss, grads = nnx.value_and_grad(lambda m: (together(m, x) ** 2).mean())(members)
-        optimizer.update(members, grads)
-        return loss
-
-    loss = step(members, optimizer)
-    graphdef, state = nnx.split(members)
-    one = nnx.merge(graphdef, jax.tree.map(lambda a: a[1], state))
-    return loss, nnx.state(members), one(x)
-
-
-@program
-def tied_weights(nnx):
-    class Tied(nnx.Module):
-        def __init__(self, rngs):
-            self.embed = nnx.Embed(5, 3, rngs=rngs)
-            self.inner = nnx.Linear(3, 3, rngs=rngs)
-            self.outer = nnx.Linear(3, 3, rngs=rngs)
-            self.outer.kernel = self.inner.kernel
-
-        def __call__(self, tokens):
-            return self.embed.attend(self.outer(nnx.relu(self.inner(self.embed(tokens)))))
-
-    model, tokens = Tied(nnx.Rngs(0)), jnp.array([0, 1, 4])
-    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model, optimizer):
-        loss, grads = nnx.value_and_grad(squares)(model, tokens)
-        optimizer.update(model, grads)
-        return loss, grads
-
-    found = step(model, optimizer)
-    copies = model, nnx.clone(model), nnx.merge(*nnx.split(model))
-    tied = [m.inner.kernel is m.outer.kernel for m in copies]
-    return found, nnx.state(model), tied, nnx.find_duplicates(model)
-
-
-@program
 def meta_learning(nnx):
     model = nnx.Sequential(
         nnx.Linear(1, 4, rngs=nnx.Rngs(0)), nnx.tanh, nnx.Linear(4, 1, rngs=nnx.Rngs(1))
@@ -633,147 +493,7 @@ def meta_learning(nnx):
     return outer(model)
 
 
-@program
-def mixed_precision(nnx):
-    class Mixed(nnx.Module):
-        def __init__(self, rngs, **dtypes):
-            self.conv = nnx.Conv(2, 4, (3,), rngs=rngs, **dtypes)
-            self.norm = nnx.LayerNorm(4, rngs=rngs, **dtypes)
-            self.mix = nnx.Einsum("bld,dh->blh", (4, 4), (4,), rngs=rngs, **dtypes)
-            self.slope = nnx.PReLU(**dtypes)
-            self.out = nnx.LinearGeneral((4,), (2, 2), rngs=rngs, **dtypes)
-
-        def __call__(self, x):
-            return self.out(self.slope(self.mix(self.norm(self.conv(x)))))
-
-    half, x = jnp.bfloat16, normal(15, 2, 3, 2)
-    found = []
-    for dtypes in (
-        {},
-        {"dtype": half},
-        {"param_dtype": half},
-        {"dtype": half, "param_dtype": half},
-    ):
-        model = Mixed(nnx.Rngs(0), **dtypes)
-        kinds = [(path, str(v.dtype)) for path, v in nnx.to_flat_state(nnx.state(model))]
-        found.append((kinds, [str(jax.eval_shape(model, v).dtype) for v in (x, x.astype(half))]))
-    model = Mixed(nnx.Rngs(0))
-    nnx.update(model, jax.tree.map(lambda a: a.astype(half), nnx.state(model)))
-    return found, [str(v.dtype) for v in jax.tree.leaves(model)]
-
-
 # State, structure and devices -------------------------------------------------------------------
-
-
-@program
-def jitted_methods(nnx):
-    class Counter(nnx.Module):
-        def __init__(self, rngs):
-            self.linear = nnx.Linear(2, 2, rngs=rngs)
-            self.calls = nnx.Variable(jnp.array(0))
-
-        @nnx.jit
-        def step(self, x):
-            self.calls[...] += 1
-            return self.linear(x)
-
-        @functools.partial(nnx.jit, static_argnames=("times", "flag"))
-        def repeat(self, x, *, times: int = 1, flag=False):
-            self.calls.value = self.calls.value + times
-            return x * times if flag else self.linear(x)
-
-        @classmethod
-        @nnx.jit(static_argnums=0)
-        def create(cls, rngs):
-            return cls(rngs)
-
-        @nnx.jit
-        def grow(self):
-            self.extra = nnx.Cache(jnp.ones(2))
-            return self
-
-    model, x = Counter.create(nnx.Rngs(1)), jnp.ones((1, 2))
-    ys = [model.step(x), model.repeat(x, times=3, flag=True), model.repeat(x)]
-    same = model.grow() is model
-    log = [nnx.cond(True, lambda m: m.calls * 2, lambda m: m.calls * 0, model)]
-    nnx.fori_loop(0, 3, lambda i, m: (m.step(x), m)[1], model)
-    return ys, same, log, nnx.state(model)
-
-
-@program
-def sown_captured_and_perturbed(nnx):
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.inner, self.outer = nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
-
-        def __call__(self, x):
-            x = self.inner(x)
-            self.sow(nnx.Intermediate, "h", x)
-            self.sow(
-                nnx.Intermediate,
-                "total",
-                x.sum(),
-                init_fn=lambda: 0.0,
-                reduce_fn=lambda a, b: a + b,
-            )
-            return self.outer(nnx.relu(x))
-
-    model, x = Net(nnx.Rngs(0)), jnp.ones((1, 2))
-    model(x)
-    model(x)
-    sown = nnx.pop(model, nnx.Intermediate)
-    captured = nnx.capture(nnx.List([model])[0], nnx.Intermediate)(x)
-    return sown, hasattr(model, "h"), captured, nnx.state(model)
-
-
-@program
-def hooks_and_metadata(nnx):
-    init = nnx.with_metadata(
-        nnx.initializers.ones, tag="x", on_get_value=lambda variable, value: value * 3
-    )
-    linear = nnx.Linear(2, 2, kernel_init=init, rngs=nnx.Rngs(0))
-
-    class Scaled(nnx.Param):
-        def on_get_value(self, value):
-            return value * 10
-
-        def on_set_value(self, value):
-            return value / 10
-
-    scaled = Scaled(jnp.ones(2))
-    scaled[...] = jnp.full(2, 5.0)
-    model = nnx.merge(*nnx.split(nnx.Dict(a=scaled)))
-    read = nnx.jit(lambda m: m.a + 0)(model)
-    param = nnx.Param(jnp.ones(2), a=1)
-    param.set_metadata(b=2)
-    param.del_metadata("a")
-    metadata = {k: v for k, v in param.get_metadata().items() if k not in SETTINGS}
-    errors = raised(lambda: param.a), raised(lambda: setattr(param, "a", 3))
-    raw = scaled.get_raw_value(), scaled.get_value(), read
-    return linear(jnp.ones(2)), linear.kernel.tag, raw, metadata, param.replace(b=9), errors
-
-
-@program
-def keys_by_name(nnx):
-    rngs = nnx.Rngs(0, params=1, dropout=jax.random.key(5))
-    drawn = [rngs(), rngs.params(), rngs.dropout(), rngs["params"](), rngs.normal((2,))]
-    forks = [nnx.state(rngs.fork()), nnx.state(rngs.fork(split={"params": 2}))]
-    layers = [
-        nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(7))),
-        nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(params=7))),
-    ]
-    dropout = nnx.Dropout(0.5)
-    outs = [dropout(jnp.ones(3), rngs=nnx.Rngs(0)), dropout(jnp.ones(3), deterministic=True)]
-    model = perceptron(nnx, rate=0.5)
-    nnx.reseed(model, default=42)
-    with nnx.split_rngs(model, splits=2):
-        split = nnx.state(model, nnx.RngState)
-    errors = [
-        raised(lambda: dropout(jnp.ones(3))),
-        raised(lambda: nnx.Rngs(params=0).dropout()),
-        raised(lambda: nnx.Linear(2, 2)),
-    ]
-    return drawn, forks, layers, outs, split, nnx.state(model, nnx.RngState), errors
 
 
 @program
@@ -797,18 +517,6 @@ def weights_from_elsewhere(nnx):
     abstract = nnx.state(nnx.eval_shape(lambda: perceptron(nnx)), nnx.Param)
     flattened = {".".join(p): v for p, v in nnx.traversals.flatten_mapping(pure).items()}
     return nnx.state(other), flattened, doubled, names, parts, abstract
-
-
-@program
-def average_of_the_parameters(nnx):
-    if not hasattr(flax_nnx, "EMA"):
-        pytest.skip("EMA is newer than the installed reference")
-    model = perceptron(nnx)
-    average = nnx.EMA(nnx.state(model, nnx.Param), 0.9)
-    model.linear1.kernel[...] += 1.0
-    nnx.jit(lambda average, model: average.update(nnx.state(model, nnx.Param)))(average, model)
-    other = average.apply_to(model)
-    return nnx.state(average), nnx.state(other), other.norm.mean is model.norm.mean
 
 
 @program

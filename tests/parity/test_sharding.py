@@ -558,18 +558,6 @@ def test_shardings_of_jit(form):
     assert_same(program)
 
 
-@pytest.mark.parametrize("names", [(), ("data",), ("data", None), (None, None), (None, "model")])
-def test_results_have_the_very_sharding_that_was_asked_for(names):
-    sharding = NamedSharding(mesh_of(), P(*names))
-
-    def program(lib):
-        make = lambda: (jnp.ones((8, 8)), lib.Param(jnp.ones((8, 8))))
-        y, param = lib.jit(make, out_shardings=sharding)()
-        return [x.sharding == sharding for x in (y, param)], str(y.sharding.spec)
-
-    assert_same(program)
-
-
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_a_whole_value_is_written_where_the_old_one_is(kind):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(getattr(jax.sharding.AxisType, kind),))

@@ -175,23 +175,6 @@ def a_rule_gets_the_cotangents_of_what_is_written(lib, mode):
 
 
 @in_plain_modes
-def a_rule_that_is_called_twice(lib, mode):
-    seen, (m, x, d) = [], arguments(lib)
-    f = writer(lib, mode, seen, by_keyword)
-    loss = lambda m, d: f(m, x, d) + f(m, x, d) + m.c[...]
-    return lib.grad(loss, argnums=(0, 1), **mode)(m, d), m, d, seen
-
-
-@in_plain_modes
-def a_rule_under_jit(lib, mode):
-    (m, x, d) = arguments(lib)
-    f = writer(lib, mode, [], lambda seen, residual, g, *, updates_g: sevens(residual))
-    loss = lambda m, x, d: f(m, x, d) + 10 * m.c[...]
-    step = lib.jit(lambda m, x, d: lib.grad(loss, argnums=(0, 1), **mode)(m, x, d), **mode)
-    return step(m, x, d), m, d
-
-
-@in_plain_modes
 def a_rule_without_the_argument_and_values_that_nobody_uses(lib, mode):
     seen, (m, x, d) = [], arguments(lib)
     f = writer(lib, mode, seen, without)

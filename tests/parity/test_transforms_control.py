@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 from tests.parity.programs import (
@@ -15,44 +12,15 @@ from tests.parity.programs import (
     attempt,
     compare,
     models,
-    plain,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference warns of its own plans
 
 program = Programs()
-plain_modes = ("plain", "tree")
 all_modes = ("updates", "plain", "tree")
 
 
 # cond and switch ---------------------------------------------------------------------------------
-
-
-@program(*all_modes)
-def cond_that_writes(lib, mode):
-    m = models(lib).Counted()
-
-    def yes(m, x):
-        return m(x)
-
-    def no(m, x):
-        m.w[...] = 0.0
-        return x
-
-    run = lambda p: lib.cond(p, yes, no, m, 3.0, **mode)
-    return run(True), plain(lib, m), run(False), m, run(jnp.array(True)), run(1)
-
-
-@program("updates", "plain")
-def cond_under_jit_and_grad(lib, mode):
-    m = models(lib).Counted()
-
-    @lib.jit(**mode)
-    def f(m, x):
-        return lib.cond(x > 0, lambda m: m(x), lambda m: m.w * -x, m, **mode)
-
-    g = lib.grad(lambda m, x: lib.cond(x > 0, lambda m: m(x), lambda m: m.w * -x, m), **mode)
-    return f(m, 1.0), f(m, -1.0), g(m, 2.0), m
 
 
 @program("updates")
@@ -70,71 +38,12 @@ def fori_loop_without_updates_keeps_its_variables(lib, mode):
     return attempt(lambda: lib.fori_loop(0, 2, lambda i, c: m, models(lib).Counted(), **mode))
 
 
-@program(*all_modes)
-def cond_of_captured_objects(lib, mode):
-    m = models(lib).Counted()
-    read = lib.cond(True, lambda: m.w * 2, lambda: m.w * 3, **mode)
-
-    def write(x):
-        m.c[...] += 1
-        return x
-
-    return read, attempt(lambda: lib.cond(True, write, lambda x: x, 1.0, **mode))
-
-
-@program("updates")
-def cond_changes_structure_in_both_branches(lib, mode):
-    m = models(lib).Counted()
-
-    def yes(m):
-        m.new = lib.Param(m.w * 2)
-        return m
-
-    def no(m):
-        m.new = lib.Param(m.w * 3)
-        return m
-
-    return lib.cond(False, yes, no, m) is m, m
-
-
-@program(*all_modes)
-def cond_makes_objects(lib, mode):
-    out = lib.cond(
-        True,
-        lambda x: {"cell": models(lib).Cell(x)},
-        lambda x: {"cell": models(lib).Cell(x * 2)},
-        3.0,
-        **mode,
-    )
-    return out, type(out["cell"]).__name__
-
-
-@program(*all_modes)
-def cond_of_random_streams(lib, mode):
-    drop = lib.Dropout(0.5, rngs=lib.Rngs(0))
-    f = lambda p: lib.cond(p, lambda d, x: d(x), lambda d, x: x, drop, jnp.ones(8), **mode)
-    return f(True), f(False), drop
-
-
 @program("updates", "plain")
 def switch_between_layers(lib, mode):
     layers = lib.List([lib.Linear(2, 2, rngs=lib.Rngs(i)) for i in range(3)])
     branches = [lambda ls, x, i=i: ls[i](x) for i in range(3)]
     run = lambda i: lib.switch(i, branches, layers, X, **mode)
     return run(0), run(jnp.array(2)), run(7), run(-1), layers
-
-
-@program(*all_modes)
-def switch_that_counts(lib, mode):
-    m = models(lib).Counted()
-
-    def add(k, m):
-        m.c[...] += k
-
-    branches = tuple(functools.partial(add, k) for k in (1, 10, 100))
-    for i in (0, 2, 2):
-        lib.switch(i, branches, m, **mode)
-    return m, lib.jit(lambda m, i: lib.switch(i, branches, m, **mode), **mode)(m, 1), m
 
 
 @program(*all_modes)
@@ -173,84 +82,6 @@ def branch_refusals(lib, mode):
 
 
 # while_loop and fori_loop ------------------------------------------------------------------------
-
-
-@program(*all_modes)
-def while_loop_of_a_module(lib, mode):
-    m = models(lib).Counted()
-
-    def body(carry):
-        m, x = carry
-        return m, m(x)
-
-    out, x = lib.while_loop(lambda carry: carry[0].c[...] < 3, body, (m, 1.0), **mode)
-    return out.c is m.c, x, m
-
-
-@program(*all_modes)
-def while_loop_in_a_tree_and_under_jit(lib, mode):
-    m = models(lib).Counted()
-
-    @lib.jit(**mode)
-    def f(m, n):
-        def body(carry):
-            carry["m"](1.0)
-            return {"m": carry["m"], "i": carry["i"] + 1}
-
-        return lib.while_loop(lambda c: c["i"] < n, body, {"m": m, "i": 0}, **mode)["i"]
-
-    return f(m, 4), m
-
-
-@program(*all_modes)
-def fori_loop_of_a_module(lib, mode):
-    m = models(lib).Counted()
-
-    def body(i, carry):
-        m, x = carry
-        m.w[...] += i
-        return m, m(x)
-
-    out, x = lib.fori_loop(0, 3, body, (m, 1.0), **mode)
-    return out.w is m.w, x, m
-
-
-@program(*all_modes)
-def fori_loop_bounds_and_options(lib, mode):
-    step = lambda i, x: x + i
-    out = [
-        lib.fori_loop(0, 4, step, jnp.array(0), unroll=2, **mode),
-        lib.fori_loop(0, 4, step, jnp.array(0), unroll=True, **mode),
-        lib.fori_loop(jnp.array(2), 5, step, jnp.array(0), **mode),
-        lib.fori_loop(3, 3, step, jnp.array(7), **mode),
-        lib.fori_loop(5, 3, step, jnp.array(7), **mode),
-        lib.jit(lambda n: lib.fori_loop(0, n, step, 0, **mode), **mode)(4),
-        lib.grad(lambda x: lib.fori_loop(0, 3, lambda i, y: y * x, 1.0, **mode))(2.0),
-    ]
-    return out
-
-
-@program("updates", "plain")
-def loops_of_random_streams_and_statistics(lib, mode):
-    net = models(lib).Net(lib.Rngs(0))
-    body = lambda i, carry: (carry[0], carry[0](carry[1]))
-    _, y = lib.fori_loop(0, 2, body, (net, jnp.asarray(X)), **mode)
-    return y, lib.state(net)
-
-
-@program("updates")
-def loop_of_a_training_step(lib, mode):
-    m = lib.Linear(2, 1, rngs=lib.Rngs(0))
-    optimizer = lib.Optimizer(m, optax.adam(0.1), wrt=lib.Param)
-
-    def body(i, carry):
-        m, optimizer = carry
-        grads = lib.grad(lambda m: (m(X) ** 2).mean())(m)
-        optimizer.update(m, grads)
-        return m, optimizer
-
-    out = lib.fori_loop(0, 3, body, (m, optimizer))
-    return out[0] is m, out[1] is optimizer, m, lib.state(optimizer)
 
 
 @program("updates")
@@ -315,22 +146,6 @@ def new_states_in_a_carry(lib, mode):
         out = lib.fori_loop(0, 3, body, (m, start))
         found += [out, out[0] is m, out[1] is start, start]
     return found, m
-
-
-@program("updates", "plain")
-def states_of_arrays_in_loops_and_branches(lib, mode):
-    s = lib.State({"a": jnp.ones(2), "b": {"c": jnp.zeros(())}})
-    more = lambda s: jax.tree.map(lambda x: x + 1, s)
-    pair = lib.State({"a": s["a"] * 2, "b": {"c": s["b"]["c"] + 5}})
-    return [
-        lib.fori_loop(0, 3, lambda i, s: more(s), s, **mode),
-        lib.while_loop(lambda s: s["a"].sum() < 9, more, s, **mode),
-        lib.cond(True, more, lambda s: s, s, **mode),
-        lib.cond(jnp.array(False), more, lambda s: s, s, **mode),
-        lib.cond(False, lambda a, b: a, lambda a, b: b, s, pair, **mode),
-        lib.switch(1, [lambda s: s, more, lambda s: more(more(s))], s, **mode),
-        s,
-    ]
 
 
 @program("updates")

@@ -32,22 +32,6 @@ def functions_that_are_methods_and_partials(lib, mode):
     ]
 
 
-@program("updates", "plain")
-def captured_objects_that_are_read(lib, mode):
-    m = models(lib).Vector()
-    xs = jnp.ones(2)
-    return [
-        lib.jit(lambda x: m.w * x, **mode)(2.0),
-        lib.vmap(lambda x: m.w * x, **mode)(xs),
-        lib.grad(lambda x: m.w.sum() * x, **mode)(2.0),
-        lib.scan(lambda c, x: (c + 1, m.w * x), **mode)(0.0, xs),
-        lib.fori_loop(0, 2, lambda i, x: x * m.w, jnp.ones(3), **mode),
-        lib.while_loop(lambda x: x.sum() < m.w.sum(), lambda x: x * m.w, jnp.ones(3), **mode),
-        lib.eval_shape(lambda x: m.w * x, 1.0, **mode),
-        m,
-    ]
-
-
 @program("updates", "plain", "tree")
 def arguments_by_name(lib, mode):
     m = models(lib).Counted()
@@ -133,57 +117,6 @@ def axes_of_scan_in_other_containers(lib, mode):
 
 
 @program("updates", "plain")
-def stacks_of_transforms(lib, mode):
-    m = models(lib).Vector()
-    loss = lambda m, x: (m.w * x).sum() ** 2
-    a = lib.jit(lib.vmap(lib.grad(loss, **mode), in_axes=(None, 0), **mode), **mode)
-    b = lib.grad(lambda m: lib.vmap(loss, in_axes=(None, 0), **mode)(m, jnp.arange(2.0)).sum())
-    c = lib.vmap(lib.jit(loss, **mode), in_axes=(None, 0), **mode)
-    slope = lambda x: lambda m: lib.grad(loss)(m, x)
-    d = lib.jit(lambda m: lib.cond(True, slope(1.0), slope(2.0), m))
-    e = jax.jit(lambda s: lib.grad(loss)(lib.merge(lib.graphdef(m), s), 1.0))
-    f = lib.vmap(lambda x: lib.fori_loop(0, 2, lambda i, y: y * x, 1.0, **mode), **mode)
-    g = jax.vmap(lambda x: lib.scan(lambda c, y: (c + x * y, c), **mode)(0.0, jnp.ones(2)))
-    xs = jnp.arange(2.0)
-    return a(m, xs), b(m), c(m, xs), d(m), e(lib.state(m)), f(xs), g(xs), m
-
-
-@program("updates")
-def generators_and_exceptions_between(lib, mode):
-    m = models(lib).Counted()
-
-    @lib.jit
-    def f(m):
-        def steps():
-            for i in range(3):
-                yield m(float(i))
-
-        total = sum(steps())
-        try:
-            lib.vmap(lambda x: 1 / 0)(jnp.ones(2))
-        except ZeroDivisionError:
-            total = total * 2
-        return total
-
-    return f(m), m
-
-
-@program("updates")
-def recursion_through_jit(lib, mode):
-    first = models(lib).Cell(1.0)
-    first.next = models(lib).Cell(2.0)
-    first.next.next = models(lib).Cell(3.0)
-
-    @lib.jit
-    def total(cell):
-        cell.value[...] += 1
-        rest = total(cell.next) if cell.next is not None else 0.0
-        return cell.value * 2 + rest
-
-    return total(first), first
-
-
-@program("updates", "plain")
 def references_written_from_inside(lib, mode):
     v = lib.Variable(jnp.array(0.0), ref=True)
 
@@ -202,22 +135,6 @@ def references_written_from_inside(lib, mode):
         jax.jit(lambda x: v.set_value(v[...] + x))(5.0),
         v[...],
     ]
-
-
-@program("updates", "plain")
-def rnn_inside(lib, mode):
-    rnn = lib.RNN(lib.GRUCell(2, 3, rngs=lib.Rngs(0)), return_carry=True)
-    x = jnp.ones((2, 4, 2))
-    carry, y = lib.jit(lambda rnn, x: rnn(x), **mode)(rnn, x)
-    grads = lib.grad(lambda rnn: rnn(x)[1].sum())(rnn)
-    return (
-        carry,
-        y,
-        grads,
-        attempt(
-            lambda: lib.vmap(lambda rnn, x: rnn(x)[1], in_axes=(None, 0), **mode)(rnn, x[:, None])
-        ),
-    )
 
 
 @pytest.mark.parametrize("run", program.found)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
 from tests.parity.programs import (
     Programs,
-    X,
     attempt,
     compare,
     mesh_of,
@@ -39,47 +37,6 @@ def stack(lib, n=3, **options):
 
 
 @program(*all_modes)
-def pmap_of_a_module_over_data(lib, mode):
-    m = models(lib).Vector()
-    f = lib.pmap(lambda m, x: m(x), in_axes=(None, 0), **mode)
-    return f(m, jnp.arange(2.0)), m
-
-
-@program("updates", "plain")
-def pmap_makes_and_runs_replicas(lib, mode):
-    make = lib.pmap(lambda key: lib.Linear(2, 2, rngs=lib.Rngs(key)), **mode)
-    m = make(jax.random.split(jax.random.key(0), 2))
-    return m, lib.pmap(lambda m, x: m(x), axis_size=2, **mode)(m, X[:2])
-
-
-@program("updates")
-def pmap_with_axes_by_filter_and_a_name(lib, mode):
-    m = models(lib).Vector()
-    axes = lib.StateAxes({lib.Param: None, lib.BatchStat: None, ...: 0})
-
-    @lib.pmap(axis_name="batch", in_axes=(axes, 0), out_axes=0, **mode)
-    def f(m, x):
-        m.c[...] = jax.lax.psum(x.sum(), "batch")
-        return m.w * x
-
-    return f(m, X[:2, :1]), m
-
-
-@program("updates", "plain")
-def pmap_of_a_training_step(lib, mode):
-    m = lib.Linear(2, 1, rngs=lib.Rngs(0))
-    optimizer = lib.Optimizer(m, optax.sgd(0.1), wrt=lib.Param)
-
-    @lib.pmap(axis_name="batch", in_axes=(None, None, 0), out_axes=0, **mode)
-    def step(m, optimizer, x):
-        loss, grads = lib.value_and_grad(lambda m: (m(x) ** 2).mean())(m)
-        optimizer.update(m, jax.lax.pmean(grads, "batch"))
-        return loss
-
-    return step(m, optimizer, X[:2]), m
-
-
-@program(*all_modes)
 def pmap_with_static_and_donated_arguments(lib, mode):
     f = lib.pmap(
         lambda x, k, y: x * k + y,
@@ -98,41 +55,6 @@ def pmap_refusals(lib, mode):
         attempt(lambda: lib.pmap(lambda m, x: m.w * x, in_axes=(None, 0), **mode)(m, jnp.ones(99))),
         attempt(lambda: lib.pmap(lambda m, x: m(x), in_axes=(0,), **mode)(m, jnp.ones(3))),
     )
-
-
-@program(*all_modes)
-def shard_map_over_data(lib, mode):
-    m = lib.Linear(2, 3, rngs=lib.Rngs(0))
-    f = lib.shard_map(
-        lambda m, x: m(x), mesh=mesh_of(2), in_specs=(P(), P("data")), out_specs=P("data"), **mode
-    )
-    return f(m, jnp.ones((4, 2))), lib.jit(f)(m, jnp.ones((4, 2)))
-
-
-@program(*all_modes)
-def shard_map_over_one_module(lib, mode):
-    m = models(lib).Vector(jnp.arange(4.0), jnp.zeros(4))
-    seen = []
-
-    @lib.shard_map(mesh=mesh_of(2), in_specs=P("data"), out_specs=P("data"), **mode)
-    def f(m):
-        seen.append((m.w.shape, m.c.shape))
-        return m(2.0)
-
-    return f(m), seen, m
-
-
-@program("updates")
-def shard_map_by_filter(lib, mode):
-    m = models(lib).Vector(jnp.arange(4.0))
-    specs = lib.StateSharding({lib.Param: P("data"), ...: P()})
-
-    @lib.shard_map(mesh=mesh_of(2), in_specs=(specs, P()), out_specs=P("data"), **mode)
-    def f(m, x):
-        m.c[...] += jax.lax.psum(m.w.sum(), "data")
-        return m.w * x
-
-    return f(m, 3.0), m
 
 
 @program(*plain_modes)
@@ -159,18 +81,6 @@ def shard_map_with_its_options(lib, mode):
     return lib.jit(f)(m, jnp.arange(2.0))
 
 
-@program("updates")
-def shard_map_makes_modules(lib, mode):
-    out = lib.StateSharding({lib.Param: P("data"), ...: P()})
-
-    @lib.shard_map(mesh=mesh_of(2), in_specs=P("data"), out_specs=out, **mode)
-    def make(w):
-        return models(lib).Vector(w, jnp.zeros(()))
-
-    m = make(jnp.arange(4.0))
-    return m, m.w.shape
-
-
 @program("updates", "plain")
 def shard_map_refusals(lib, mode):
     m = models(lib).Vector()
@@ -186,72 +96,6 @@ def shard_map_refusals(lib, mode):
 
 
 # scan --------------------------------------------------------------------------------------------
-
-
-@program("updates", "plain")
-def scan_over_layers(lib, mode):
-    @lib.vmap
-    def make(key):
-        return lib.Linear(2, 2, rngs=lib.Rngs(key))
-
-    layers = make(jax.random.split(jax.random.key(0), 3))
-    f = lib.scan(lambda x, m: jnp.tanh(m(x)), in_axes=(lib.Carry, 0), out_axes=lib.Carry, **mode)
-    loss = lambda m: f(X, m).sum()
-    return f(X, layers), lib.grad(loss)(layers), lib.jit(f)(X, layers)
-
-
-@program("updates")
-def scan_over_blocks_with_everything(lib, mode):
-    blocks = stack(lib)
-
-    @lib.scan(in_axes=(0, lib.Carry), out_axes=(lib.Carry, 0), **mode)
-    def f(block, x):
-        x = block(x)
-        return x, x.sum()
-
-    return f(blocks, X), f(blocks, X), blocks
-
-
-@program("updates")
-def scan_over_layers_with_shared_state(lib, mode):
-    axes = lib.StateAxes({(lib.Param, "dropout"): 0, lib.RngState: 0, ...: lib.Carry})
-
-    @lib.split_rngs(splits=3)
-    @lib.vmap(out_axes=lib.StateAxes({(lib.Param, lib.RngState): 0, ...: None}))
-    def make(rngs):
-        return models(lib).Block(rngs)
-
-    blocks = make(lib.Rngs(0))
-
-    @lib.scan(in_axes=(axes, lib.Carry), out_axes=lib.Carry, **mode)
-    def f(block, x):
-        return block(x)
-
-    return attempt(lambda: f(blocks, X)), blocks
-
-
-@program(*all_modes)
-def scan_with_a_module_as_carry(lib, mode):
-    m = models(lib).Vector()
-
-    @lib.scan(**mode)
-    def f(m, x):
-        return m, m(x)
-
-    out, y = f(m, jnp.arange(3.0))
-    return out.c is m.c, y, m
-
-
-@program(*all_modes)
-def scan_with_a_tree_of_carries(lib, mode):
-    m = models(lib).Vector()
-
-    def f(carry, x):
-        y = carry["m"](carry["total"])
-        return {"m": carry["m"], "total": y * x}, (y, x)
-
-    out, ys = lib.scan(f, **mode)({"m": m, "total": jnp.zeros(3)}, jnp.arange(4.0))
-    return out["total"], out["m"].c is m.c, ys, m
 
 
 @program(*all_modes)
@@ -278,31 +122,6 @@ def scan_options(lib, mode):
         lib.scan(lambda c, x: (c + 1, None), **mode)(0, jnp.ones(2)),
     ]
     return out, m
-
-
-@program("updates", "plain")
-def scan_with_other_axes(lib, mode):
-    m = models(lib).Vector(jnp.arange(6.0).reshape(2, 3), jnp.zeros((2, 3)))
-    f = lib.scan(
-        lambda c, m: (c + 1, m(c)), in_axes=(lib.Carry, 1), out_axes=(lib.Carry, 1), **mode
-    )
-    return f(1.0, m), m
-
-
-@program("updates")
-def scan_with_axes_by_filter(lib, mode):
-    m = models(lib).Vector()
-    axes = lib.StateAxes({lib.Param: 0, ...: lib.Carry})
-    f = lib.scan(lambda m, x: m(x), in_axes=(axes, 0), out_axes=0, **mode)
-    return attempt(lambda: f(m, jnp.ones(3))), m
-
-
-@program("updates")
-def scan_with_constants_by_filter(lib, mode):
-    m = models(lib).Vector(c=7.0)
-    axes = lib.StateAxes({lib.Param: 0, ...: None})
-    f = lib.scan(lambda c, m: (c + m.w * m.c, c), in_axes=(lib.Carry, axes), **mode)
-    return f(1.0, m), m
 
 
 @program(*plain_modes)
@@ -334,20 +153,6 @@ def scan_makes_modules(lib, mode):
 
 
 @program("updates")
-def scan_that_adds_to_scanned_objects(lib, mode):
-    m = models(lib).Vector(c=jnp.zeros(3))
-
-    def f(c, m):
-        m.new = lib.Cache(c * m.w)
-        m.size = 3
-        m.sow(lib.Intermediate, "seen", c)
-        return c + 1, None
-
-    lib.scan(f, **mode)(0.0, m)
-    return m, m.size
-
-
-@program("updates")
 def scan_with_an_axis_name_in_metadata(lib, mode):
     v = lib.Param(jnp.ones((3, 2)), sharding_names=("layers", "in"), eager_sharding=False)
     seen = []
@@ -358,76 +163,6 @@ def scan_with_an_axis_name_in_metadata(lib, mode):
         return c + v.sum(), None
 
     return f(0.0, v), set(seen), v.sharding_names
-
-
-@program("updates", "plain")
-def scan_as_a_method(lib, mode):
-    class Stack(lib.Module):
-        def __init__(self):
-            self.w = lib.Param(jnp.arange(1.0, 4.0))
-            self.total = lib.BatchStat(jnp.zeros(3))
-
-        @lib.scan(in_axes=(0, lib.Carry), out_axes=lib.Carry, **mode)
-        def run(self, x):
-            self.total[...] = x
-            return x * self.w
-
-    m = Stack()
-    return m.run(2.0), m
-
-
-@program("updates")
-def scan_training_loop(lib, mode):
-    m = lib.Linear(2, 1, rngs=lib.Rngs(0))
-    optimizer = lib.Optimizer(m, optax.adam(0.1), wrt=lib.Param)
-
-    def step(carry, x):
-        m, optimizer = carry
-        loss, grads = lib.value_and_grad(lambda m: (m(x) ** 2).mean())(m)
-        optimizer.update(m, grads)
-        return (m, optimizer), loss
-
-    _, losses = lib.jit(lib.scan(step, **mode))((m, optimizer), X[:, None])
-    return losses, m, lib.state(optimizer)
-
-
-@program("updates", "plain")
-def scan_of_an_rnn_with_dropout(lib, mode):
-    cell = lib.LSTMCell(2, 3, rngs=lib.Rngs(0))
-    drop = lib.Dropout(0.5, rngs=lib.Rngs(1))
-    axes = {"in_axes": (None, lib.Carry, 1), "out_axes": (lib.Carry, 1)}
-    carry = cell.initialize_carry((2, 2), lib.Rngs(2))
-    f = lib.scan(lambda cell, carry, x: cell(carry, x), **axes, **mode)
-    g = lib.scan(lambda drop, x: (drop, drop(x)), **mode)
-    return f(cell, carry, jnp.ones((2, 4, 2))), g(drop, jnp.ones((3, 4)))[1], drop
-
-
-@program("updates", "plain")
-def scan_nested_with_vmap_and_remat(lib, mode):
-    m = models(lib).Vector(jnp.ones((2, 3)), jnp.zeros((2, 3)))
-
-    @lib.scan(in_axes=(lib.Carry, 0), out_axes=lib.Carry, **mode)
-    @lib.remat
-    def inner(x, m):
-        return jnp.sin(m(x))
-
-    f = lib.vmap(inner, in_axes=(0, None), **mode)
-    return attempt(lambda: f(jnp.arange(2.0)[:, None] * jnp.ones(3), m)), lib.grad(
-        lambda m: inner(jnp.ones(3), m).sum()
-    )(m)
-
-
-@program("updates", "plain")
-def scan_with_shared_objects(lib, mode):
-    m = models(lib).Vector()
-
-    def f(carry, x):
-        a, b = carry
-        a(x)
-        return (a, b), b(x)
-
-    (a, b), ys = lib.scan(f, **mode)((m, m), jnp.ones(2))
-    return ys, a.c is b.c, a.c is m.c, m
 
 
 @program("updates", "plain")
@@ -457,22 +192,6 @@ def scan_refusals(lib, mode):
         "carry and scan": lambda: lib.scan(lambda c, x: (c, x.w * 1), **mode)(m, m),
     }
     return {name: attempt(call) for name, call in calls.items()}, m
-
-
-@program("updates")
-def scan_that_accumulates_gradients(lib, mode):
-    m, counted = lib.Linear(2, 3, rngs=lib.Rngs(0)), models(lib).Counted()
-    xs = jnp.arange(12.0).reshape(2, 3, 2)
-    zeros = jax.tree.map(jnp.zeros_like, lib.state(m, lib.Param))
-
-    def step(carry, x):
-        m, counted, total = carry
-        loss, grads = lib.value_and_grad(lambda m: (m(x) ** 2).sum())(m)
-        return (m, counted, jax.tree.map(jnp.add, total, grads)), counted(loss)
-
-    (a, b, total), ys = lib.scan(step)((m, counted, zeros), xs)
-    (_, _, again), _ = lib.jit(lib.scan(step))((m, counted, zeros), xs)
-    return a is m, b is counted, total, ys, again, zeros, counted
 
 
 @program("updates")
@@ -506,37 +225,6 @@ def scan_with_new_variables_in_its_carry(lib, mode):
         state,
         v,
     ]
-
-
-@program("updates")
-def loops_over_variables_that_hold_pytrees(lib, mode):
-    v = lib.Cache({"a": jnp.zeros(2), "b": (jnp.ones(()),)})
-    m = lib.Dict(v=lib.Cache({"a": jnp.zeros(2)}))
-
-    def write(m, x):
-        m.v.value = {"a": m.v.value["a"] + x}
-        return m, x
-
-    return [
-        lib.scan(lambda c, x: (jax.tree.map(lambda a: a + x, c), x))(v, jnp.arange(3.0)),
-        lib.fori_loop(0, 2, lambda i, c: jax.tree.map(lambda a: a * 2, c), v),
-        lib.scan(write)(m, jnp.arange(3.0))[0] is m,
-        lib.fori_loop(0, 2, lambda i, m: write(m, 1.0)[0], m) is m,
-        m,
-        v,
-    ]
-
-
-@program("updates", "plain")
-def scan_with_a_state_of_arrays_as_carry(lib, mode):
-    s = lib.State({"a": jnp.ones(2), "b": {"c": jnp.zeros(())}})
-
-    def body(s, x):
-        new = jax.tree.map(lambda a: a, s)
-        new["a"] = s["a"] + x
-        return new, jax.tree.map(lambda a: a * 2, s)
-
-    return lib.scan(body, **mode)(s, jnp.arange(3.0)), s
 
 
 @program("updates")

@@ -206,57 +206,6 @@ def prefixes_that_do_not_fit(lib, mode):
 # Programs ------------------------------------------------------------------------------------------
 
 
-def sgd(lib, model, grads):
-    """One step of gradient descent on the parameters."""
-    params = lib.state(model, lib.Param)
-    lib.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads))
-
-
-@program("tree")
-def training_with_split_and_merge(lib, mode):
-    model = mlp(lib, 0)
-    graphdef, params, rest = lib.split(model, lib.Param, ...)
-
-    def loss(params, rest, x):
-        model = lib.merge(graphdef, params, rest)
-        y = model(x)
-        return (y**2).mean(), lib.as_pure(lib.state(model, lib.Not(lib.Param)))
-
-    @lib.jit(**mode)
-    def step(params, rest, x):
-        (value, rest), grads = lib.value_and_grad(loss, has_aux=True, **mode)(params, rest, x)
-        return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), rest
-
-    out = []
-    for _ in range(2):
-        value, params, rest = step(params, rest, XS)
-        out.append(value)
-    lib.update(model, params, rest)
-    return out, model
-
-
-@program("tree")
-def training_in_place(lib, mode):
-    import optax
-
-    model = mlp(lib, 0)
-    optimizer = lib.Optimizer(model, optax.adam(0.1), wrt=lib.Param)
-    metrics = lib.MultiMetric(loss=lib.metrics.Average())
-
-    @lib.jit(**mode)
-    def step(model, optimizer, metrics, x):
-        def loss(model):
-            return (model(x) ** 2).mean()
-
-        value, grads = lib.value_and_grad(loss, **mode)(model)
-        optimizer.update(model, grads)
-        metrics.update(values=value)
-        return value
-
-    out = [step(model, optimizer, metrics, XS) for _ in range(3)]
-    return out, metrics.compute(), model, optimizer.step
-
-
 @program("tree")
 def what_grad_returns(lib, mode):
     m = models(lib).Counted()
@@ -298,104 +247,6 @@ def what_grad_of_diff_state_does(lib, mode):
 
 
 @program("tree")
-def second_order(lib, mode):
-    m = models(lib).Counted()
-    f = lambda m, x: m(x) ** 3
-    inner = lambda m, x: lib.grad(f, argnums=1, **mode)(m, x)
-    return lib.grad(inner, argnums=1, **mode)(m, 2.0), m
-
-
-@program("tree")
-def ensembles(lib, mode):
-    make = lib.vmap(lambda key: lib.Linear(2, 1, rngs=lib.Rngs(key)), **mode)
-    stack = make(jax.random.split(jax.random.key(0), 3))
-    apply = lib.vmap(lambda m, x: m(x), in_axes=(0, None), **mode)
-    loss = lambda m: (apply(m, XS) ** 2).mean()
-    grads = lib.grad(loss, **mode)(stack)
-    sgd(lib, stack, lib.state(grads, lib.Param))
-    return stack, apply(stack, XS)
-
-
-@program("tree")
-def layers_in_a_scan(lib, mode):
-    make = lib.vmap(lambda key: lib.Linear(2, 2, rngs=lib.Rngs(key)), **mode)
-    stack = make(jax.random.split(jax.random.key(0), 3))
-    forward = lib.scan(
-        lambda x, layer: jnp.tanh(layer(x)), in_axes=(lib.Carry, 0), out_axes=lib.Carry, **mode
-    )
-    remat = lib.scan(
-        lib.remat(lambda x, layer: jnp.tanh(layer(x)), **mode),
-        in_axes=(lib.Carry, 0),
-        out_axes=lib.Carry,
-        **mode,
-    )
-    grads = lib.grad(lambda stack: forward(XS, stack).sum(), **mode)(stack)
-    same = lib.grad(lambda stack: remat(XS, stack).sum(), **mode)(stack)
-    return forward(XS, stack), remat(XS, stack), grads, same
-
-
-@program("tree")
-def objects_that_are_carried(lib, mode):
-    m = models(lib).Counted()
-
-    def body(m, x):
-        y = m(x)
-        m.w[...] *= 2
-        return m, y
-
-    out, ys = lib.scan(body, **mode)(m, X)
-    pair = models(lib).Counted(3.0)
-
-    def mixed(carry, x):
-        m, total = carry
-        return (m, total + m(x)), None
-
-    (back, total), _ = lib.scan(mixed, **mode)((pair, 0.0), X)
-    return out.w, out.c, ys, m, back.c, total, pair
-
-
-@program("tree")
-def written_constants_of_a_scan(lib, mode):
-    m = models(lib).Counted()
-    bump = lambda c, m: (c + m(1.0), c)
-    run = lib.scan(bump, in_axes=(lib.Carry, None), out_axes=(lib.Carry, 0), length=3, **mode)
-    return attempt(lambda: run(0.0, m)), m
-
-
-@program("both")
-def loops_over_objects(lib, mode):
-    m, n = models(lib).Counted(), models(lib).Counted(1.0)
-
-    def body(m):
-        m.w[...] = m(1.0) * 0.5
-        return m
-
-    out = lib.while_loop(lambda m: m.c[...] < 3, body, m, **mode)
-    last = lib.fori_loop(0, 3, lambda i, t: (body(t[0]), t[1] + i), (n, 0), **mode)
-    return out.w, last[0].c, last[1], m, n
-
-
-@program("both")
-def branches_that_write(lib, mode):
-    m = models(lib).Counted()
-
-    def left(m, x):
-        m.w[...] = m.w * 3
-        return m(x)
-
-    def right(m, x):
-        return m.w * x
-
-    f = lib.jit(lambda p, m, x: lib.cond(p, left, right, m, x, **mode), **mode)
-    g = lib.jit(lambda i, m, x: lib.switch(i, [left, right, left], m, x, **mode), **mode)
-    out = [f(True, m, 1.0), f(False, m, 1.0), g(0, m, 1.0), g(1, m, 2.0), g(7, m, 2.0)]
-    made = lib.cond(
-        True, lambda: models(lib).Counted(1.0), lambda: models(lib).Counted(2.0), **mode
-    )
-    return out, m, made
-
-
-@program("tree")
 def branches_that_differ(lib, mode):
     m = models(lib).Counted()
     run = lambda a, b: attempt(lambda: lib.cond(True, a, b, m, **mode))
@@ -405,106 +256,6 @@ def branches_that_differ(lib, mode):
         run(lambda m: models(lib).Counted(1.0), lambda m: models(lib).Vector()),
         m,
     ]
-
-
-@program("both")
-def vjp_of_modules(lib, mode):
-    m = models(lib).Counted()
-    y, back = lib.vjp(lambda m, x: m(x), m, 2.0, **mode)
-    z, aux_back, aux = lib.vjp(lambda m: (m(3.0), {"c": m.c * 1}), m, has_aux=True, **mode)
-    return y, back(1.0), z, aux, aux_back(2.0), m
-
-
-@program("tree")
-def jvp_of_modules(lib, mode):
-    m = models(lib).Counted()
-    ones = jax.tree.map(jnp.ones_like, m)
-    y, t = lib.jvp(lambda m, x: m(x) ** 2, (m, 2.0), (ones, 1.0), **mode)
-    z, s, aux = lib.jvp(lambda m: (m.w**2, m.c * 1), (m,), (ones,), has_aux=True, **mode)
-    state = lib.state(m)
-    u = lib.jvp(lambda s: s["w"][...] * 2, (state,), (jax.tree.map(jnp.ones_like, state),), **mode)
-    return y, t, z, s, aux, u, m
-
-
-@program("both")
-def rules_of_ones_own(lib, mode):
-    m = models(lib).Counted()
-
-    @lib.custom_vjp(**mode)
-    def f(m, x):
-        return jnp.sin(m.w * x)
-
-    def forward(m, x):
-        return f(m, x), (jnp.cos(m.w * x), m, x)
-
-    def backward(residuals, g):
-        cos, m, x = residuals
-        grads = jax.tree.map(jnp.zeros_like, m)
-        grads.w[...] = 10.0 * cos * g * x
-        return grads, 100.0 * cos * g * m.w
-
-    f.defvjp(forward, backward)
-    return f(m, 0.5), lib.grad(f, argnums=(0, 1), **mode)(m, 0.5), lib.jit(f, **mode)(m, 0.5), m
-
-
-@program("tree")
-def rules_with_constants(lib, mode):
-    m = models(lib).Counted()
-
-    @lib.custom_vjp(nondiff_argnums=(0, 2), **mode)
-    def f(power, m, scale):
-        return scale * m.w**power
-
-    f.defvjp(
-        lambda power, m, scale: (f(power, m, scale), m),
-        lambda power, scale, m, g: (jax.tree.map(lambda x: g * x * power, m),),
-    )
-    return f(2, m, 3.0), lib.grad(lambda m: f(2, m, 3.0), **mode)(m), m
-
-
-@program("tree")
-def rematerialised(lib, mode):
-    m = mlp(lib, 0)
-    policy = jax.checkpoint_policies.dots_saveable
-    call = lambda m, x, k: (m(x) * k).sum()
-    f = lib.remat(call, policy=policy, static_argnums=(2,), **mode)
-    value, grads = lib.value_and_grad(lambda m: f(m, XS, 2), **mode)(m)
-    return value, grads, m
-
-
-@program("tree")
-def shapes_alone(lib, mode):
-    abstract = lib.eval_shape(lambda: mlp(lib, 0), **mode)
-    m = models(lib).Counted()
-    out = lib.eval_shape(
-        lambda m, x: (m(x), lib.clone(m)), m, jax.ShapeDtypeStruct((3,), jnp.float32), **mode
-    )
-    state = lib.eval_shape(lambda m: lib.as_pure(lib.state(m)), m, **mode)
-    return [
-        jax.tree.map(
-            lambda x: (x.shape, str(x.dtype)), lib.as_pure(lib.state(abstract, lib.Param))
-        ),
-        out[0],
-        type(out[1]).__name__,
-        state,
-        m,
-    ]
-
-
-@program("tree")
-def sharded_by_map(lib, mode):
-    mesh, m = mesh_of(4), models(lib).Counted()
-    xs = jnp.arange(8.0)
-
-    def f(m, x):
-        return jax.lax.pmean(m.w * x.sum(), "data") + m.c
-
-    run = lib.shard_map(f, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), **mode)
-    grads = lib.grad(lambda m: run(m, xs), **mode)(m)
-    write = lib.shard_map(
-        lambda m, x: m(x), mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), **mode
-    )
-    return run(m, xs), grads, write(m, xs), m
 
 
 @program("tree")
@@ -629,21 +380,6 @@ def arrays_written_to_attributes(lib, mode):
 
 
 @program("both")
-def trees_of_the_user(lib, mode):
-    m = {"a": [models(lib).Counted()], "b": (models(lib).Counted(3.0), 2.0)}
-    f = lambda t: t["a"][0](t["b"][1]) + t["b"][0](1.0)
-    return lib.jit(f, **mode)(m), lib.grad(f, **mode)(m), lib.remat(f, **mode)(m), m
-
-
-@program("tree")
-def static_arguments(lib, mode):
-    m = models(lib).Counted()
-    f = lib.jit(lambda m, n, k: m(1.0) * n + k, static_argnums=1, static_argnames="k", **mode)
-    donated = lib.jit(lambda m, x: m(x), donate_argnums=0, **mode)
-    return f(m, 2, k=3), f(m, 4, k=3), donated(m, 1.0), donated(m, 1.0), m
-
-
-@program("both")
 def functions_of_the_graph(lib, mode):
     m = net(lib)
     tree = {"graph": False}
@@ -727,28 +463,6 @@ def functions_made_before_the_mode_is_set(lib):
         made = lib.jit(lambda m: m.a.sum())
         out += [attempt(lambda: f(shared)), attempt(lambda: g(shared, X))]
     return [*out, attempt(lambda: made(shared))]
-
-
-@program("tree")
-def partials(lib, mode):
-    m = models(lib).Counted()
-    f = lib.jit_partial(lambda m, x: m(x), m, **mode)
-    return f(1.0), f(2.0), m
-
-
-@program("tree")
-def checks_and_jaxprs(lib, mode):
-    from jax.experimental import checkify
-
-    m = models(lib).Counted()
-
-    def f(m, x):
-        checkify.check(x > 0, "not positive")
-        return m(x)
-
-    error, out = lib.checkify(f, **mode)(m, -1.0)
-    jaxpr = lib.make_jaxpr(lambda m, x: m(x), graph=False, graph_updates=False)(m, 1.0)
-    return error.get() is not None, out, m, len(jaxpr.jaxpr.invars), len(jaxpr.jaxpr.outvars)
 
 
 @pytest.mark.parametrize("run", program.found)

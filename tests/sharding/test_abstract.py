@@ -48,32 +48,6 @@ def test_eval_shape_of_a_jitted_function_keeps_shardings(kind):
         assert shapes(nnx.state(model)) == SHARDED
 
 
-@KINDS
-def test_get_abstract_model_shards_on_its_mesh_and_computes_nothing(kind):
-    mesh = mesh_of(kind)
-    traced = []
-
-    def make():
-        layer = linear("data", "model")
-        traced.append(layer.kernel.value)
-        layer.plain = nnx.BatchStat(jnp.zeros(3))
-        layer.again = layer.bias
-        return layer
-
-    graphdef, state = nnx.get_abstract_model(make, mesh)
-    assert len(traced) == 1 and isinstance(traced[0], jax.core.Tracer)
-    assert shapes(state) == {
-        ("again",): SHARDED[("bias",)],  # one Param under two names, stored once
-        ("kernel",): SHARDED[("kernel",)],
-        ("plain",): ((3,), "float32", ()),
-    }
-    assert state["kernel"].value.sharding == NamedSharding(mesh, P("data", "model"))
-    model = nnx.merge(graphdef, state)
-    assert isinstance(model, nnx.Linear) and model.again is model.bias
-    with jax.set_mesh(mesh):
-        assert shapes(nnx.get_abstract_model(make, mesh)[1]) == shapes(state)
-
-
 def test_get_abstract_model_initialises_under_jit_where_it_says():
     """The state tells `jax.jit` where the parameters are to be made."""
     mesh = mesh_of()
@@ -121,23 +95,6 @@ def test_as_abstract_under_a_trace():
     found: list[nnx.State] = []
     nnx.jit(traced)(linear("data", "model"))
     assert shapes(found[0]) == UNSHARDED
-
-
-@pytest.mark.parametrize("convert", [nnx.as_abstract, nnx.abstract_with_sharding])
-def test_abstract_values_get_the_annotated_sharding(convert):
-    mesh, other = mesh_of(), NamedSharding(mesh_of(AxisType.Explicit), P())
-    state = jax.eval_shape(lambda: nnx.state(linear("data", "model")))
-    state["plain"] = nnx.Param(jax.ShapeDtypeStruct((3,), jnp.float32))
-    state["placed"] = nnx.Param(
-        jax.ShapeDtypeStruct((8,), jnp.float32, sharding=other), sharding=("data",)
-    )
-    unplaced = {("plain",): ((3,), "float32", None), ("placed",): ((8,), "float32", ())}
-    assert shapes(convert(state)) == {**UNSHARDED, **unplaced}
-    with jax.set_mesh(mesh):
-        assert shapes(convert(state)) == {**SHARDED, **unplaced}
-    own = jax.eval_shape(lambda: nnx.state(linear("data", "model", mesh=mesh)))
-    assert shapes(convert(own)) == SHARDED
-    assert convert(own)["kernel"].value.sharding.mesh == mesh
 
 
 def test_abstract_with_sharding_leaves_arrays():

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
-from tests.sharding.meshes import linear, mesh_of, names_of, steps
+from tests.sharding.meshes import linear, mesh_of, names_of
 
 KINDS = (AxisType.Auto, AxisType.Explicit)
 LAYERS = {nnx.PARTITION_NAME: "layers"}
@@ -49,49 +49,7 @@ def test_without_a_mesh_an_annotation_is_metadata_and_nothing_fails(names):
     assert copy.v.sharding_names == names
 
 
-@pytest.mark.parametrize("spelling", ["sharding", "sharding_names", "out_sharding"])
-def test_one_entry_under_three_names(spelling):
-    variable = param(8, 4, **{spelling: ("data", None)})
-    assert variable.get_metadata("out_sharding") == ("data", None)
-    assert not variable.has_metadata("sharding") and not variable.has_metadata("sharding_names")
-
-
-def test_with_partitioning_annotates_what_an_initializer_makes():
-    init = nnx.with_partitioning(steps, (None, "model"), on_add_axis=print)
-    layer = nnx.Linear(2, 4, kernel_init=init, bias_init=steps, rngs=nnx.Rngs(0))
-    assert layer.kernel.sharding_names == (None, "model")
-    assert layer.kernel.get_metadata("mesh") is None
-    assert layer.kernel.get_metadata("on_add_axis") == (print,)
-    assert layer.bias.sharding_names is None
-    listed = nnx.with_partitioning(steps, [None, "model"])
-    assert nnx.Param(listed(None, (2, 4))).sharding_names == (None, "model")
-
-
 # On a mesh ---------------------------------------------------------------------------------------
-
-
-def test_parameters_are_born_sharded(mesh):
-    layer = linear("data", "model")
-    assert names_of(layer.kernel) == ("data", "model") and names_of(layer.bias) == ("model",)
-    assert layer.kernel.value.sharding.mesh == mesh
-    np.testing.assert_array_equal(layer.kernel.value, steps(None, (8, 16)))
-    assert not layer.kernel.value.is_fully_replicated
-
-
-def test_parameters_are_born_sharded_under_jit(mesh):
-    layer = nnx.jit(lambda: linear("data", "model"))()
-    assert names_of(layer.kernel) == ("data", "model") and names_of(layer.bias) == ("model",)
-    assert layer.kernel.sharding_names == ("data", "model")
-    np.testing.assert_array_equal(layer.kernel.value, steps(None, (8, 16)))
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_the_mesh_of_the_variable_itself_needs_no_mesh_around(kind):
-    mesh = mesh_of(kind)
-    init = nnx.with_partitioning(steps, ("data", None), mesh=mesh)
-    make = lambda: nnx.Param(init(None, (8, 4)))
-    assert names_of(make()) == ("data", None)
-    assert names_of(nnx.jit(make)())[0] == "data"
 
 
 def test_a_mesh_entered_as_a_context_manager_counts():
@@ -225,36 +183,6 @@ def spec(*names, **metadata):
     return nnx.get_partition_spec(param(*[8] * len(names), sharding=names, **metadata)).value
 
 
-def test_rules_map_logical_names_to_mesh_axes():
-    assert spec("batch", "mlp") == P("batch", "mlp")
-    with nnx.logical_axis_rules(RULES):
-        assert spec("batch", "mlp") == P("data", "model")
-        assert spec("embed", "other", None) == P(None, "other", None)
-        assert spec(("batch", "mlp"), "embed") == P(("data", "model"), None)
-        assert spec(("embed",), ("data", "embed")) == P(None, ("data",))
-    with nnx.logical_axis_rules([("all", ["data", "model"])]):
-        assert spec("all") == P(("data", "model"))
-        assert spec(("all", "x")) == P(("data", "model", "x"))
-    assert spec("batch", "mlp") == P("batch", "mlp")
-
-
-def test_the_last_rule_for_a_name_counts_and_names_are_mapped_once():
-    with nnx.logical_axis_rules([("a", "b"), ("b", "data"), ("a", "model")]):
-        assert spec("a", "b") == P("model", "data")
-
-
-def test_an_inner_block_has_rules_of_its_own():
-    with nnx.logical_axis_rules([("batch", "data")]):
-        with nnx.logical_axis_rules([("mlp", "model")]):
-            assert spec("batch", "mlp") == P("batch", "model")
-        assert spec("batch", "mlp") == P("data", "mlp")
-
-
-def test_rules_as_a_decorator():
-    decorated = nnx.logical_axis_rules(RULES)(lambda: spec("batch", "mlp"))
-    assert decorated() == decorated() == P("data", "model")
-
-
 def test_rules_of_the_variable_itself():
     assert spec("batch", "mlp", sharding_rules=RULES) == P("data", "model")
     with nnx.logical_axis_rules([("batch", "data")]):
@@ -316,16 +244,6 @@ def test_specs_and_shardings_of_a_state():
     assert layer.kernel.value.shape == (8, 16)  # the state itself is untouched
 
 
-def test_specs_of_other_trees():
-    tree = {"a": jnp.ones(3), "n": np.ones(2), "b": 1.0, "c": "x", "d": None}
-    expected = {"a": P(), "n": P(), "b": None, "c": None, "d": None}
-    assert nnx.get_partition_spec(tree) == expected
-    assert nnx.get_partition_spec(param(2, 3, sharding=P("x"))).value == P("x")
-    assert nnx.get_partition_spec(param(2, 3, sharding=("x",), ref=True)) == P("x")
-    module = nnx.get_partition_spec(linear("data", "model"))
-    assert isinstance(module, nnx.Linear) and module.kernel.value == P("data", "model")
-
-
 def test_shardings_of_a_state_place_it():
     mesh = mesh_of()
     layer = linear("data", "model")
@@ -335,26 +253,6 @@ def test_shardings_of_a_state_place_it():
 
 
 # Axes that transforms add and remove -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("index", "expected"),
-    [
-        (0, ("layers", "a", "b")),
-        (1, ("a", "layers", "b")),
-        (2, ("a", "b", "layers")),
-        (4, ("a", "b", None, None, "layers")),
-        (-1, ("a", "b", "layers")),
-        (-3, ("layers", "a", "b")),
-    ],
-)
-def test_an_axis_is_added_and_removed(index, expected):
-    variable = param(2, 3, sharding=("a", "b"))
-    assert nnx.spmd.add_axis(variable, index, LAYERS) is variable
-    assert variable.sharding_names == expected
-    if index < 3:
-        assert nnx.spmd.remove_axis(variable, index, LAYERS) is variable
-        assert variable.sharding_names == ("a", "b")
 
 
 def test_axes_of_trees_and_what_is_told():
@@ -456,24 +354,6 @@ def stacked(**options):
     return make(jnp.arange(3))
 
 
-@pytest.mark.parametrize(
-    ("out_axes", "metadata", "expected"),
-    [
-        (0, LAYERS, ("layers", "data", "model")),
-        (1, LAYERS, ("data", "layers", "model")),
-        (-1, LAYERS, ("data", "model", "layers")),
-        (nnx.StateAxes({nnx.PathContains("kernel"): 2, ...: 0}), LAYERS, ("data", "model", "layers")),
-        (0, {nnx.PARTITION_NAME: None}, (None, "data", "model")),
-        (0, {}, (None, "data", "model")),
-    ],
-)  # fmt: skip
-def test_vmap_adds_the_axis_to_what_it_builds(out_axes, metadata, expected):
-    model = stacked(out_axes=out_axes, transform_metadata=metadata)
-    assert model.kernel.sharding_names == expected
-    if metadata:
-        assert model.kernel.value.shape[expected.index(metadata[nnx.PARTITION_NAME])] == 3
-
-
 def test_inside_the_axis_is_gone_and_afterwards_it_is_there_again():
     seen = []
 
@@ -511,18 +391,6 @@ def test_short_annotations_keep_their_places():
     assert model.sharding_names == ("data", None, None, "layers")
 
 
-def test_scan_adds_the_axis_to_what_it_builds_and_nesting_adds_both():
-    make = lambda i: linear("data", "model")
-    scanned = nnx.scan(make, in_axes=0, out_axes=0, transform_metadata=LAYERS)(jnp.arange(3))
-    assert scanned.kernel.sharding_names == ("layers", "data", "model")
-    twice = nnx.vmap(
-        nnx.vmap(make, transform_metadata={nnx.PARTITION_NAME: "inner"}),
-        transform_metadata={nnx.PARTITION_NAME: "outer"},
-    )(jnp.zeros((2, 3)))
-    assert twice.kernel.sharding_names == ("outer", "inner", "data", "model")
-    assert twice.kernel.value.shape == (2, 3, 8, 16)
-
-
 def test_a_wrong_name_or_a_failing_body_leaves_annotations_alone():
     model = stacked(transform_metadata=LAYERS)
     with pytest.raises(ValueError, match="axis 0 is 'layers', not 'stages'"):
@@ -530,17 +398,6 @@ def test_a_wrong_name_or_a_failing_body_leaves_annotations_alone():
     with pytest.raises(ZeroDivisionError):
         nnx.vmap(lambda m: 1 // 0, transform_metadata=LAYERS)(model)
     assert model.kernel.sharding_names == ("layers", "data", "model")
-
-
-@pytest.mark.parametrize("transform", ["vmap", "scan"])
-def test_stacked_parameters_are_born_sharded(mesh, transform):
-    make = lambda i: linear(None, "model")
-    options = {"in_axes": 0, "out_axes": 0, "transform_metadata": {nnx.PARTITION_NAME: None}}
-    build = nnx.jit(getattr(nnx, transform)(make, **options))
-    model = build(jnp.arange(4))
-    assert model.kernel.sharding_names == (None, None, "model")
-    assert names_of(model.kernel) == (None, None, "model")
-    assert names_of(model.bias) == (None, "model")
 
 
 UNNAMED = {
@@ -609,23 +466,6 @@ def test_moments_of_layers_stacked_without_a_name_are_sharded_like_their_kernels
 
 
 # transform_metadata ------------------------------------------------------------------------------
-
-
-def test_transform_metadata_does_what_a_transform_would():
-    seen = []
-
-    @nnx.transform_metadata(in_axes=(0, None), out_axes=(1, None), partition="layers")
-    def f(mapped, whole):
-        seen.append((mapped["p"].sharding_names, whole.sharding_names))
-        return param(4, 4, sharding=("x", "y")), [param(4, sharding=("x",)), whole]
-
-    mapped, whole = param(3, 4, sharding=("layers", "x")), param(4, sharding=("x",))
-    new, (kept, same) = f({"p": mapped}, whole)
-    assert seen == [(("x",), ("x",))]
-    assert mapped.sharding_names == ("layers", "x") and whole.sharding_names == ("x",)
-    assert new.sharding_names == ("x", "layers", "y") and kept.sharding_names == ("x",)
-    assert same is whole
-    assert f.__name__ == "f"
 
 
 def test_transform_metadata_under_vmap_and_by_variable():

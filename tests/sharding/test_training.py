@@ -152,46 +152,12 @@ def test_data_parallel_by_hand_in_shard_map(one_device):
 # Optimizer state ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit), ids=lambda kind: kind.name)
-@pytest.mark.parametrize("jitted", [False, True])
-def test_optimizer_state_follows_its_parameter(kind, jitted):
-    def make():
-        model = linear("data", "model")
-        return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-
-    with jax.set_mesh(mesh_of(kind)):
-        model, optimizer = (nnx.jit(make) if jitted else make)()
-    adam = optimizer.opt_state[0]
-    for moment in (adam.mu["kernel"], adam.nu["kernel"]):
-        assert moment.sharding_names == ("data", "model")
-        assert names_of(moment) == names_of(model.kernel) == ("data", "model")
-    assert adam.count.value.is_fully_replicated and optimizer.step.value.is_fully_replicated
-
-
 def test_optimizer_state_follows_where_a_parameter_was_put_by_hand():
     model = linear()
     mesh = mesh_of()
     model.kernel.value = jax.device_put(model.kernel.value, NamedSharding(mesh, P("model")))
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
     assert names_of(optimizer.opt_state[0].mu["kernel"]) == ("model",)
-
-
-@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit), ids=lambda kind: kind.name)
-@pytest.mark.parametrize("jitted", [False, True])
-def test_optimizer_state_lies_where_optimizer_sharding_says(kind, jitted):
-    def make():
-        model = linear(None, "model", optimizer_sharding=("data",))
-        return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-
-    with jax.set_mesh(mesh_of(kind)):
-        model, optimizer = (nnx.jit(make) if jitted else make)()
-    adam = optimizer.opt_state[0]
-    for moment in (adam.mu["kernel"], adam.nu["kernel"]):
-        assert moment.sharding_names == ("data",)
-        assert not moment.has_metadata("optimizer_sharding")
-        assert moment.value.sharding.is_equivalent_to(NamedSharding(mesh_of(kind), P("data")), 2)
-    assert names_of(model.kernel) == (None, "model")
-    assert model.kernel.optimizer_sharding == ("data",)
 
 
 def test_to_opt_state_places_what_it_annotates():
@@ -247,91 +213,6 @@ def test_moments_of_stacked_layers_have_the_stacked_axis():
 def shardings(kernel):
     mesh = kernel.mesh
     return {nnx.PathContains("kernel"): kernel, ...: NamedSharding(mesh, P())}
-
-
-@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit), ids=lambda kind: kind.name)
-@pytest.mark.parametrize("form", ["mapping", "pairs", "state"])
-def test_jit_places_arguments_by_variable(kind, form):
-    mesh = mesh_of(kind)
-    columns, rows = (NamedSharding(mesh, P(*names)) for names in ((None, "model"), ("data",)))
-    model = linear()
-    if form == "state":
-        where = jax.tree.map(
-            lambda x: columns if x.ndim == 2 else NamedSharding(mesh, P()), nnx.state(model)
-        )
-    else:
-        where = shardings(columns) if form == "mapping" else tuple(shardings(columns).items())
-
-    def step(model, x):
-        model.kernel.value = model.kernel.value * 2
-        return model(x)
-
-    expected = step(nnx.clone(model), X)
-    jitted = nnx.jit(step, in_shardings=(nnx.StateSharding(where), rows), out_shardings=rows)
-    kernel, bias = model.kernel, model.bias
-    y = jitted(model, X)
-    np.testing.assert_allclose(y, expected, rtol=1e-5)
-    assert names_of(y)[0] == "data"
-    # What was written keeps its sharding, and so does what was only read: it moves once.
-    assert model.kernel is kernel and names_of(kernel) == (None, "model")
-    assert model.bias is bias and names_of(bias) == ()
-    first = bias.value
-    jitted(model, X)
-    assert bias.value is first and jitted._cache_size() <= 2  # uncommitted, then placed
-
-
-def test_jit_places_results_by_variable():
-    columns = NamedSharding(mesh_of(), P(None, "model"))
-    places = nnx.StateSharding(shardings(columns))
-    make = lambda: (linear(), jnp.ones(8), nnx.state(linear()))
-    model, x, state = nnx.jit(
-        make, out_shardings=(places, columns.update(spec=P("data")), places)
-    )()
-    assert names_of(model.kernel) == (None, "model") and names_of(model.bias) == ()
-    assert names_of(x) == ("data",)
-    assert names_of(state["kernel"]) == (None, "model")
-    whole = NamedSharding(mesh_of(), P())
-    model = nnx.jit(linear, out_shardings=whole)()
-    assert names_of(model.kernel) == ()
-
-
-def test_new_variables_of_an_argument_follow_its_sharding():
-    whole = NamedSharding(mesh_of(), P())
-    columns, rows = (whole.update(spec=P(*names)) for names in ((None, "model"), ("data",)))
-    where = {nnx.PathContains("kernel"): columns, nnx.PathContains("added"): rows, ...: whole}
-    model = linear()
-
-    @nnx.jit(in_shardings=(nnx.StateSharding(where), whole), out_shardings=whole)
-    def step(model, x):
-        model.kernel = nnx.Param(model.kernel * 2)
-        model.added = nnx.Param(model.kernel + 1)
-        model.inner = linear()
-        return model(x)
-
-    for _ in range(3):
-        y = step(model, X)
-        found = nnx.to_flat_state(nnx.state(model))
-        assert {"/".join(path): names_of(v) for path, v in found} == {
-            "added": ("data",),
-            "bias": (),
-            "inner/bias": (),
-            "inner/kernel": (None, "model"),
-            "kernel": (None, "model"),
-        }
-        assert names_of(y) == ()
-
-
-def test_new_variables_where_only_the_result_has_a_sharding():
-    whole = NamedSharding(mesh_of(), P())
-    model = linear()
-
-    @nnx.jit(out_shardings=whole)
-    def step(model, x):
-        model.added = nnx.Param(model.kernel + 1)
-        return x + 1
-
-    assert names_of(step(model, X)) == ()
-    np.testing.assert_array_equal(model.added.value, model.kernel.value + 1)
 
 
 def test_a_result_of_the_arguments_has_their_sharding():

@@ -17,52 +17,6 @@ class Model(nnx.Module):
         self.rngs = nnx.Rngs(0)
 
 
-def test_the_average_moves_by_one_minus_decay():
-    model = Model(1.0)
-    ema = nnx.EMA(model, 0.9, only=nnx.Param)
-    expected = np.float32(1)
-    for value in (3.0, 4.0):
-        model.kernel.value = jnp.full(2, value)
-        ema.update(model)
-        expected = np.float32(0.9) * expected + np.float32(0.1) * np.float32(value)
-        np.testing.assert_allclose(ema.params["kernel"].value, expected, rtol=1e-6)
-
-
-def test_the_averages_begin_as_copies_of_the_same_kind():
-    model = Model()
-    ema = nnx.EMA(model, 0.9, only=(nnx.Param, nnx.BatchStat))
-    flat = dict(nnx.to_flat_state(nnx.state(ema)))
-    assert list(flat) == [("params", "kernel"), ("params", "mean")]
-    kernel = ema.params["kernel"]
-    assert type(kernel) is nnx.Param and kernel.tag == "k" and kernel is not model.kernel
-    pointer = model.kernel.value.unsafe_buffer_pointer()
-    assert kernel.value.unsafe_buffer_pointer() != pointer  # so that both can be donated
-    model.kernel.value = jnp.zeros(2)
-    assert (kernel.value == 1).all()
-
-
-def test_apply_to_gives_a_model_with_the_averages():
-    model = Model(1.0)
-    ema = nnx.EMA(model, 0.5, only=nnx.Param)
-    model.kernel.value = jnp.full(2, 3.0)
-    ema.update(model)
-    averaged = ema.apply_to(model)
-    assert isinstance(averaged, Model) and averaged is not model
-    assert (averaged.kernel.value == 2).all() and (model.kernel.value == 3).all()
-    assert averaged.mean is model.mean
-    ema.update(model)
-    assert (averaged.kernel.value == 2.5).all()  # it goes on following the average
-
-
-def test_states_are_averaged_too():
-    model = Model(1.0)
-    ema = nnx.EMA(nnx.state(model, nnx.Param), 0.5)
-    model.kernel.value = jnp.full(2, 3.0)
-    ema.update(nnx.state(model, nnx.Param))
-    averaged = ema.apply_to(nnx.state(model, nnx.Param))
-    assert isinstance(averaged, nnx.State) and (averaged["kernel"].value == 2).all()
-
-
 def test_updates_may_be_given_as_a_state_of_the_whole_model():
     model = Model(1.0)
     ema = nnx.EMA(model, 0.5, only=nnx.Param)

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import nnxlite as nnx
 from nnxlite.training.metrics import Accuracy, Average, MetricState, Statistics, Welford
@@ -21,43 +19,6 @@ def values_of(metric):
 
 
 # Average ----------------------------------------------------------------------------------------
-
-
-def test_average_is_the_mean_of_everything_seen():
-    metric = Average()
-    metric.update(values=jnp.array([1, 2, 3]))
-    metric.update(values=np.ones((2, 3)))
-    metric.update(values=2.5)
-    metric.update(values=4)
-    metric.update(values=[1.0, 2.0])
-    assert metric.count.value == 13
-    np.testing.assert_allclose(metric.compute(), (6 + 6 + 2.5 + 4 + 3) / 13)
-
-
-def test_the_state_of_an_average():
-    metric = Average("loss")
-    state = nnx.state(metric)
-    assert list(state) == ["count", "total"]
-    assert all(type(v) is MetricState for v in state.values())
-    assert metric.total.value.dtype == jnp.float32 and metric.count.value.dtype == jnp.int32
-    assert jnp.isnan(metric.compute())
-
-
-def test_reset_starts_again_in_the_same_variables():
-    metric = Average()
-    total = metric.total
-    metric.update(values=3.0)
-    metric.reset()
-    assert metric.total is total and total.value == 0 and metric.count.value == 0
-
-
-@pytest.mark.parametrize(
-    "mask", [jnp.array([True, False, True]), jnp.array([1, 0, 1]), np.array([1.0, 0.0, 1.0])]
-)
-def test_a_mask_leaves_values_out(mask):
-    metric = Average()
-    metric.update(values=jnp.array([1.0, 2.0, 3.0]), mask=mask)
-    assert metric.total.value == 4 and metric.count.value == 2
 
 
 def test_masked_values_may_be_nan():
@@ -137,25 +98,6 @@ def test_values_and_masks_are_broadcast_together(shape, mask):
 # Welford ----------------------------------------------------------------------------------------
 
 
-@given(
-    st.lists(
-        st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=5), min_size=1, max_size=4
-    )
-)
-def test_welford_agrees_with_numpy(batches):
-    metric = Welford()
-    for batch in batches:
-        metric.update(values=jnp.array(batch, jnp.float32))
-    values = np.concatenate([np.asarray(b, np.float64) for b in batches])
-    found = metric.compute()
-    np.testing.assert_allclose(found.mean, values.mean(), rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(found.standard_deviation, values.std(), rtol=1e-3, atol=1e-2)
-    np.testing.assert_allclose(
-        found.standard_error_of_mean, values.std() / np.sqrt(len(values)), rtol=1e-3, atol=1e-2
-    )
-    assert metric.count.value == len(values)
-
-
 def test_welford_does_not_cancel():
     metric = Welford()
     for value in (10000.1, 10000.2, 10000.3):
@@ -223,22 +165,6 @@ def test_statistics_are_an_immutable_pytree():
 # Accuracy ---------------------------------------------------------------------------------------
 
 
-def test_accuracy_over_classes():
-    metric = Accuracy()
-    metric.update(logits=LOGITS, labels=LABELS, unrelated=3)
-    np.testing.assert_allclose(metric.compute(), 2 / 3)
-    metric.update(logits=LOGITS, labels=LABELS, mask=jnp.array([0, 1, 0]))
-    np.testing.assert_allclose(metric.compute(), 2 / 4)
-    metric.update(logits=jnp.zeros((2, 3, 4)), labels=jnp.zeros((2, 3), jnp.uint8))
-    np.testing.assert_allclose(metric.compute(), 8 / 10)
-
-
-def test_accuracy_of_two_classes():
-    metric = Accuracy(threshold=0.5)
-    metric.update(logits=jnp.array([0.1, 0.6, 0.5]), labels=jnp.array([0, 1, 1]))
-    np.testing.assert_allclose(metric.compute(), 1)
-
-
 @pytest.mark.parametrize(
     ("threshold", "logits", "labels"),
     [
@@ -287,34 +213,6 @@ def test_accuracy_wants_a_float_as_threshold(bad):
 
 def make():
     return nnx.MultiMetric(accuracy=Accuracy(), loss=Average("loss"), spread=Welford("loss"))
-
-
-def test_multi_metric_feeds_all_and_computes_by_name():
-    metrics = make()
-    metrics.update(logits=LOGITS, labels=LABELS, loss=jnp.array([1.0, 3.0]))
-    found = metrics.compute()
-    assert list(found) == ["accuracy", "loss", "spread"]
-    np.testing.assert_allclose(found["accuracy"], 2 / 3)
-    assert found["loss"] == 2 and found["spread"].standard_deviation == 1
-    assert metrics.loss.compute() == 2
-    metrics.reset()
-    assert all((v == 0).all() for v in values_of(metrics).values())
-
-
-def test_multi_metrics_nest():
-    metrics = nnx.MultiMetric(z=Average("x"), b=nnx.MultiMetric(q=Average("y")))
-    metrics.update(x=1, y=2)
-    assert jax.tree.map(float, metrics.compute()) == {"z": 1.0, "b": {"q": 2.0}}
-
-
-def test_a_mask_for_each_metric():
-    metrics = nnx.MultiMetric(a=Average(), b=Average(), inner=nnx.MultiMetric(c=Average()))
-    first, last = jnp.array([True, False]), jnp.array([False, True])
-    masks = {"a": first, "b": None, "inner": {"c": last}, "elsewhere": first}
-    metrics.update(values=jnp.array([1.0, 3.0]), mask=masks)
-    assert metrics.compute() == {"a": 1.0, "b": 2.0, "inner": {"c": 3.0}}
-    nnx.jit(lambda m, mask: m.update(values=jnp.array([1.0, 3.0]), mask=mask))(metrics, last)
-    assert metrics.compute() == {"a": 2.0, "b": 7 / 3, "inner": {"c": 3.0}}
 
 
 def test_a_metric_without_a_mask_is_not_given_one():

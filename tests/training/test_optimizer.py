@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import nnxlite as nnx
-from nnxlite.training.optimizer import OptArray, OptState, OptVariable, to_opt_state
+from nnxlite.training.optimizer import OptArray, OptVariable, to_opt_state
 
 
 class Dense(nnx.Module):
@@ -59,22 +59,6 @@ def kinds(optimizer):
 
 
 # state ------------------------------------------------------------------------------------------
-
-
-def test_the_state_of_an_optimizer():
-    optimizer = nnx.Optimizer(Dense(2, 3), optax.adam(1e-3), wrt=nnx.Param)
-    assert kinds(optimizer) == {
-        ("opt_state", 0, "count"): OptArray,
-        ("opt_state", 0, "mu", "bias"): OptVariable,
-        ("opt_state", 0, "mu", "kernel"): OptVariable,
-        ("opt_state", 0, "nu", "bias"): OptVariable,
-        ("opt_state", 0, "nu", "kernel"): OptVariable,
-        ("step",): OptState,
-    }
-    assert optimizer.step.value.dtype == jnp.uint32 and optimizer.step.value == 0
-    assert issubclass(OptArray, OptState) and issubclass(OptVariable, OptState)
-    assert type(optimizer.opt_state[0]).__name__ == "ScaleByAdamState"
-    assert isinstance(optimizer.opt_state[0].mu, nnx.State)
 
 
 def test_moments_have_the_metadata_of_their_parameters():
@@ -226,19 +210,6 @@ def test_training_under_jit_equals_training_without():
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=1e-5), a, b)
 
 
-@pytest.mark.parametrize("wrt", [nnx.PathContains("layers"), nnx.BatchStat, (nnx.Param, "x")])
-def test_only_what_the_filter_selects_is_updated(wrt):
-    model = Model()
-    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=wrt)
-    chosen = set(values(model, wrt))
-    before = values(model, nnx.Not(nnx.RngState))
-    grads = jax.tree.map(jnp.ones_like, nnx.state(model, wrt))
-    optimizer.update(model, grads)
-    after = values(model, nnx.Not(nnx.RngState))
-    for path, value in before.items():
-        np.testing.assert_array_equal(after[path], value - (path in chosen))
-
-
 def test_gradients_may_cover_more_than_the_filter_selects():
     model = Model()
     optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.PathContains("scale"))
@@ -360,40 +331,6 @@ def test_shared_parameters_are_updated_once():
         nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param, graph=False)
 
 
-def test_hyperparameters_can_be_written():
-    model = Dense(2, 3)
-    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    ones = jax.tree.map(jnp.ones_like, nnx.state(model))
-    optimizer.opt_state.hyperparams["learning_rate"].value = jnp.array(0.5)
-    optimizer.update(model, ones)
-    np.testing.assert_allclose(model.bias.value, -0.5)
-    optimizer.opt_state.hyperparams["learning_rate"] = jnp.array(0.25)  # a bare array
-    optimizer.update(model, ones)
-    np.testing.assert_allclose(model.bias.value, -0.75)
-    assert optimizer.opt_state.hyperparams["learning_rate"] == 0.25
-    assert isinstance(optimizer.opt_state.count, OptArray) and optimizer.step.value == 2
-
-
-def test_lbfgs_reads_value_gradient_and_value_function():
-    model = Model()
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
-
-    def value_fn(params):
-        return loss_of(nnx.merge(graphdef, params, rest, copy=True))
-
-    optimizer = nnx.Optimizer(model, optax.lbfgs(), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model, optimizer):
-        loss, grads = jax.value_and_grad(value_fn)(nnx.state(model, nnx.Param))
-        optimizer.update(model, grads, grad=grads, value=loss, value_fn=value_fn)
-
-    for _ in range(15):
-        step(model, optimizer)
-    assert float(loss_of(model)) < 0.02
-
-
 def test_optimizers_that_read_the_loss():
     model = Model()
     tx = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1, factor=0.5))
@@ -413,33 +350,6 @@ def test_extra_gradient_axes_are_left_to_the_transformation():
     grads = nnx.State({"kernel": jnp.ones((4, 2, 3)), "bias": jnp.ones((4, 3))})
     optimizer.update(model, grads)
     np.testing.assert_array_equal(model.bias.value, -1)
-
-
-# model and optimizer ----------------------------------------------------------------------------
-
-
-def test_model_and_optimizer():
-    model = Model()
-    trained = nnx.ModelAndOptimizer(model, optax.adam(0.05))
-    assert isinstance(trained, nnx.Optimizer) and trained.model is model
-    assert set(kinds(trained)) > {("model", "scale"), ("step",), ("opt_state", 0, "mu", "scale")}
-    before = float(loss_of(model))
-    for _ in range(5):
-        trained.update(gradients(trained.model))
-    assert float(loss_of(model)) < before and trained.step.value == 5
-    with pytest.raises(TypeError, match="positional"):
-        trained.update(model, gradients(model))
-
-
-def test_model_and_optimizer_under_jit():
-    trained = nnx.ModelAndOptimizer(Model(), optax.sgd(0.1), wrt=nnx.PathContains("scale"))
-
-    @nnx.jit
-    def step(trained):
-        trained.update(nnx.grad(loss_of, argnums=nnx.DiffState(0, nnx.Param))(trained.model))
-
-    step(trained)
-    assert trained.step.value == 1 and trained.model.scale.value != 1
 
 
 # bad input --------------------------------------------------------------------------------------
@@ -672,25 +582,6 @@ def test_a_captured_optimizer_is_protected():
     with pytest.raises(nnx.TraceContextError):
         step(1.0)
     np.testing.assert_equal(snapshot(model, optimizer), before)
-
-
-def test_accumulated_gradients_equal_one_large_batch():
-    class Line(nnx.Module):
-        def __init__(self):
-            self.w = nnx.Param(jnp.ones((2, 1)))
-
-    def step(model, optimizer, x, y):
-        loss = lambda m: jnp.mean((x @ m.w.value - y) ** 2)
-        optimizer.update(model, nnx.grad(loss)(model))
-
-    whole, parts = Line(), Line()
-    nnx.jit(step)(whole, nnx.Optimizer(whole, optax.adam(0.1), wrt=nnx.Param), X, Y)
-    tx = optax.MultiSteps(optax.adam(0.1), every_k_schedule=4)
-    optimizer, small = nnx.Optimizer(parts, tx, wrt=nnx.Param), nnx.jit(step)
-    for i in range(4):
-        assert (parts.w.value == 1).all()
-        small(parts, optimizer, X[2 * i : 2 * i + 2], Y[2 * i : 2 * i + 2])
-    np.testing.assert_allclose(parts.w.value, whole.w.value, rtol=1e-5)
 
 
 def test_a_schedule_may_read_the_step():

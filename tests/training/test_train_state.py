@@ -45,19 +45,6 @@ def test_apply_calls_the_model_by_states_or_field_names():
     assert state.rest["calls"].value == 0
 
 
-def test_apply_gradients_is_an_optax_step():
-    state = make()
-    x = jnp.ones((1, 2))
-    grads = jax.grad(loss)(state.params, state, x)
-    new = state.apply_gradients(grads)
-    assert state.step == 0 and new.step == 1 and (state.params["kernel"].value == 1).all()
-    updates, _ = optax.adam(0.1).update(grads, state.opt_state, state.params)
-    expected = optax.apply_updates(state.params, updates)
-    np.testing.assert_array_equal(new.params["kernel"].value, expected["kernel"].value)
-    assert new.opt_state[0].count == 1
-    assert new.apply_gradients(grads, rest=nnx.State({})).rest == nnx.State({})
-
-
 def test_a_train_state_is_a_pytree_for_plain_jax():
     state = make(step=5)
     paths = [jax.tree_util.keystr(k) for k, _ in jax.tree_util.tree_leaves_with_path(state)]

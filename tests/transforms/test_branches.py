@@ -133,41 +133,12 @@ def test_branches_may_pass_on_arrays_of_a_state_or_make_new_ones(outer, mode):
     assert float(a["w"][0]) == 1.0
 
 
-def test_random_streams_are_drawn_from_by_the_chosen_branch_alone():
-    rngs, other = nnx.Rngs(0), nnx.Rngs(0)
-    draw = lambda r: r.normal()
-    for flag in (True, False, True):
-        out = nnx.cond(flag, draw, lambda r: jnp.zeros(()), rngs)
-        np.testing.assert_allclose(out, draw(other) if flag else 0.0, rtol=1e-6)
-    assert int(rngs.default.count.value) == 2
-
-
 def test_captured_variables_are_read_as_they_are_at_each_call():
     m = Foo(2.0)
     read = lambda: float(nnx.cond(True, lambda: m.x * 1.0, lambda: m.y * 1.0))
     assert read() == 2.0
     m.x.value = jnp.array(5.0)
     assert read() == 5.0
-
-
-@OUTER
-def test_gradients_are_those_of_hand_written_jax(outer):
-    def loss(m, p, x):
-        def f(m, x):
-            m.n.value = m.x * x
-            return jnp.sin(m.n[...]) * m.y
-
-        return nnx.cond(p, f, lambda m, x: m.x + m.n, m, x) + m.n
-
-    def bare(v, p, x):
-        f = lambda v: jnp.sin(v["x"] * x) * v["y"] + v["x"] * x
-        return jax.lax.cond(p, f, lambda v: v["x"], v)
-
-    for p in (True, False):
-        grads = outer(nnx.grad(loss))(Foo(0.5, 2.0), p, 3.0)
-        expected = jax.grad(bare)({"x": 0.5, "y": 2.0}, p, 3.0)
-        assert float(grads["x"].value) == pytest.approx(float(expected["x"]), rel=1e-6)
-        assert float(grads["y"].value) == pytest.approx(float(expected["y"]), rel=1e-6)
 
 
 def test_inside_vmap_each_lane_chooses():
@@ -329,17 +300,6 @@ def test_bad_input_changes_nothing(call, match, error):
 
 
 # in company ----------------------------------------------------------------------------------------
-
-
-def test_loops_in_branches_in_loops():
-    def body(i, m):
-        add = lambda m: nnx.fori_loop(0, 2, lambda j, m: (up(m), m)[1], m)
-        nnx.cond(i % 2 == 0, lambda m: (add(m), None)[1], lambda m: (double(m), None)[1], m)
-        return m
-
-    m = Foo()
-    nnx.fori_loop(0, 5, body, m)
-    assert (float(m.n.value), float(m.x.value)) == (6.0, 4.0)
 
 
 def test_checks_shapes_and_jaxprs_of_branches():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -81,15 +79,6 @@ def test_the_backward_rule_is_used(mode, outer):
     for name in ("x", "y"):
         assert jnp.allclose(d_m[name].value, 10 * e_m[name].value)
     assert jnp.allclose(d_a, 10 * e_a)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_jit_of_grad(mode):
-    f = sine(mode, write_n)
-    m = Foo()
-    grads = nnx.jit(nnx.grad(f))(m, 3.0)
-    assert jnp.allclose(grads["y"].value, 10 * jnp.sin(1.0) * 3)
-    assert float(m.n.value) == 1.0
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -432,16 +421,6 @@ def test_equal_calls_trace_once():
     first = len(traces)
     step(Foo())
     assert len(traces) == first
-
-
-def test_nothing_is_kept_alive():
-    f = sine(UPDATES, write_n)
-    m = Foo()
-    nnx.grad(f)(m, 1.0)
-    seen = weakref.ref(m)
-    del m
-    gc.collect()
-    assert seen() is None
 
 
 # refusals ----------------------------------------------------------------------------------------

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import gc
 import inspect
 import pickle
 import re
-import typing as tp
 import weakref
 
 import jax
@@ -139,53 +137,6 @@ def test_without_updates_structure_stays(mode):
     assert type(out) is nnx.Param and float(out.value) == 6.0
 
 
-def test_rebinding_exchanging_and_metadata():
-    @nnx.jit
-    def change(m):
-        m.x, m.y = m.y, m.x
-        m.n = nnx.Cache(m.n.value + 1)
-        m.x.set_metadata(note="was y")
-
-    m = Foo()
-    x, y, n = m.x, m.y, m.n
-    change(m)
-    assert m.x is y and m.y is x and m.n is not n
-    assert type(m.n) is nnx.Cache and float(m.n.value) == 1.0 and float(n.value) == 0.0
-    assert y.note == "was y"
-
-
-def test_containers_are_edited_in_place():
-    m = Foo()
-    m.layers = nnx.List([nnx.Param(1.0)])
-    m.plain = [nnx.Param(2.0)]
-    layers, plain = m.layers, m.plain
-
-    @nnx.jit
-    def push(m):
-        m.layers.append(nnx.Param(m.layers[0] + 1))
-        m.plain = [*m.plain, m.layers[0]]
-
-    push(m)
-    assert m.layers is layers and [float(v.value) for v in layers] == [1.0, 2.0]
-    assert m.plain is plain and m.plain[1] is m.layers[0]
-
-
-def test_arrays_held_without_a_variable():
-    m = Foo()
-    m.array = jnp.zeros(2)
-    m.parts = (jnp.zeros(1), {"k": jnp.ones(1)})
-
-    @nnx.jit
-    def write(m, x):
-        m.array = m.array + x
-        m.parts = (m.parts[0], {"k": m.parts[1]["k"] * 5})
-
-    kept = m.parts[0]
-    write(m, X)
-    assert m.array.tolist() == [1.0, 2.0] and m.parts[1]["k"].tolist() == [5.0]
-    assert m.parts[0] is kept
-
-
 def test_sharing_in_is_sharing_inside_and_out():
     m = Tied()
     other = nnx.Dict(part=m)
@@ -219,30 +170,6 @@ def test_results_of_every_kind():
     assert isinstance(state, nnx.State) and state["n"] is m.n
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Batch:
-    """A pytree node that JAX knows."""
-
-    model: tp.Any
-    x: tp.Any
-
-
-def test_objects_anywhere_in_argument_pytrees():
-    m, other = Counted(), Counted()
-
-    @nnx.jit
-    def f(batch, *rest, scale, **named):
-        y = batch.model(batch.x)
-        for part in [*rest, named["last"]["deep"][0]]:
-            y = y + part(1.0)
-        return Batch(batch.model, y * scale)
-
-    out = f(Batch(m, X), other, scale=2.0, last={"deep": (m, None)})
-    assert out.model is m and float(m.count.value) == 5.0 and float(other.count.value) == 4.0
-    assert out.x.tolist() == [2 * (4 + 4 + 5), 2 * (16 + 8 + 10)]
-
-
 def test_states_variables_and_graph_definitions_as_arguments():
     graphdef, state = nnx.split(Foo())
 
@@ -257,18 +184,6 @@ def test_states_variables_and_graph_definitions_as_arguments():
     out = f(graphdef, state, v)
     assert float(v.value) == 3.0 and float(out["x"].value) == 11.0
     assert isinstance(out, nnx.State)
-
-
-def test_keyword_arguments_and_defaults():
-    @nnx.jit
-    def f(m, x=1.0, *, scale=2.0):
-        return m(x) * scale
-
-    m = Counted()
-    outs = [f(m), f(m=m), f(m, scale=1.0), f(x=2.0, m=m)]
-    assert [o[0].item() for o in outs] == [8.0, 10.0, 6.0, 28.0]
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'm'"):
-        f(x=1.0)
 
 
 # What can be wrapped --------------------------------------------------------------------------------
@@ -975,20 +890,6 @@ def test_L8_a_failed_call_leaves_everything_as_it_was(name, options):
     assert forward(m, 1.0).tolist() == [4.0, 8.0]
 
 
-def test_L8_a_generator_left_open_and_an_exception_caught_inside():
-    @nnx.jit
-    def f(m):
-        try:
-            m.x.value = m.x + 1
-            raise KeyError
-        except KeyError:
-            m.y.value = m.x * 10
-        return m.y * 1
-
-    m = Foo()
-    assert float(f(m)) == 20.0 and float(m.x.value) == 2.0
-
-
 def test_L9_no_tracers_stay_and_nothing_is_kept_alive():
     @nnx.jit
     def f(m):
@@ -1076,14 +977,6 @@ def test_array_references_are_written_in_place():
 
     assert f(m, X).tolist() == [2.0, 4.0]
     assert m.v.get_raw_value() is ref and ref[...].tolist() == [1.0, 2.0]
-
-
-def test_objects_inside_jax_transforms_of_jitted_functions():
-    m = Counted()
-    grads = jax.grad(lambda w: forward(nnx.merge(*nnx.split(m), copy=True), w).sum())(X)
-    assert grads.tolist() == [4.0, 8.0]
-    out = jax.vmap(lambda x: nnx.jit(lambda x: Counted()(x))(x))(jnp.ones((3, 2)))
-    assert out.tolist() == [[4.0, 8.0]] * 3
 
 
 # Messages -------------------------------------------------------------------------------------------
@@ -1219,20 +1112,6 @@ def test_a_variable_that_was_placed_and_is_now_on_another_mesh_is_written():
 
     double(model)
     assert model.w.value.tolist() == [0, 2, 4, 6]
-
-
-def test_a_variable_that_was_placed_and_is_now_on_a_larger_mesh_is_written():
-    spec = jax.sharding.PartitionSpec
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    model = nnx.Dict(w=nnx.Param(jnp.arange(6.0), nnx_placement=spec("data")))  # by two, say
-    model.w.value = jax.device_put(model.w.value, jax.NamedSharding(mesh, spec()))
-
-    @nnx.jit
-    def double(model):
-        model.w[...] *= 2
-
-    double(model)
-    assert model.w.value.tolist() == [0, 2, 4, 6, 8, 10]
 
 
 def test_what_a_method_carries_is_not_mapped_by_a_wrapper_inside():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from tests.transforms.models import Foo, Tied, snapshot
+from tests.transforms.models import Foo, snapshot
 
 MODES = [{}, {"graph_updates": False}, {"graph": False}]
 
@@ -100,14 +100,6 @@ def test_variables_that_hold_pytrees_are_carried(loop):
 
 
 @every_loop
-def test_nothing_leaks_where_jax_looks_for_leaks(loop):
-    m = Foo(2.0)
-    with jax.checking_leaks():
-        assert loop(step, m) is m
-    assert float(m.n.value) == 8.0
-
-
-@every_loop
 def test_inside_jit_and_with_other_carries_beside(loop):
     m, v = Foo(2.0), nnx.Variable(jnp.zeros(2))
 
@@ -118,23 +110,6 @@ def test_inside_jit_and_with_other_carries_beside(loop):
     out = nnx.jit(lambda c: loop(f, c))({"v": v, "k": [m, jnp.array(1.0)], "none": None})
     assert out["v"] is v and out["k"][0] is m and float(out["k"][1]) == 16.0
     assert v.value.tolist() == [4.0, 4.0] and float(m.n.value) == 8.0 and out["none"] is None
-
-
-@every_loop
-def test_sharing_and_cycles_hold(loop):
-    m, other = Tied(), Tied()
-
-    def f(pair):
-        a, b = pair
-        assert a is b and a.a is a.b is a.child.leaf and a.child.owner is a
-        a.child.leaf[...] *= 2
-        return pair
-
-    first, second = loop(f, (m, m))
-    assert first is second is m and m.a is m.b
-    for _ in range(4):
-        f((other, other))
-    np.testing.assert_array_equal(m.a.value, other.a.value)
 
 
 @every_loop
@@ -295,38 +270,6 @@ def test_arrays_held_without_a_variable_are_carried_too(loop):
 
     assert loop(f, m) is m
     assert m.a.tolist() == [15.0] * 2 and m.b[0].tolist() == [16.0] * 2 and m.b[1] is kept
-
-
-def test_random_streams_go_on_as_in_python():
-    rngs, other = nnx.Rngs(0), nnx.Rngs(0)
-    total = nnx.fori_loop(0, 3, lambda i, c: (c[0], c[1] + c[0].normal()), (rngs, 0.0))[1]
-    expected = sum(other.normal() for _ in range(3))
-    np.testing.assert_allclose(total, expected, rtol=1e-5)
-    assert int(rngs.default.count.value) == 3
-
-
-def test_gradients_are_those_of_hand_written_jax():
-    def loss(m):
-        step = lambda i, c: jnp.sin(c * m.x) + m.y
-        return nnx.fori_loop(0, 4, step, 1.0)
-
-    def carried(m):
-        def step(i, m):
-            m.n.value = jnp.sin(m.n * m.x) + m.y
-            return m
-
-        m.n.value = jnp.array(1.0)
-        return nnx.fori_loop(0, 4, step, m).n[...]
-
-    def bare(x, y):
-        return jax.lax.fori_loop(0, 4, lambda i, c: jnp.sin(c * x) + y, 1.0)
-
-    expected = jax.grad(bare, (0, 1))(0.5, 2.0)
-    for f in (loss, carried):
-        grads = nnx.jit(nnx.grad(f))(Foo(0.5, 2.0))
-        np.testing.assert_allclose([grads["x"].value, grads["y"].value], expected, rtol=1e-6)
-    tangent = nnx.jvp(lambda m: while_of(3)(step, m).n[...], (Foo(2.0),), (Foo(1.0),))[1]
-    assert float(tangent) == 3.0
 
 
 # constants -----------------------------------------------------------------------------------------

@@ -9,23 +9,11 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-from tests.transforms.models import Counted, Foo, Tied, assert_close, snapshot
-
-MODES = [{}, {"graph_updates": False}, {"graph": False}]
+from tests.transforms.models import Counted, Foo, assert_close, snapshot
 
 
 def loss(m, x):
     return jnp.sin(jnp.sin(m(x))).sum()
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("outer", [lambda f: f, nnx.jit])
-def test_values_gradients_and_state_are_those_of_the_function(mode, outer):
-    m, other = Counted(), Counted()
-    f = outer(nnx.remat(loss, **mode))
-    assert jnp.allclose(f(m, 2.0), loss(other, 2.0))
-    assert_close(nnx.grad(f)(m, 2.0), nnx.grad(loss)(other, 2.0))
-    assert float(m.count.value) == float(other.count.value) == 5.0
 
 
 def test_the_jaxpr_holds_a_checkpoint_and_fewer_residuals():
@@ -42,25 +30,6 @@ def test_the_jaxpr_holds_a_checkpoint_and_fewer_residuals():
     assert recomputed(saved) < recomputed(jaxpr)
     options = nnx.make_jaxpr(nnx.grad(nnx.remat(deep, prevent_cse=False)))(m)
     assert "prevent_cse=False" in str(options) and "prevent_cse=True" in str(jaxpr)
-
-
-def test_sharing_cycles_and_structure_changes():
-    m = Tied()
-
-    def grow(a, b):
-        assert a is b["again"] and a.a is a.b
-        a.new = nnx.Param(a.a * 2)
-        a.size = 3
-        return a
-
-    assert nnx.remat(grow)(m, {"again": m}) is m
-    assert m.new.value.tolist() == [2.0, -4.0] and m.size == 3
-    other = Tied()
-    nnx.remat(lambda a, b: grow(a, b) and None, graph_updates=False)(other, {"again": other})
-    assert not hasattr(other, "new")
-    assert_close(
-        nnx.grad(nnx.remat(loss))(Tied(), 2.0)["a"].value, nnx.grad(loss)(Tied(), 2.0)["a"].value
-    )
 
 
 @pytest.mark.parametrize("outer", [nnx.remat, nnx.filter_checkpoint, nnx.checkify])
@@ -156,21 +125,6 @@ def test_a_function_of_its_arguments_is_traced_once_per_structure():
     step(Foo(), 2.0)
     step(nnx.clone(Foo()), 3.0)
     assert len(calls) == first
-
-
-def test_it_runs_in_scan_and_vmap():
-    body = nnx.remat(lambda m, x: (m, m(x).sum()), prevent_cse=False)
-
-    def run(m, step):
-        m.count[...] = 0.0
-        scanned = nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(step)
-        return scanned(m, jnp.arange(3.0))[1].sum()
-
-    m = Counted()
-    plain = lambda m, x: (m, m(x).sum())
-    assert_close(nnx.grad(run)(m, body), nnx.grad(run)(m, plain))
-    mapped = nnx.vmap(nnx.remat(lambda m, x: m.x * x), in_axes=(None, 0))
-    assert mapped(Foo(2.0), jnp.arange(3.0)).tolist() == [0.0, 2.0, 4.0]
 
 
 def test_dropout_draws_the_same_mask_again():

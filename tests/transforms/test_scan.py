@@ -140,20 +140,6 @@ def test_states_of_arrays_are_carries(graph_updates):
     assert not start["a"].any()
 
 
-def test_cycles_and_sharing_hold_in_every_iteration():
-    m, other = Tied(), Tied()
-
-    def f(m, x):
-        assert m.a is m.b is m.child.leaf and m.child.owner is m
-        m.child.leaf[...] *= x
-        return m, m(x)
-
-    out, ys = nnx.scan(f)(m, jnp.array([2.0, 3.0]))
-    _, expected = looped(f, other, jnp.array([2.0, 3.0]))
-    assert out is m and m.a is m.b
-    np.testing.assert_allclose(ys, expected, rtol=1e-6)
-
-
 def test_a_python_scalar_in_a_carry_takes_the_type_that_the_body_gives_it():
     m = nnx.Dict(v=nnx.Variable(0))
 
@@ -350,17 +336,6 @@ def test_new_variables_of_a_scanned_argument_and_of_the_result_are_stacked():
     assert hasattr(other, "y") and not hasattr(other, "seen")
 
 
-def test_static_attributes_of_a_carry_may_be_set():
-    m = Foo()
-
-    def f(m, x):
-        m.mode = "used"
-        return count(m, x)
-
-    nnx.scan(f)(m, jnp.ones(2))
-    assert m.mode == "used" and float(m.n.value) == 2.0
-
-
 def test_forms_and_keywords():
     m = Counted()
 
@@ -466,14 +441,6 @@ def test_layers_with_random_streams_and_batch_statistics(mode):
         assert int(stack.drop.rngs.count.value[i]) == int(layer.drop.rngs.count.value)
 
 
-def test_one_stream_carried_through_the_layers_draws_on():
-    drop, x = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), jnp.ones(16)
-    other = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-    _, rows = nnx.scan(lambda d, x: (d, d(x)))(drop, jnp.stack([x] * 3))
-    assert rows.tolist() == [other(x).tolist() for _ in range(3)]
-    assert int(drop.rngs.count.value) == 3
-
-
 def test_streams_are_split_for_the_layers_and_restored():
     drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
 
@@ -504,27 +471,6 @@ def linear_stack(layers, size):
     return nnx.vmap(lambda r: nnx.Linear(size, size, rngs=r))(nnx.Rngs(0).fork(split=layers))
 
 
-def test_gradients_through_layers_are_those_of_hand_written_jax():
-    stack, x = linear_stack(5, 3), jax.random.normal(jax.random.key(1), (2, 3))
-    leaves = {"kernel": stack.kernel.value, "bias": stack.bias.value}
-    mine = nnx.grad(lambda m, x: (mlp(m, x) ** 2).sum())(stack, x)
-    hand = jax.grad(lambda p, x: (bare_mlp(p, x) ** 2).sum())(leaves, x)
-    for name in leaves:
-        np.testing.assert_allclose(mine[name].value, hand[name], rtol=1e-5, atol=1e-6)
-
-
-def test_gradients_through_a_carry_that_is_written():
-    def loss(m):
-        return nnx.scan(count)(m, jnp.arange(1.0, 4.0))[0].n[...] ** 2
-
-    def bare(x):
-        return jax.lax.scan(lambda n, s: (n + s * x, None), 0.0, jnp.arange(1.0, 4.0))[0] ** 2
-
-    m = Foo(2.0)
-    assert float(nnx.grad(loss)(m)["x"].value) == float(jax.grad(bare)(2.0)) == 144.0
-    assert float(m.n.value) == 12.0
-
-
 def peak(jitted, *args):
     analysis = jitted.lower(*args).compile().memory_analysis()
     return analysis.temp_size_in_bytes, analysis.output_size_in_bytes
@@ -540,25 +486,6 @@ def test_memory_of_32_layers_is_that_of_hand_written_jax(differentiated):
         mine = nnx.grad(lambda m, x: (mlp(m, x) ** 2).mean())
         hand = jax.grad(lambda p, x: (bare_mlp(p, x) ** 2).mean())
     assert peak(nnx.jit(mine), stack, x) <= peak(jax.jit(hand), leaves, x)
-
-
-def test_memory_of_a_carried_model_that_is_only_read():
-    """A model in the carry costs what it costs as a captured constant."""
-    m, xs = nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jnp.ones((32, 64))
-
-    def carried(m, xs):
-        def body(carry, x):
-            m, h = carry
-            return (m, jnp.tanh(m(h) + x)), None
-
-        return nnx.scan(body)((m, xs[0]), xs)[0][1]
-
-    def hand(p, xs):
-        step = lambda h, x: (jnp.tanh(h @ p["kernel"] + p["bias"] + x), None)
-        return jax.lax.scan(step, xs[0], xs)[0]
-
-    leaves = {"kernel": m.kernel.value, "bias": m.bias.value}
-    assert peak(nnx.jit(carried), m, xs) <= peak(jax.jit(hand), leaves, xs)
 
 
 # bad input ---------------------------------------------------------------------------------------

@@ -116,16 +116,6 @@ def test_annotated_variables_have_their_sharding_on_a_mesh():
     assert nnx.eval_shape(init).w.value.sharding is None
 
 
-def test_eval_shape_inside_other_transforms():
-    @nnx.jit
-    def f(m):
-        out = nnx.eval_shape(lambda m, x: m(x), m, jnp.ones(2))
-        return jnp.zeros(out.shape) + m.count
-
-    m = Counted()
-    assert f(m).tolist() == [3.0, 3.0] and float(m.count.value) == 3.0
-
-
 def test_a_failure_and_sharing_in_tree_mode():
     m = Foo()
     with pytest.raises(RuntimeError, match="inside"):

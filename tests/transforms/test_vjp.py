@@ -45,43 +45,12 @@ def test_the_pullback_can_be_used_again_and_is_linear():
     assert float(m.count.value) == 4.0
 
 
-def test_vjp_agrees_with_jax_on_bare_leaves():
-    m, x = Tied(), jnp.array([0.5, 2.0])
-
-    def bare(a, x):
-        return (jnp.sin(a) * a + a) * x
-
-    y, pull = nnx.vjp(call, m, x)
-    expected, pull_bare = jax.vjp(bare, m.a.value, x)
-    ct = jnp.array([1.0, 3.0])
-    d_m, d_x = pull(ct)
-    d_a, d_x_bare = pull_bare(ct)
-    assert jnp.allclose(y, expected)
-    assert jnp.allclose(d_m.a.value, d_a) and jnp.allclose(d_x, d_x_bare)
-
-
 def test_sharing_and_cycles_hold_in_cotangents():
     m = Tied()
     _, pull = nnx.vjp(lambda m, pair: m(1.0) + pair[0](1.0), m, (m, 2.0))
     d_m, (again, _) = pull(jnp.ones(2))
     assert again is d_m
     assert d_m.a is d_m.b and d_m.child.leaf is d_m.a and d_m.child.owner is d_m
-
-
-def test_structure_changes_propagate_only_with_updates():
-    def grow(m):
-        m.new = nnx.Param(m.x * 2)
-        m.size = 3
-        m.me = m
-        return m.new * 1.0
-
-    m = Foo()
-    y, pull = nnx.vjp(grow, m)
-    assert (float(m.new.value), m.size, m.me is m) == (2.0, 3, True)
-    assert float(pull(1.0)[0].x.value) == 2.0
-    other = Foo()
-    nnx.vjp(grow, other, graph_updates=False)
-    assert sorted(vars(other)) == ["n", "x", "y"]
 
 
 def test_the_result_may_hold_objects_of_the_caller_and_new_ones():
@@ -171,30 +140,6 @@ def test_what_a_function_brings_along_is_constant_and_keeps_its_state():
     assert nnx.vjp(functools.partial(lambda name, x: x * len(name), "abc"), 1.0)[1](1.0) == (3.0,)
 
 
-def test_vjp_composes_with_jit_vmap_grad_and_itself():
-    @nnx.jit
-    def step(m, x):
-        y, pull = nnx.vjp(call, m, x)
-        return pull(jnp.ones(2))[0]
-
-    m = Counted()
-    d_m = step(m, 1.0)
-    assert d_m.w.value.tolist() == [4.0, 4.0] and float(m.count.value) == 4.0
-
-    def second(m):
-        _, pull = nnx.vjp(lambda m: m.x**3, m)
-        return pull(1.0)[0].x * 1.0
-
-    assert float(nnx.grad(second)(Foo(2.0))["x"].value) == 12.0
-    rows = jnp.arange(3.0)
-    out = nnx.vmap(lambda m, x: nnx.vjp(lambda x: m.x * x**2, x)[1](1.0)[0], in_axes=(None, 0))(
-        Foo(3.0), rows
-    )
-    assert out.tolist() == [0.0, 6.0, 12.0]
-    _, pull = nnx.vjp(lambda m: nnx.vjp(lambda m: m.x**3, m)[1](1.0)[0].x, Foo(2.0))
-    assert float(pull(1.0)[0].x.value) == 12.0
-
-
 def test_a_failed_call_leaves_objects_as_they_were():
     m = Counted()
     before = snapshot(m)
@@ -273,20 +218,6 @@ def test_a_state_names_the_variables_to_move_along():
     assert dy.tolist() == [5.0, 10.0]
 
 
-def test_jvp_agrees_with_jax_and_with_vjp():
-    m, x = Tied(), jnp.array([0.5, 2.0])
-    t = jnp.array([1.0, -1.0])
-
-    def bare(a):
-        return (jnp.sin(a) * a + a) * x
-
-    y, dy = nnx.jvp(lambda m: m(x), (m,), (nnx.State({"a": nnx.Param(t)}),))
-    expected, d_expected = jax.jvp(bare, (m.a.value,), (t,))
-    assert jnp.allclose(y, expected) and jnp.allclose(dy, d_expected)
-    _, pull = nnx.vjp(lambda m: m(x), m)
-    assert jnp.allclose(jnp.vdot(dy, x), jnp.vdot(pull(x)[0].a.value, t), rtol=1e-5)
-
-
 def test_the_tangent_of_an_object_is_a_new_object():
     m = Foo()
     out, tangent = nnx.jvp(lambda m: {"m": m, "n": nnx.Dict(z=m.x * 2)}, (m,), (Foo(10.0, 20.0),))
@@ -318,14 +249,6 @@ def test_jvp_later_forms_and_bound_methods():
 def test_integer_primals_take_float0_tangents():
     y, dy = nnx.jvp(lambda n, x: n * x, (2, 3.0), (np.zeros((), jax.dtypes.float0), 1.0))
     assert (float(y), float(dy)) == (6.0, 2.0)
-
-
-def test_jvp_composes():
-    def third(m):
-        return nnx.jvp(lambda m: m.x**3, (m,), (nnx.State({"x": nnx.Param(1.0)}),))[1]
-
-    assert float(nnx.grad(third)(Foo(2.0))["x"].value) == 12.0
-    assert float(nnx.jit(third)(Foo(2.0))) == 12.0
 
 
 FLOAT, X2 = r"tangent at 'args\[0\].x' is float32\[2\], where float32\[\] needs", jnp.ones(2)

@@ -293,23 +293,6 @@ def test_new_variables_of_an_argument_follow_its_prefix():
     assert m.seen.value.tolist() == [[0, 1, 2]] * 2 and m.whole.value == 1.0
 
 
-def test_gradients_are_those_of_hand_written_jax():
-    m, xs = Tied(), jnp.arange(1.0, 4.0)
-
-    def loss(m, xs):
-        return nnx.vmap(lambda m, x: m(x).sum(), in_axes=(None, 0))(m, xs).sum()
-
-    def bare(a, xs):
-        return jax.vmap(lambda x: ((jnp.sin(a) * a + a) * x).sum())(xs).sum()
-
-    np.testing.assert_allclose(nnx.grad(loss)(m, xs)["a"].value, jax.grad(bare)(m.a.value, xs))
-    per_row = nnx.vmap(nnx.grad(lambda m, x: m(x).sum()), in_axes=(None, 0))(m, xs)
-    np.testing.assert_allclose(
-        per_row["a"].value,
-        jax.vmap(jax.grad(lambda a, x: bare(a, x[None])), (None, 0))(m.a.value, xs),
-    )
-
-
 def test_an_ensemble_step_trains_each_member_alone():
     models = nnx.vmap(nnx.Linear, in_axes=(None, None), axis_size=3)(
         2, 1, rngs=nnx.Rngs(0).fork(split=3)

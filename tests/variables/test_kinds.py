@@ -15,12 +15,6 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name, kind", NAMES.items())
-def test_names_and_kinds_map_to_each_other(name, kind):
-    assert nnx.variable_type_from_name(name) is kind
-    assert nnx.variable_name_from_type(kind) == name
-
-
 def test_the_family_of_kinds():
     assert issubclass(nnx.Perturbation, nnx.Intermediate)
     assert issubclass(nnx.RngKey, nnx.RngState) and issubclass(nnx.RngCount, nnx.RngState)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec
 
 import nnxlite as nnx
 
@@ -37,18 +36,6 @@ def test_reading_entries():
     assert v.tag == "t"
     with pytest.raises(KeyError, match=r"Param has no metadata 'zz'; it has \['eager_sharding',"):
         v.get_metadata("zz")
-
-
-def test_writing_entries():
-    v = nnx.Param(ONES, tag="t")
-    v.set_metadata("a", 1)
-    v.set_metadata(b=2, tag="u")
-    assert v.get_metadata(exclude_required=True) == {"a": 1, "b": 2, "tag": "u"}
-    v.set_metadata({"c": 3, "eager_sharding": False})
-    assert v.get_metadata() == {**REQUIRED, "c": 3, "eager_sharding": False}
-    v.set_metadata({})
-    assert v.get_metadata(exclude_required=True) == {} and not v.eager_sharding
-    v.set_metadata(ref=False, hijax=None)
 
 
 @pytest.mark.parametrize(
@@ -101,15 +88,6 @@ def test_metadata_is_structure_and_values_are_not():
 # VariableMetadata --------------------------------------------------------------------------------
 
 
-def test_metadata_may_come_with_the_value_and_wins():
-    value = nnx.VariableMetadata(ONES, metadata={"a": 1, "tag": "t"})
-    v = nnx.Param(value, a=2, b=3)
-    assert v.value is ONES and (v.a, v.b, v.tag) == (1, 3, "t")
-    once = nnx.VariableMetadata(ONES, on_get_value=plus(1.0))
-    assert nnx.Param(once).value[0] == 2.0
-    assert nnx.Param(nnx.VariableMetadata(ONES, metadata={"ref": True})).ref
-
-
 def test_with_metadata_annotates_an_initializer():
     def zeros(key, shape):
         """Zeros."""
@@ -134,31 +112,6 @@ def test_with_metadata_annotates_an_initializer():
 # Callbacks ---------------------------------------------------------------------------------------
 
 
-def test_callbacks_see_the_variable_and_the_value():
-    log = []
-    hooks = {
-        "on_create_value": plus(100.0, log),
-        "on_get_value": plus(1.0, log),
-        "on_set_value": plus(10.0, log),
-    }
-    v = nnx.BatchStat(ONES, **hooks)
-    assert v.get_raw_value()[0] == 101.0 and log == [("BatchStat", 100.0)]
-    for read in (lambda: v.value, lambda: v[...], lambda: v.get_value(), lambda: jnp.asarray(v)):
-        assert read().tolist() == [102.0, 102.0]
-    assert v[0] == v.get_value(index=0) == 102.0 and (v + 0)[0] == 102.0 and v.sum() == 204.0
-    for write in (
-        lambda: setattr(v, "value", ONES),
-        lambda: v.set_value(ONES),
-        lambda: v.__setitem__(..., ONES),
-    ):
-        write()
-        assert v.get_raw_value().tolist() == [11.0, 11.0]
-    v[0] = 5.0
-    assert v.get_raw_value().tolist() == [15.0, 11.0]
-    v += 0.0
-    assert v.get_raw_value().tolist() == [26.0, 22.0]
-
-
 def test_raw_values_go_around_callbacks():
     v = nnx.Param(ONES, on_get_value=plus(1.0), on_set_value=plus(1.0), on_create_value=plus(0.0))
     v.set_raw_value(3 * ONES)
@@ -180,42 +133,6 @@ def test_several_callbacks_run_in_order():
     assert v.value == 4.0 and v.create_value(2.0) == 2.0
 
 
-class Scaled(nnx.Variable):
-    """A class with callbacks of its own."""
-
-    log: list = []
-
-    def on_get_value(self, value):
-        return 2 * value
-
-    def on_set_value(self, value):
-        return 3 * value
-
-    def on_create_value(self, value):
-        return 5 * value
-
-    def on_add_axis(self, index, name):
-        self.log.append(("add", index, name))
-
-    def on_remove_axis(self, index, name):
-        self.log.append(("remove", index, name))
-
-
-def test_a_class_may_have_callbacks_of_its_own():
-    v = Scaled(ONES)
-    assert v.get_raw_value()[0] == 5.0 and v.value[0] == 10.0
-    v.value = ONES
-    assert v.get_raw_value()[0] == 3.0
-    v.add_axis(0, "d"), v.remove_axis(0, "d")
-    assert v.log[-2:] == [("add", 0, "d"), ("remove", 0, "d")]
-
-
-def test_callbacks_given_as_metadata_replace_those_of_the_class():
-    v = Scaled(ONES, on_get_value=plus(1.0))
-    assert v.get_raw_value()[0] == 5.0 and v.value[0] == 6.0
-    assert Scaled(ONES, on_create_value=plus(1.0)).get_raw_value()[0] == 2.0
-
-
 def test_callbacks_with_references():
     v = nnx.Param(ONES, ref=True, on_get_value=plus(1.0), on_set_value=plus(10.0))
     v[0] = 1.0
@@ -227,25 +144,6 @@ def test_callbacks_with_references():
 # Axes --------------------------------------------------------------------------------------------
 
 
-def test_adding_and_removing_axes():
-    log = []
-    v = nnx.Param(
-        ONES,
-        sharding=("x", None),
-        on_add_axis=lambda v, i, n: log.append(("add", i, n)),
-        on_remove_axis=lambda v, i, n: log.append(("remove", i, n)),
-    )
-    for index, names in ((0, ("s", "x", None)), (1, ("x", "s", None)), (-1, ("x", None, "s"))):
-        nnx.spmd.add_axis(v, index, {nnx.PARTITION_NAME: "s"})
-        assert v.sharding_names == names
-        nnx.spmd.remove_axis(v, index, {nnx.PARTITION_NAME: "s"})
-        assert v.sharding_names == ("x", None)
-    assert log[:2] == [("add", 0, "s"), ("remove", 0, "s")] and len(log) == 6
-    v.add_axis(0, None), v.remove_axis(0, "s")  # these run the callbacks alone
-    assert v.sharding_names == ("x", None)
-    assert log[6:] == [("add", 0, None), ("remove", 0, "s")]
-
-
 def test_a_wrong_axis_is_refused_before_anything_happens():
     log = []
     v = nnx.Param(ONES, sharding=("x",), on_remove_axis=lambda v, i, n: log.append(n))
@@ -253,13 +151,3 @@ def test_a_wrong_axis_is_refused_before_anything_happens():
         with pytest.raises(ValueError, match=rf"names \('x',\): axis {index} is {found}, not 'z'"):
             nnx.spmd.remove_axis(v, index, {nnx.PARTITION_NAME: "z"})
     assert v.sharding_names == ("x",) and log == []
-
-
-def test_spellings_of_sharding():
-    for name in ("sharding", "sharding_names", "out_sharding"):
-        v = nnx.Param(ONES, **{name: ("a",)})
-        assert v.sharding_names == ("a",) == v.get_metadata("out_sharding")
-    assert nnx.Param(ONES).sharding_names is None
-    spec = nnx.Param(ONES, sharding=PartitionSpec("a"))
-    nnx.spmd.add_axis(spec, 0, {nnx.PARTITION_NAME: None})
-    assert spec.sharding_names == (None, "a")

@@ -21,17 +21,6 @@ ONES = jnp.ones(2)
 # Reading -----------------------------------------------------------------------------------------
 
 
-def test_ways_to_read():
-    v = nnx.Param(jnp.array([1.0, 2.0, 3.0]))
-    for value in (v.value, v[...], v.get_value(), v.raw_value, v.get_raw_value()):
-        assert value is v.get_raw_value()
-    assert v[0] == 1.0 and v[-1] == 3.0 and v[1:].tolist() == [2.0, 3.0]
-    assert v.get_value(index=1) == 2.0 and v.get_value(index=...) is v.value
-    assert v.shape == (3,) and v.dtype == jnp.float32 and v.sum() == 6.0
-    assert [float(x) for x in v] == [1.0, 2.0, 3.0] and len(v) == 3
-    assert jnp.asarray(v).tolist() == np.asarray(v).tolist() == [1.0, 2.0, 3.0]
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -78,22 +67,6 @@ def test_type_kind_and_flags():
 
 
 # Writing -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda v, x: setattr(v, "value", x),
-        lambda v, x: v.set_value(x),
-        lambda v, x: v.set_raw_value(x),
-        lambda v, x: setattr(v, "raw_value", x),
-    ],
-)
-def test_writing_the_value_as_a_whole(write):
-    v = nnx.Param(ONES)
-    for value in (jnp.zeros(3), 5, "text", None, {"a": 1}):
-        write(v, value)
-        assert v.value is value
 
 
 @pytest.mark.parametrize(
@@ -393,22 +366,6 @@ def test_a_step_that_makes_variables_compiles_for_each_default():
 
 
 # Copies ------------------------------------------------------------------------------------------
-
-
-def test_copy_and_replace():
-    v = nnx.Param(ONES, tag="t")
-    for new in (v.copy(), v.replace(), v.to_state(), copy.copy(v)):
-        assert type(new) is nnx.Param and new is not v
-        assert new.value is ONES and new.tag == "t"
-    assert v.copy(2 * ONES).value.tolist() == [2.0, 2.0]
-    assert v.replace(value=None).value is None
-    assert v.replace(tag="z", other=1).get_metadata(exclude_required=True) == {
-        "tag": "z",
-        "other": 1,
-    }
-    assert v.replace(nnx.Param(3, tag="k")).tag == "k"
-    with pytest.raises(ValueError, match="Cannot replace a Param by a BatchStat"):
-        v.replace(nnx.BatchStat(3))
 
 
 def test_taking_over_another_variable():
