@@ -196,12 +196,10 @@ def watched(
                 setattr(node, _LABEL, _Label(paths[number]))
     this = object()
 
-    def observe(
-        call: tp.Any, outermost: bool, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
-    ) -> tp.Any:
+    def observe(call: tp.Any, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any) -> tp.Any:
         label = getattr(obj, "__dict__", {}).get(_LABEL)
         path = paths.get(id(obj)) if label is None else label.path
-        if path is None or not outermost or _watched.get() is not this:
+        if path is None or _watched.get() is not this:
             return call(obj, *args, **kwargs)
         return watch(call, path, obj, name, args, kwargs)
 

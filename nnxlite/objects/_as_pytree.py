@@ -21,10 +21,10 @@ import jax
 
 from nnxlite._base.definitions import ByShared
 from nnxlite._base.errors import path_text
-from nnxlite._base.jax import flatten_one_level, key_name, trace_state
+from nnxlite._base.jax import trace_state
 from nnxlite._base.statics import facts
 from nnxlite._base.versions import observe
-from nnxlite.graph._defs import ObjectDef, definition
+from nnxlite.graph._defs import ContainerDef, ObjectDef, definition
 from nnxlite.graph._kinds import (
     ARRAY,
     DICT,
@@ -36,6 +36,7 @@ from nnxlite.graph._kinds import (
     TUPLE,
     VARIABLE,
     GraphNode,
+    flatten_container,
     is_static_part,
     items_of,
     kind_by_type,
@@ -144,62 +145,51 @@ def _children(node: tp.Any, found: ObjectDef) -> tuple[tp.Any, ...]:
     else:
         return values
     leaves = getattr(node, "_nnx_leaves", ())
-    return tuple([_held(v, (name,), leaves) for name, v in zip(found.layout.data, values)])
+
+    def held(path: Path, child: tp.Any) -> tp.Any:
+        return child if path in leaves else Held(child)
+
+    return tuple([_with_statics(held, v, (name,)) for name, v in zip(found.layout.data, values)])
 
 
-def _held(value: tp.Any, path: Path, leaves: tp.Collection[Path]) -> tp.Any:
-    """A container with `Held` in the place of its static values; it is the same one if it has none."""
+def _with_statics(change: tp.Callable[[Path, tp.Any], tp.Any], value: tp.Any, path: Path) -> tp.Any:
+    """A container with other static parts and `Held`, at any depth; the same one without any.
 
-    def part(name: tp.Any, child: tp.Any) -> tp.Any:
-        if is_static_part(child):
-            return child if (*path, name) in leaves else Held(child)
-        return _held(child, (*path, name), leaves)
-
-    return _mapped(part, value)
-
-
-def _mapped(part: tp.Callable[[tp.Any, tp.Any], tp.Any], value: tp.Any) -> tp.Any:
-    """A container whose children are `part(name, child)`: another one where one of them differs."""
+    `change(path, part)` returns what takes the place of one.
+    """
     kind = kind_of(value)
-    if kind == LIST or kind == TUPLE or kind == DICT:
-        for child in value.values() if kind == DICT else value:
-            if kind_by_type.get(type(child)) not in _WHOLE:
-                break
-        else:
-            return value
-    if kind == LIST or kind == TUPLE:
-        new: tp.Any = [part(number, child) for number, child in enumerate(value)]
-        same = all(x is y for x, y in zip(new, value))
-        return value if same else new if kind == LIST else tuple(new)
-    if kind == DICT:
-        new = {key: part(key, child) for key, child in value.items()}
-        return value if all(new[key] is child for key, child in value.items()) else new
-    if kind == PYTREE:
-        pairs, treedef = flatten_one_level(value)
-        new = [part(key_name(key), child) for key, child in pairs]
-        if any(x is not child for x, (_, child) in zip(new, pairs)):
-            return jax.tree_util.tree_unflatten(treedef, new)
-    return value
+    if kind not in _OPENED:
+        return value
+    keys, children, treedef = flatten_container(value, kind)
+    for child in children:
+        if kind_by_type.get(type(child)) not in _WHOLE:
+            break
+    else:
+        return value
+    new = [
+        change((*path, key), child)
+        if type(child) is Held or is_static_part(child)
+        else _with_statics(change, child, (*path, key))
+        for key, child in zip(keys, children)
+    ]
+    if all(x is y for x, y in zip(new, children)):
+        return value
+    return ContainerDef(kind, type(value), keys, treedef).build(new)
 
 
 def _release(node: tp.Any) -> None:
     """Put values in the place of `Held` in containers of an object, and note leaves that look static."""
     odd: list[Path] = []
 
-    def released(value: tp.Any, path: Path) -> tp.Any:
-        def part(name: tp.Any, child: tp.Any) -> tp.Any:
-            if type(child) is Held:
-                return child.value
-            if is_static_part(child):
-                odd.append((*path, name))
-                return child
-            return released(child, (*path, name))
-
-        return _mapped(part, value)
+    def released(path: Path, part: tp.Any) -> tp.Any:
+        if type(part) is Held:
+            return part.value
+        odd.append(path)
+        return part
 
     attributes = node._nnx_dict
     for name in node._nnx_def.layout.data:
-        attributes[name] = released(attributes[name], (name,))
+        attributes[name] = _with_statics(released, attributes[name], (name,))
     if odd:
         _set_leaves(node, frozenset(odd))
 

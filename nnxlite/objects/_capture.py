@@ -313,12 +313,10 @@ def public_methods(*classes: type) -> tp.Iterator[tuple[type, str]]:
                     yield base, name
 
 
-def _record_output(
-    call: tp.Any, outermost: bool, owner: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
-) -> tp.Any:
+def _record_output(call: tp.Any, owner: tp.Any, name: str, args: tp.Any, kwargs: tp.Any) -> tp.Any:
     """Make a call, and record its result if its object has a record for outputs."""
     result = call(owner, *args, **kwargs)
-    records: Records = getattr(owner, "__dict__", {}).get(CAPTURES, ()) if outermost else ()
+    records: Records = getattr(owner, "__dict__", {}).get(CAPTURES, ())
     for record in records:
         if record.has_metadata(_OUTPUTS) and _is_arrays(result):
             values = record.get_raw_value()

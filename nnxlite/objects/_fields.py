@@ -16,6 +16,7 @@ from nnxlite.graph._kinds import mark_static
 from nnxlite.variables._definition import MISSING
 
 T = tp.TypeVar("T")
+_MISSING: tp.Any = MISSING
 
 if tp.TYPE_CHECKING:
     Data = tp.Annotated[T, "data"]
@@ -64,11 +65,7 @@ class Tagged:
         return f"{'data' if self.is_data else 'static'}({self.value!r})"
 
 
-@tp.overload
-def data(value: T, /) -> T: ...
-@tp.overload
-def data(**kwargs: tp.Any) -> tp.Any: ...
-def data(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
+def data(value: T = _MISSING, /, **kwargs: tp.Any) -> T:
     """Make an attribute data: `self.x = nnx.data(3.0)`; as a field, `x: int = nnx.data()`.
 
     Args:
@@ -88,11 +85,7 @@ def data(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
     return _tag(value, True, kwargs)
 
 
-@tp.overload
-def static(value: T, /) -> T: ...
-@tp.overload
-def static(**kwargs: tp.Any) -> tp.Any: ...
-def static(value: tp.Any = MISSING, /, **kwargs: tp.Any) -> tp.Any:
+def static(value: T = _MISSING, /, **kwargs: tp.Any) -> T:
     """Make an attribute static, asserting that it has no data in it; or a static dataclass field.
 
     Assigning raises ValueError if the value contains arrays, Variables or graph objects.

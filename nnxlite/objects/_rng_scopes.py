@@ -27,6 +27,7 @@ from nnxlite.graph._walk import iter_graph, recursive_map
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs import KeylessInitializer as KeylessInitializer
 from nnxlite.objects._rngs import (
+    Renew,
     RngStream,
     RngValue,
     Rule,
@@ -46,9 +47,6 @@ F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 StreamBackup: tp.TypeAlias = tuple[RngStream, jax.Array, jax.Array]
 """A stream, and its previous key and count."""
-
-Renew: tp.TypeAlias = tp.Callable[[RngStream], RngStream]
-"""Draws from a stream and returns the stream that replaces it."""
 
 Policy: tp.TypeAlias = (
     tp.Literal["scalars_only", "match_shape"]
@@ -85,6 +83,26 @@ class SplitBackups:
         return f"SplitBackups({len(self.backups)} streams)"
 
 
+class _Modes(tp.TypedDict, total=False):
+    graph: bool | None
+    graph_updates: bool | None
+
+
+class _SplitOptions(_Modes, total=False):
+    only: Filter
+    squeeze: bool
+
+
+class _ForkOptions(_Modes, total=False):
+    split: SplitSpec | None
+
+
+class _RenewOptions(_ForkOptions, total=False):
+    fork: Filter | tp.Sequence[Filter] | None
+    broadcast: SplitSpec | None
+    only: Filter
+
+
 @tp.overload
 def split_rngs(
     node: tp.Any,
@@ -98,24 +116,10 @@ def split_rngs(
 ) -> SplitBackups: ...
 @tp.overload
 def split_rngs(
-    node: A,
-    /,
-    *,
-    splits: Splits,
-    only: Filter = ...,
-    squeeze: bool = False,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
+    node: A, /, *, splits: Splits, **options: tp.Unpack[_SplitOptions]
 ) -> A | SplitBackups: ...
 @tp.overload
-def split_rngs(
-    *,
-    splits: Splits,
-    only: Filter = ...,
-    squeeze: bool = False,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> tp.Callable[[F], F]: ...
+def split_rngs(*, splits: Splits, **options: tp.Unpack[_SplitOptions]) -> tp.Callable[[F], F]: ...
 def split_rngs(
     node: tp.Any = MISSING,
     /,
@@ -154,13 +158,14 @@ def split_rngs(
     """
     if squeeze and splits != 1:
         raise ValueError(f"squeeze=True is only supported for splits=1, got splits={splits!r}.")
-    rules = [Rule(only, to_predicate(only), as_splits(splits))]
+    shape = as_splits(splits)
 
-    def split(stream: RngStream, split: Splits) -> RngStream:
-        new = stream.split(split)
+    def split(stream: RngStream) -> RngStream:
+        new = stream.split(shape)
         return RngStream(new.key.value.reshape(()), tag=stream.tag) if squeeze else new
 
-    return _change(_by_variables(rules, split), node, graph, graph_updates, in_place=True)
+    rules = [Rule(only, to_predicate(only), split)]
+    return _change(_by_variables(rules), node, graph, graph_updates, in_place=True)
 
 
 @tp.overload
@@ -174,22 +179,10 @@ def fork_rngs(
 ) -> SplitBackups: ...
 @tp.overload
 def fork_rngs(  # pyright: ignore[reportOverlappingOverload] - a function is decorated
-    node: F,
-    /,
-    *,
-    split: SplitSpec | None = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
+    node: F, /, **options: tp.Unpack[_ForkOptions]
 ) -> F: ...
 @tp.overload
-def fork_rngs(
-    node: tp.Any = ...,
-    /,
-    *,
-    split: SplitSpec | None = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> tp.Any: ...
+def fork_rngs(node: tp.Any = ..., /, **options: tp.Unpack[_ForkOptions]) -> tp.Any: ...
 def fork_rngs(
     node: tp.Any = MISSING,
     /,
@@ -222,43 +215,24 @@ def fork_rngs(
     >>> int(rngs.default.count.value)
     1
     """
-    rules = as_rules({...: None} if split is None else split)
-    return _change(_by_variables(rules, RngStream.fork), node, graph, graph_updates, in_place=True)
+    rules = as_rules(split, RngStream.split, RngStream.fork)
+    return _change(_by_variables(rules), node, graph, graph_updates, in_place=True)
 
 
-def _by_variables(rules: list[Rule], renew: tp.Callable[..., RngStream]) -> tp.Any:
+def _by_variables(rules: list[Rule]) -> tp.Callable[[Path, RngStream], Renew | None]:
     """Renews the streams of which a rule selects both the key and the count."""
 
     def renewal(path: Path, stream: RngStream) -> Renew | None:
-        values = {(*path, "key"): stream.key, (*path, "count"): stream.count}
-        rule = first_rule(rules, values)
-        return None if rule is None else functools.partial(renew, split=rule.splits)
+        rule = first_rule(rules, {(*path, "key"): stream.key, (*path, "count"): stream.count})
+        return None if rule is None else rule.renew
 
     return renewal
 
 
 @tp.overload
-def with_rngs(
-    node: A,
-    /,
-    *,
-    split: SplitSpec | None = None,
-    fork: Filter | tp.Sequence[Filter] | None = None,
-    broadcast: SplitSpec | None = None,
-    only: Filter = True,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> A: ...
+def with_rngs(node: A, /, **options: tp.Unpack[_RenewOptions]) -> A: ...
 @tp.overload
-def with_rngs(
-    *,
-    split: SplitSpec | None = None,
-    fork: Filter | tp.Sequence[Filter] | None = None,
-    broadcast: SplitSpec | None = None,
-    only: Filter = True,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> tp.Callable[[F], F]: ...
+def with_rngs(**options: tp.Unpack[_RenewOptions]) -> tp.Callable[[F], F]: ...
 def with_rngs(
     node: tp.Any = MISSING,
     /,
@@ -302,40 +276,29 @@ def with_rngs(
     ((4,), (), ())
     """
     consider = to_predicate(only)
-    several = isinstance(fork, (tuple, list))
-    forks = fork if several else () if fork is None else (fork,)
+    forks: tp.Any = fork if isinstance(fork, (tuple, list)) else () if fork is None else (fork,)
     by_name = {
-        "split": as_rules(split),
-        "broadcast": as_rules(broadcast),
-        "fork": [Rule(f, to_predicate(f), ()) for f in tp.cast(tp.Sequence[Filter], forks)],
+        "split": as_rules(split, RngStream.split),
+        "broadcast": as_rules(broadcast, RngStream.broadcast),
+        "fork": [Rule(f, to_predicate(f), RngStream.fork) for f in forks],
     }
 
     def renewal(path: Path, stream: RngStream) -> Renew | None:
         if not consider(path, stream):
             return None
-        chosen: dict[str, Rule] = {}
-        for name, rules in by_name.items():
-            rule = first_rule(rules, {path: stream})
-            if rule is not None and rule.splits is not None:
-                chosen[name] = rule
-        _refuse_conflict(path, chosen)
-        for name, rule in chosen.items():
-            if name == "fork":
-                return RngStream.fork
-            return functools.partial(getattr(RngStream, name), k=rule.splits)
-        return None
+        found = {name: first_rule(rules, {path: stream}) for name, rules in by_name.items()}
+        chosen = {name: rule for name, rule in found.items() if rule and rule.renew}
+        if sum(rule.filter is not ... and rule.filter is not True for rule in chosen.values()) > 1:
+            listed = "".join(
+                f"\n  - {name} matches filter {r.filter!r}" for name, r in chosen.items()
+            )
+            raise ValueError(
+                f"RngStream at path {path!r} matches multiple rules:{listed}\nGive each stream one of "
+                "split, broadcast and fork. `...` may stand for all that no other rule matches."
+            )
+        return next((rule.renew for rule in chosen.values()), None)
 
     return _change(renewal, node, graph, graph_updates, in_place=False)
-
-
-def _refuse_conflict(path: Path, chosen: dict[str, Rule]) -> None:
-    """Raise ValueError if several rules select a stream, apart from those for everything."""
-    if sum(rule.filter is not ... and rule.filter is not True for rule in chosen.values()) > 1:
-        listed = "".join(f"\n  - {name} matches filter {r.filter!r}" for name, r in chosen.items())
-        raise ValueError(
-            f"RngStream at path {path!r} matches multiple rules:{listed}\nGive each stream one of "
-            "split, broadcast and fork. `...` may stand for all that no other rule matches."
-        )
 
 
 def backup_keys(node: tp.Any, /, *, graph: bool | None = None) -> list[tuple[RngStream, jax.Array]]:

@@ -38,13 +38,16 @@ Splits: tp.TypeAlias = "int | tuple[int, ...]"
 SplitSpec: tp.TypeAlias = "tp.Mapping[Filter, Splits | None] | Splits"
 """The same for several streams: for all of them, or by filter, of which the first match decides."""
 
+Renew: tp.TypeAlias = "tp.Callable[[RngStream], RngStream]"
+"""Draws from a stream and returns the stream that replaces it."""
+
 
 class Rule(tp.NamedTuple):
-    """How many keys to make from the streams that a filter selects, or None."""
+    """What replaces the streams that a filter selects: a function that draws from one, or None."""
 
     filter: Filter
     predicate: Predicate
-    splits: tuple[int, ...] | None
+    renew: Renew | None
 
 
 class KeylessInitializer(tp.Protocol):
@@ -359,7 +362,7 @@ class Rngs(Samplers, Pytree):
         >>> rngs.dropout.key.shape, rngs.default.key.shape
         ((5,), ())
         """
-        return self._nnx_rebuild(k, RngStream.split, lambda stream: stream)
+        return self._nnx_renewed(as_rules(k, RngStream.split))
 
     def broadcast(self, k: SplitSpec | None) -> Rngs:
         """New streams with `k` equal keys each (see `RngStream.broadcast`).
@@ -369,7 +372,7 @@ class Rngs(Samplers, Pytree):
         Args:
             k: how many keys each stream gets, or a mapping from filters to this.
         """
-        return self._nnx_rebuild(k, RngStream.broadcast, lambda stream: stream)
+        return self._nnx_renewed(as_rules(k, RngStream.broadcast))
 
     def fork(self, /, *, split: SplitSpec | None = None) -> Rngs:
         """Independent streams that start from the next keys; those that `split` selects are split.
@@ -383,22 +386,19 @@ class Rngs(Samplers, Pytree):
         >>> rngs.dropout.key.shape, rngs.default.key.shape
         ((5,), ())
         """
-        return self._nnx_rebuild(split, RngStream.split, RngStream.fork)
+        return self._nnx_renewed(as_rules(split, RngStream.split, RngStream.fork), RngStream.fork)
 
-    def _nnx_rebuild(
-        self,
-        spec: SplitSpec | None,
-        selected: tp.Callable[[RngStream, Splits], RngStream],
-        other: tp.Callable[[RngStream], RngStream],
-    ) -> Rngs:
-        rules = as_rules(spec)
-        found = {name: first_rule(rules, {(): stream}) for name, stream in self.items()}
-        splits = {name: rule and rule.splits for name, rule in found.items()}
+    def _nnx_renewed(self, rules: list[Rule], other: Renew | None = None) -> Rngs:
+        """New streams by the first rule that matches; by `other`, if given, where none does."""
+        renewals: dict[str, Renew | None] = {}
         for name, stream in self.items():
-            if other is RngStream.fork or splits[name] is not None:
+            rule = first_rule(rules, {(): stream})
+            renewals[name] = other if rule is None else rule.renew
+            if renewals[name] is not None:
                 stream.check_scalar()
-        pairs = [(name, stream, splits[name]) for name, stream in self.items()]
-        return Rngs({n: other(s) if k is None else selected(s, k) for n, s, k in pairs})
+        return Rngs(
+            {n: stream if (r := renewals[n]) is None else r(stream) for n, stream in self.items()}
+        )
 
     def _nnx_no_stream(self, name: str) -> str:
         existing = ", ".join(repr(n) for n in self) or "none"
@@ -448,12 +448,19 @@ def as_splits(k: tp.Any) -> tuple[int, ...]:
     return shape
 
 
-def as_rules(spec: SplitSpec | None) -> list[Rule]:
-    """The rules for streams, in order."""
-    if spec is None:
-        return []
+def as_rules(
+    spec: SplitSpec | None,
+    renew: tp.Callable[[RngStream, tuple[int, ...]], RngStream],
+    unsplit: Renew | None = None,
+) -> list[Rule]:
+    """The rules for streams, in order; `unsplit` replaces a stream whose number of keys is None."""
     pairs = spec.items() if isinstance(spec, tp.Mapping) else [(..., spec)]
-    return [Rule(f, to_predicate(f), None if k is None else as_splits(k)) for f, k in pairs]
+
+    def renewal(k: Splits) -> Renew:
+        splits = as_splits(k)
+        return lambda stream: renew(stream, splits)
+
+    return [Rule(f, to_predicate(f), unsplit if k is None else renewal(k)) for f, k in pairs]
 
 
 def first_rule(rules: list[Rule], values: dict[tuple[tp.Any, ...], tp.Any]) -> Rule | None:

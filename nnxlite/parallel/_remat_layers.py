@@ -71,9 +71,9 @@ def remat_layers(
             )
 
         def observer(
-            call: tp.Any, outermost: bool, module: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
+            call: tp.Any, module: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
         ) -> tp.Any:
-            if outermost and id(module) in chosen:
+            if id(module) in chosen:
                 return _again(call, chosen[id(module)], module, args, kwargs)
             return call(module, *args, **kwargs)
 
