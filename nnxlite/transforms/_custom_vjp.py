@@ -15,7 +15,7 @@ with a parameter `updates_g` also gets the cotangents of the written Variables.
 
 from __future__ import annotations
 
-import inspect
+import functools
 import typing as tp
 
 import jax
@@ -24,27 +24,35 @@ import numpy as np
 from nnxlite._base.config import Modes
 from nnxlite._base.integers import as_integers
 from nnxlite._base.jax import is_sharding
-from nnxlite.boundary._call_def import CallDef, Inner, enter
+from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._labels import labels, leaves_of_code
-from nnxlite.boundary._operands import parameters_of
+from nnxlite.boundary._operands import parameter_names, parameters_of
 from nnxlite.boundary._outdef import CameIn, Fixed, OutDef, Outputs
 from nnxlite.boundary._outputs import leave
-from nnxlite.boundary._partition import Partition
+from nnxlite.boundary._partition import Partition, put, replaced
 from nnxlite.boundary._prefixes import DiffState
 from nnxlite.boundary._replay import replay
-from nnxlite.transforms._arguments import PARTIAL, naming_arguments, refuse_shared_result
-from nnxlite.transforms._cotangents import (
-    Cotangents,
-    all_zero,
-    constant_if,
-    instantiated,
-    is_symbolic_zero,
-    values_of,
+from nnxlite.transforms._arguments import (
+    PARTIAL,
+    check_arguments,
+    positional,
+    refuse_shared_result,
 )
-from nnxlite.transforms._tangents import Tangents, abstract, zero_tangent
-from nnxlite.transforms._wrapper import Options, P, R, Transform, Unequal, decorated, name_of
+from nnxlite.transforms._call import Call
+from nnxlite.transforms._tangents import Tangents, abstract, as_states, zero_tangent
+from nnxlite.transforms._wrapper import (
+    Options,
+    P,
+    R,
+    Transform,
+    Unbound,
+    Unequal,
+    decorated,
+    name_of,
+)
 from nnxlite.variables._definition import MISSING
+from nnxlite.variables._variable import is_variable
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import ModeKeywords
@@ -60,22 +68,11 @@ class CustomVjp(Unequal, Transform[P, R]):
     fwd: Fwd | None = None
     bwd: Bwd | None = None
     symbolic_zeros = False
-    takes_updates = False
 
-    def __init__(self, fun: tp.Callable[..., tp.Any], options: Options) -> None:
-        super().__init__(fun, options)
-        self.fun = fun
-        self.updates = options.modes.updates  # structure, too, and the signature of the rule
-        if not self.updates and any(isinstance(n, DiffState) for n in options.nondiff_argnums):
-            raise ValueError(
-                "custom_vjp: `nondiff_argnums` cannot contain `DiffState` objects when `graph=False` or "
-                "`graph_updates=False`, where cotangents have the form of whole arguments. Remove the "
-                "DiffState, or pass graph=True and graph_updates=True."
-            )
-        try:
-            self.signature: inspect.Signature | None = inspect.signature(self.bound.fun)
-        except (ValueError, TypeError):  # a callable without signature
-            self.signature = None
+    @property
+    def fun(self) -> tp.Callable[P, R]:
+        """The function."""
+        return self.__wrapped__
 
     def defvjp(self, fwd: Fwd, bwd: Bwd, symbolic_zeros: bool = False) -> None:
         """Give the rules; see `custom_vjp`.
@@ -87,114 +84,101 @@ class CustomVjp(Unequal, Transform[P, R]):
                 may get `SymbolicZero`s for cotangents.
         """
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
-        self.takes_updates = _takes(bwd, "updates_g") and not self.updates
 
 
 def _run(
     rules: CustomVjp[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
 ) -> tp.Any:
+    updates = rules.options.modes.updates
     if rules.fwd is None:
-        raise (ValueError if rules.updates else AttributeError)(
-            f"No VJP defined for custom_vjp function {name_of(rules.__wrapped__)}: call its "
+        raise (ValueError if updates else AttributeError)(
+            f"No VJP defined for custom_vjp function {name_of(rules.fun)}: call its "
             "defvjp(fwd, bwd) before the function."
         )
-    args = _positional(rules, args, kwargs)
-    call = _Call(rules, args)
-    inputs = call.enters(args)
-    chosen, rest = call.selected.split(inputs.leaves)
-    remedy = f"{PARTIAL[:-1]}, or name it in nondiff_argnums."
-    with naming_arguments(repr(rules), call.definition, inputs, remedy):
+    call = _Call.of(rules, args, kwargs)
+    inputs, (chosen, rest) = call.inputs, call.selected.split(call.leaves)
+    with call.naming_arguments(f"{PARTIAL[:-1]}, or name it in nondiff_argnums."):
+        call.shapes = [*map(abstract, call.leaves)]
+        del call.inputs, call.leaves
         # JAX refuses symbolic zeros in a sharding rule, and nothing differentiates there.
-        run = call.run if is_sharding() else call.with_rules()
+        run = call.run_chosen if is_sharding() else call.with_rules()
         fixed, result, written, fresh = run(chosen, rest)
-    if written and not rules.updates and not rules.takes_updates:
+    if written and not updates and not _takes_updates(rules):
         written = constant_if([inputs.values[i] for i in fixed.value.written], written)
     return replay(inputs, Outputs(fixed.value, result, written, fresh))
 
 
-def _positional(
-    rules: CustomVjp[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
-) -> tuple[tp.Any, ...]:
-    """All arguments by position, defaults included.
-
-    Raises TypeError where one can only be given by keyword.
-    """
-    args, kwargs = (*rules.bound.args, *args), {**rules.bound.kwargs, **kwargs}
-    if rules.signature is None:
-        return args
-    bound = rules.signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    if bound.kwargs:
-        raise TypeError(
-            f"custom_vjp: the arguments {sorted(bound.kwargs)} of {name_of(rules.__wrapped__)} can "
-            "only be given by keyword; the rules take arguments by position."
-        )
-    return bound.args
+def _takes_updates(rules: CustomVjp[..., tp.Any]) -> bool:
+    """Whether the backward rule has a parameter `updates_g`, or takes any keyword."""
+    return any(
+        p.kind is p.VAR_KEYWORD
+        or (p.name == "updates_g" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        for p in parameters_of(rules.bwd) or ()
+    )
 
 
-class _Call:
+class _Call(Call):
     """One call of a function with rules, as JAX sees it: between leaves.
 
-    JAX may keep it as long as a program, so it has none of the arguments but static ones.
+    JAX may keep it as long as a program, so it loses its arguments, except for static ones, before the
+    function runs.
 
     Attributes:
         rules: the function, with its rules.
-        num_bound: how many arguments it carries; they come first.
+        shown_name: of the function.
         diff: numbers of the arguments that are differentiated, at least in part.
         nondiff: numbers of the arguments that the backward rule gets unchanged.
-        static: those of them that JAX does not see, by number.
-        definition: the static side of the others.
         selected: which leaves are differentiated.
+        shapes: of the leaves.
+        known: what left the function, for the forward rule to compare.
     """
 
-    definition: CallDef
+    rules: CustomVjp[..., tp.Any]
+    shown_name: str
+    diff: list[int]
+    nondiff: list[int]
     selected: Partition
+    shapes: list[tp.Any]
+    known: OutDef | None = None
 
-    def __init__(self, rules: CustomVjp[..., tp.Any], args: tuple[tp.Any, ...]) -> None:
-        self.rules, self.name, self.num_bound = (
-            rules,
-            name_of(rules.__wrapped__),
-            len(rules.bound.args),
-        )
-        self._left: OutDef | None = None  # what left the function, for the forward rule to compare
-        self.nondiff, self._states = self._argnums(len(args))
-        self.diff = [n for n in range(self.num_bound, len(args)) if n not in self.nondiff]
-        self.static = {n: args[n] for n in self.nondiff if not _crosses(args[n])}
+    @classmethod
+    def of(
+        cls, rules: CustomVjp[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+    ) -> tp.Self:
+        """A call with these arguments, defaults included, after those that the function carries.
 
-    def enters(self, args: tuple[tp.Any, ...]) -> Inputs:
-        """The arguments that JAX sees."""
-        seen = tuple([None if n in self.static else x for n, x in enumerate(args)])
-        inputs = Inputs.of_call(seen, {}, self.rules.bound.names, inside=True)
-        inputs = inputs.in_mode(self.rules.options.modes.graph, "custom_vjp")
-        call = self.definition = inputs.define()
-        key = (CustomVjp, *self.diff, *self._states.items())
-        known = call.cache.get(key)
-        self.selected = known or call.remember(key, _select(call, self.diff, self._states))
-        return inputs
-
-    def _argnums(self, num_args: int) -> tuple[list[int], dict[int, DiffState]]:
-        """Numbers of the nondifferentiated arguments, and filters for those in part."""
-        visible = num_args - self.num_bound
-        nondiff: list[int] = []
-        states: dict[int, DiffState] = {}
-        for entry in self.rules.options.nondiff_argnums:
-            number = entry.argnum if isinstance(entry, DiffState) else entry
-            if not -visible <= number < visible:
-                raise ValueError(
-                    f"custom_vjp: nondiff_argnums has {entry!r}, but {self.name} was called with "
-                    f"{visible} arguments. Give numbers from {-visible} to {visible - 1}."
-                )
-            number = self.num_bound + number % visible
-            if isinstance(entry, DiffState):
-                states[number] = entry
-            else:
-                nondiff.append(number)
-        return sorted(nondiff), states
+        Raises TypeError where one can only be given by keyword, or the function cannot be called.
+        """
+        bound, name = rules.bound, name_of(rules.fun)
+        check_arguments("custom_vjp", rules.fun, args, kwargs)
+        args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
+        wanted = len(parameter_names(bound.fun))
+        args, rest = positional(bound.fun, args, kwargs, wanted, defaults=True)
+        if rest:
+            raise TypeError(
+                f"custom_vjp: the arguments {sorted(rest)} of {name} can only be given by keyword; the "
+                "rules take arguments by position."
+            )
+        first = len(bound.args)
+        states = _states(rules, first, len(args))
+        nondiff = sorted(number for number, state in states.items() if state is None)
+        statics = tuple([n for n in nondiff if not _crosses(args[n])])
+        whole, options = Unbound(bound.fun, (), {}), rules.options
+        call = cls.under(options, whole, args, {}, static_argnums=statics, inside=True)
+        call.rules, call.shown_name, call.nondiff = rules, name, nondiff
+        call.diff = [n for n in range(first, len(args)) if n not in nondiff]
+        tree, settings = call.definition.template()[0], [False] * call.definition.treedef.num_leaves
+        for number in call.diff:
+            positions = jax.tree_util.tree_leaves(tree[number])
+            put(settings, positions, [states.get(number) or True] * len(positions))
+        chosen = labels(call.definition, settings, "differentiation")
+        call.selected = Partition(tuple(map(bool, chosen)))
+        return call
 
     def with_rules(self) -> tp.Any:
         """The function with its rules, for JAX; two calls, of two threads say, share nothing."""
         # Plain functions: JAX asks for their signatures at each call, which is slow for methods.
-        function = jax.custom_vjp(lambda chosen, rest: self.run(chosen, rest))
+        function = jax.custom_vjp(lambda chosen, rest: self.run_chosen(chosen, rest))
         # JAX's own symbolic zeros tell which leaves are differentiated outside.
         function.defvjp(
             lambda chosen, rest: self._forward(chosen, rest),
@@ -203,83 +187,88 @@ class _Call:
         )
         return function
 
-    def _enter(self, chosen: tp.Any, rest: tp.Any) -> tuple[list[tp.Any], Inner]:
-        (args, _), inner = enter(self.definition, self.selected.join(chosen, rest))
-        return [self.static.get(n, x) for n, x in enumerate(args)], inner
-
-    def run(self, chosen: tp.Any, rest: tp.Any) -> tp.Any:
+    def run_chosen(self, chosen: tp.Any, rest: tp.Any) -> tp.Any:
         """The function itself."""
-        args, inner = self._enter(chosen, rest)
-        result = self.rules.bound.fun(*args)
-        refuse_shared_result(result, "custom_vjp", self.rules.options.modes.graph)
-        out = self._leave(inner, result)
-        self._left = out.definition
+        _, out = self.outputs(self.selected.join(chosen, rest))
+        self.known = out.definition
         return out.crossing()
 
-    def _leave(self, inner: Inner, result: tp.Any, written: tp.Collection[int] = ()) -> Outputs:
+    def _left(self, inner: Inner, result: tp.Any, written: tp.Collection[int] = ()) -> Outputs:
         """What leaves the function; Variables that it returns are outputs, even if only read."""
-        structure = self.rules.updates
-        out = leave(inner, result, all_written=written, structure=structure)
+        modes = self.options.modes
+        refuse_shared_result(result, "custom_vjp", modes.graph)
+        out = leave(inner, result, all_written=written, structure=modes.updates)
         returned = _returned(inner.call, out.definition)
         if returned <= set(out.definition.written):
             return out
-        return leave(inner, result, all_written={*written, *returned}, structure=structure)
+        return leave(inner, result, all_written={*written, *returned}, structure=modes.updates)
 
     def _forward(self, chosen: tp.Any, rest: tp.Any) -> tp.Any:
         """The user's forward rule, between leaves."""
         self._refuse_lost(rest)
-        chosen_values, rest_values = values_of(chosen), values_of(rest)
-        seen = chosen if self.rules.symbolic_zeros else chosen_values
-        args, inner = self._enter(seen, rest_values)
-        pair = tp.cast(Fwd, self.rules.fwd)(*args[self.num_bound :])
+        rules, rest = self.rules, values_of(rest)
+        seen = chosen if rules.symbolic_zeros else values_of(chosen)
+        (args, _), inner = self.enter(self.selected.join(seen, rest))
+        pair = tp.cast(Fwd, rules.fwd)(*args[len(rules.bound.args) :])
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise TypeError(
-                f"custom_vjp: the forward rule of {self.name} must return a pair (result, "
+                f"custom_vjp: the forward rule of {self.shown_name} must return a pair (result, "
                 f"residual), got {type(pair).__name__}."
             )
         result, residual = pair
-        kept = Inputs(residual, self.definition.trees)
-        known = self._left
-        out = self._leave(inner, result, () if known is None else known.written)
+        kept, known = Inputs(residual, self.definition.trees), self.known
+        out = self._left(inner, result, () if known is None else known.written)
         if known is not None and known != out.definition:
             self._refuse_other(known, out.definition)
-        shapes = tuple(map(abstract, self.selected.join(chosen_values, rest_values)))
-        fixed = Fixed((out.definition, kept.define(), shapes))
-        crossing = Fixed(out.definition), *values_of((out.result, out.written, out.fresh))
-        return crossing, (fixed, kept.leaves, rest_values if self.nondiff else None)
+        fixed = Fixed((out.definition, kept.define()))
+        return values_of(out.crossing()), (fixed, kept.leaves, rest if self.nondiff else None)
 
     def _backward(self, residual: tp.Any, cotangents: tp.Any) -> tp.Any:
         """The user's backward rule, between leaves."""
         fixed, leaves, rest = residual
-        rules, (definition, form, shapes) = self.rules, fixed.value
-        saved, _ = enter(form, leaves)
-        nondiff: list[tp.Any] = []
+        rules, (out, form) = self.rules, fixed.value
+        saved, nondiff = form.build(leaves), list[tp.Any]()
         if self.nondiff:
-            args, _ = self._enter([None] * len(self.selected.positions[0]), rest)
+            args, _ = self.definition.build(self.selected.join([], rest))
             nondiff = [args[number] for number in self.nondiff]
-        written = cotangents[2]
+        written, more = cotangents[2], dict[str, tp.Any]()
         if not rules.symbolic_zeros:
             cotangents = jax.tree_util.tree_map(instantiated, cotangents, is_leaf=is_symbolic_zero)
-        given = Cotangents(
-            self.definition, definition, cotangents, self.definition.whole(shapes)[1]
-        )
-        more = {}
-        if rules.updates:
-            shown: tp.Any = (given.inputs(self.diff), given.result_states())
+        after, args, result = self._cotangents(out, cotangents)
+        if self.options.modes.updates:
+            args, result = as_states((args, result))
+            result = tuple([args[number] for number in self.diff]), result
+        elif _takes_updates(rules):
+            leaf_nodes, nodes = self.definition.graphdef.decoded.leaf_nodes, after.nodes()
+            new = {id(nodes[leaf_nodes[leaf]]) for leaf in out.written}
+            shown = lambda x: x if id(x) in new else None
+            args = jax.tree_util.tree_map(shown, args, is_leaf=is_variable)
+            parts = [x if number in self.diff else None for number, x in enumerate(args)]
+            more = {"updates_g": tuple(parts[len(rules.bound.args) :])}
         else:
-            shown = given.result_objects()
-            if rules.takes_updates:
-                more = {"updates_g": given.updates(self.num_bound, self.diff)}
-            else:
-                self._refuse_dropped(definition, written)
-        return self._checked(tp.cast(Bwd, rules.bwd)(*nondiff, saved, shown, **more), shapes), None
+            self._refuse_dropped(out, written)
+        return self._checked(tp.cast(Bwd, rules.bwd)(*nondiff, saved, result, **more)), None
 
-    def _checked(self, grads: tp.Any, shapes: tp.Sequence[tp.Any]) -> list[tp.Any]:
-        """The result of the backward rule, as leaves.
+    def _cotangents(self, out: OutDef, cotangents: tp.Any) -> tuple[Inputs, tp.Any, tp.Any]:
+        """The arguments and result of the call, with cotangents for values; None for arrays.
+
+        They are replayed as the values themselves would be, on new arguments that have zeros.
+        """
+        _, result, written, fresh = cotangents
+        call = self.definition
+        after = Inputs.rebuilt(call, list(map(zero_tangent, self.shapes)))
+        put(after.values, out.written, written)
+        result = replay(after, Outputs(out, result, written, fresh))
+        leaves = replaced([None] * call.treedef.num_leaves, after.where, after.roots)
+        args, _ = jax.tree_util.tree_unflatten(call.treedef, leaves)
+        return after, args, result
+
+    def _checked(self, grads: tp.Any) -> list[tp.Any]:
+        """The result of the backward rule, as leaves; None for zero.
 
         Raises TypeError where it does not match the arguments, ValueError for another shape.
         """
-        rule, diff = f"custom_vjp: the backward rule of {self.name}", self.diff
+        rule, diff = f"custom_vjp: the backward rule of {self.shown_name}", self.diff
         several = isinstance(grads, (tuple, list))
         if not several or len(grads) != len(diff):
             raise TypeError(
@@ -295,11 +284,8 @@ class _Call:
             wanted=self.selected.labels,
             lenient=True,
         )
-        given = form.of_leaves(self.definition, shapes, (args, {}))
-        return [
-            zero_tangent(shapes[i]) if given[i] is None else given[i]
-            for i in self.selected.positions[0]
-        ]
+        given = form.of_leaves(self.definition, self.shapes, (args, {}))
+        return self.selected.split(given)[0]
 
     # refusals ----------------------------------------------------------------------------------
 
@@ -309,7 +295,7 @@ class _Call:
         names = ", ".join(f"'{leaves[leaf].text()}'" for leaf in sorted(more))
         what = f"it writes {names}" if names else "result or structure of the arguments differ"
         raise TypeError(
-            f"custom_vjp: the forward rule of {self.name} must return the same result, and "
+            f"custom_vjp: the forward rule of {self.shown_name} must return the same result, and "
             f"leave its arguments in the same structure, as the function itself, but {what}."
         )
 
@@ -318,21 +304,21 @@ class _Call:
         for position, x in zip(self.selected.positions[1], rest):
             if x.perturbed:
                 raise ValueError(
-                    f"custom_vjp: '{self.definition.leaves()[position].text()}' of {self.name} is being "
+                    f"custom_vjp: '{self.leaf_text(position)}' of {self.shown_name} is being "
                     "differentiated, but nondiff_argnums excludes it: its gradient would be lost. Leave "
                     "it out of nondiff_argnums, or differentiate with respect to something else."
                 )
 
-    def _refuse_dropped(self, definition: OutDef, written: list[tp.Any]) -> None:
+    def _refuse_dropped(self, out: OutDef, written: list[tp.Any]) -> None:
         """Raise ValueError where a rule without `updates_g` drops the cotangent of what was written.
 
         Only a Variable that is differentiated outside can have one: see `constant_if`.
         """
-        used = [leaf for leaf, tree in zip(definition.written, written) if not all_zero(tree)]
+        used = [leaf for leaf, tree in zip(out.written, written) if not all_zero(tree)]
         if used:
             name = self.definition.graph_leaves()[used[0]].text()
             raise ValueError(
-                f"custom_vjp: {self.name} writes the Variable '{name}', which is being "
+                f"custom_vjp: {self.shown_name} writes the Variable '{name}', which is being "
                 "differentiated, and the new value is used: its cotangent would be lost. With "
                 "graph_updates=False the backward rule gets the cotangents of what was written as "
                 "its argument 'updates_g', if it has one. Add it, return the new value instead, or "
@@ -340,14 +326,23 @@ class _Call:
             )
 
 
-def _select(call: CallDef, diff: list[int], states: dict[int, DiffState]) -> Partition:
-    """Which leaves are differentiated."""
-    tree = call.template()[0]
-    settings: list[tp.Any] = [False] * call.treedef.num_leaves
-    for number in diff:
-        for position in jax.tree_util.tree_leaves(tree[number]):
-            settings[position] = states.get(number, True)
-    return Partition(tuple(map(bool, labels(call, settings, "differentiation"))))
+def _states(
+    rules: CustomVjp[..., tp.Any], first: int, num_args: int
+) -> dict[int, DiffState | None]:
+    """The arguments of `nondiff_argnums` by number: None for a whole one, or which of its leaves are
+    differentiated.
+    """
+    visible, out = num_args - first, dict[int, DiffState | None]()
+    for entry in rules.options.nondiff_argnums:
+        state = entry if isinstance(entry, DiffState) else None
+        number = entry if state is None else state.argnum
+        if not -visible <= number < visible:
+            raise ValueError(
+                f"custom_vjp: nondiff_argnums has {entry!r}, but {name_of(rules.fun)} was called with "
+                f"{visible} arguments. Give numbers from {-visible} to {visible - 1}."
+            )
+        out[first + number % visible] = state
+    return out
 
 
 def _returned(call: CallDef, definition: OutDef) -> set[int]:
@@ -369,13 +364,46 @@ def _crosses(value: tp.Any) -> bool:
     return any(is_root(x) or isinstance(x, (jax.Array, np.ndarray)) for x in leaves)
 
 
-def _takes(fun: tp.Callable[..., tp.Any], name: str) -> bool:
-    """Whether a function has a parameter of this name, or takes any keyword."""
-    return any(
-        p.kind is p.VAR_KEYWORD
-        or (p.name == name and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-        for p in parameters_of(fun) or ()
-    )
+# JAX's wrappers of leaves say which of them are differentiated, and which cotangents are zero -------
+
+_Primal: tp.Any = jax.custom_derivatives.CustomVJPPrimal
+_Zero: tp.Any = jax.custom_derivatives.SymbolicZero
+
+
+@jax.custom_jvp
+def constant_if(before: list[tp.Any], after: list[tp.Any]) -> list[tp.Any]:
+    """New values of Variables; constants where the old ones are not differentiated.
+
+    So the running statistics of a model carry no gradient from one call to the next.
+    """
+    return after
+
+
+@functools.partial(constant_if.defjvp, symbolic_zeros=True)
+def _constant_if_jvp(primals: tp.Any, tangents: tp.Any) -> tp.Any:
+    moves = [not all_zero(tree) for tree in tangents[0]]
+    still = lambda x: x if is_symbolic_zero(x) else _Zero.from_primal_value(x)
+    out = [t if m else jax.tree_util.tree_map(still, t) for m, t in zip(moves, tangents[1])]
+    return primals[1], out
+
+
+def is_symbolic_zero(x: tp.Any) -> bool:
+    return isinstance(x, _Zero)
+
+
+def all_zero(tree: tp.Any) -> bool:
+    """Whether all leaves of a tree are symbolic zeros."""
+    return all(map(is_symbolic_zero, jax.tree_util.tree_leaves(tree, is_leaf=is_symbolic_zero)))
+
+
+def instantiated(x: tp.Any) -> tp.Any:
+    return zero_tangent(jax.ShapeDtypeStruct(x.shape, x.dtype)) if is_symbolic_zero(x) else x
+
+
+def values_of(leaves: tp.Any) -> tp.Any:
+    """The values of leaves that JAX has wrapped."""
+    value = lambda x: x.value if isinstance(x, _Primal) else x
+    return jax.tree_util.tree_map(value, leaves, is_leaf=lambda x: isinstance(x, _Primal))
 
 
 @tp.overload
@@ -444,4 +472,10 @@ def custom_vjp(
     if isinstance(nondiff_argnums, DiffState):
         nondiff_argnums = (nondiff_argnums,)
     modes, argnums = Modes.of(graph, graph_updates), as_integers(nondiff_argnums)
+    if not modes.updates and any(isinstance(n, DiffState) for n in argnums):
+        raise ValueError(
+            "custom_vjp: `nondiff_argnums` cannot contain `DiffState` objects when `graph=False` or "
+            "`graph_updates=False`, where cotangents have the form of whole arguments. Remove the "
+            "DiffState, or pass graph=True and graph_updates=True."
+        )
     return decorated(CustomVjp, fun, Options.of("custom_vjp", modes, _run, nondiff_argnums=argnums))

@@ -18,7 +18,7 @@ from nnxlite.graph._rebuild import ContainerCode, NodeCode
 from nnxlite.transforms._arguments import positional
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._derivatives import gradients
-from nnxlite.transforms._tangents import States
+from nnxlite.transforms._tangents import root_states
 from nnxlite.transforms._wrapper import Options, P, R, Transform, decorated
 from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._kinds import Param
@@ -151,12 +151,12 @@ def _gradients(given: Call, selected: Partition, grads: list[tp.Any]) -> tp.Any:
         by_leaf = dict(zip(selected.positions[0], grads))
         arrays = {p: by_leaf.get(i) for i, p in enumerate(call.array_positions())}
         in_graph = {i - call.num_arrays: x for i, x in by_leaf.items() if i >= call.num_arrays}
-        states, where = States(call.graphdef, in_graph), call.where
+        state, where = root_states(call.graphdef, in_graph), call.where
 
         def of_position(position: int) -> tp.Any:
             if position in arrays:
                 return arrays[position]
-            return states.of_root(where.index(position))
+            return state(where.index(position))
 
         out = [jax.tree_util.tree_map(of_position, args[n]) for n in positions]
     else:

@@ -18,12 +18,13 @@ from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import is_ref, new_ref
 from nnxlite._state._definition import State
 from nnxlite.boundary._call_def import CallDef
-from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._labels import further_leaves, leaves_of_code
+from nnxlite.boundary._partition import replaced
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import STATE
-from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Path
+from nnxlite.graph._rebuild import Code, ContainerCode, NodeCode, Path
 from nnxlite.variables._definition import VariableDef
 from nnxlite.variables._variable import make
 
@@ -166,58 +167,64 @@ def _same_leaves(one: CallDef, other: CallDef) -> bool:
     )
 
 
-class States:
-    """The leaves of a graph in the form that gradients have with graph updates on.
+def root_states(
+    graphdef: GraphDef[tp.Any], leaves: tp.Mapping[int, tp.Any]
+) -> tp.Callable[[int], tp.Any]:
+    """From the number of a root to its leaves, in the form that gradients have with graph updates on.
 
     Each object is a State. A shared object has its leaves at its first path, and is an empty State at
-    the others.
+    the others; a root that is a State is without the entries that have no leaf.
+
+    Args:
+        graphdef: the graph.
+        leaves: values for some of its leaves, by number.
     """
+    decoded = graphdef.decoded
 
-    def __init__(self, graphdef: GraphDef[tp.Any], leaves: tp.Mapping[int, tp.Any]) -> None:
-        self._graphdef = graphdef
-        self._leaves = leaves
-
-    def of_root(self, root: int) -> tp.Any:
-        """The gradient of a root; that of a State is without the entries that have no leaf here."""
-        decoded = self._graphdef.decoded
-        code = decoded.roots[root]
-        if isinstance(code, ContainerCode) and code.definition.kind == STATE:
-            if any(leaf not in self._leaves for leaf, _ in leaves_of_code(decoded, code)):
-                return self._of_object((root,))
-        return self._of_code(code, (root,))
-
-    def _of_code(self, code: Code, path: Path) -> tp.Any:
-        decoded = self._graphdef.decoded
-        if isinstance(code, ContainerCode):
-            below = zip(code.definition.keys, code.codes)
-            return code.definition.build([self._of_code(c, (*path, key)) for key, c in below])
-        if isinstance(code, StaticDef):
-            return code.value
-        if isinstance(code, ArrayCode):
-            return self._leaves[code.leaf]
-        if decoded.path(decoded.node_frames[code.number]) != path:
-            return State({})
-        leaf = decoded.node_leaves[code.number]
-        return self._of_object(path) if leaf < 0 else self._of_leaf(leaf)
-
-    def _of_leaf(self, leaf: int) -> tp.Any:
-        decoded = self._graphdef.decoded
+    def variable(leaf: int) -> tp.Any:
         node = decoded.leaf_nodes[leaf]
         definition = decoded.node_defs[node] if node >= 0 else None
-        value = self._leaves[leaf]
+        value = leaves[leaf]
         return make(definition, value) if isinstance(definition, VariableDef) else value
 
-    def _of_object(self, path: Path) -> tp.Any:
-        part = self._nested
-        for name in path[1:] if self._graphdef.num_roots == 1 else path:
+    @functools.cache
+    def nested() -> State[tp.Any, tp.Any]:  # below the numbers of the roots if there are several
+        return graphdef.program(tuple(leaves)).build([*map(variable, leaves)])
+
+    def state(path: Path) -> tp.Any:
+        part = nested()
+        for name in path[1:] if graphdef.num_roots == 1 else path:
             part = part._mapping.get(name) or State({})
         return part
 
-    @functools.cached_property
-    def _nested(self) -> State[tp.Any, tp.Any]:
-        """All leaves as one State, below the numbers of their roots if there are several."""
-        program = self._graphdef.program(tuple(self._leaves))
-        return program.build([self._of_leaf(leaf) for leaf in self._leaves])
+    def of_code(code: Code, path: Path) -> tp.Any:
+        if isinstance(code, StaticDef):
+            return code.value
+        if isinstance(code, ContainerCode):
+            below = decoded.below(code)
+            return code.definition.build([of_code(c, (*path, name)) for name, c in below])
+        leaf = decoded.leaf_of(code)
+        if isinstance(code, NodeCode) and decoded.path(decoded.node_frames[code.number]) != path:
+            return State({})
+        return state(path) if leaf < 0 else variable(leaf)
+
+    def of_root(root: int) -> tp.Any:
+        code = decoded.roots[root]
+        if isinstance(code, ContainerCode) and code.definition.kind == STATE:
+            if any(leaf not in leaves for leaf, _ in leaves_of_code(decoded, code)):
+                return state((root,))
+        return of_code(code, (root,))
+
+    return of_root
+
+
+def as_states(tree: tp.Any) -> tp.Any:
+    """A tree with a State in place of each graph object; see `root_states`."""
+    inputs = Inputs(tree)
+    of_root = root_states(inputs.graphdef, dict(enumerate(inputs.values)))
+    leaves = jax.tree_util.tree_leaves(tree, is_leaf=is_root)
+    states = map(of_root, range(len(inputs.where)))
+    return jax.tree_util.tree_unflatten(inputs.treedef, replaced(leaves, inputs.where, [*states]))
 
 
 FLOAT0 = np.dtype(jax.dtypes.float0)
