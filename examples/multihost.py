@@ -9,13 +9,16 @@ Result: at least 97 % of the test scans are read right, and as many after the re
 at least 90 %.
 
     python examples/multihost.py --quick
-    python -m nnxlite.distributed --processes 4 examples/multihost.py --quick
-    python -m nnxlite.distributed --processes 2 --devices-per-process 4 examples/multihost.py
+    python examples/multihost.py --processes 4 --quick
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -114,11 +117,27 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
     parser.add_argument("--quick", action="store_true", help="a short run")
+    parser.add_argument("--processes", type=int, help="start so many on this machine")
     return parser.parse_args()
+
+
+def start(count: int, arguments: list[str]) -> int:
+    """Run this script in several processes of this machine; the first status that is not 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    known = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
+    environments = [{**os.environ, **known, "JAX_PROCESS_ID": str(i)} for i in range(count)]
+    command = [sys.executable, __file__, *arguments]
+    processes = [subprocess.Popen(command, env=env) for env in environments]
+    return next(filter(None, [process.wait() for process in processes]), 0)
 
 
 def main() -> None:
     options = parse_options()
+    if options.processes:
+        rest = ["--out", str(options.out)] + ["--quick"] * options.quick
+        sys.exit(start(options.processes, rest))
     nnx.distributed.initialize()  # before anything uses a device; alone, it does nothing
     first = jax.process_index() == 0
 

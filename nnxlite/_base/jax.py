@@ -370,13 +370,6 @@ def scope_of(eqn: tp.Any) -> str:
 # Processes ----------------------------------------------------------------------------------
 
 
-def has_devices() -> bool:
-    """Whether JAX has started its backends, so that no process can join any more."""
-    from jax._src import xla_bridge
-
-    return xla_bridge.backends_are_initialized()
-
-
 def in_cluster() -> bool:
     """Whether JAX can find out by itself which processes belong together (Slurm, Cloud TPU, ...)."""
     from jax._src.clusters import ClusterEnv

@@ -1,7 +1,6 @@
 """Several processes: joining them, global arrays from local parts, and waiting for each other.
 
-Each process runs the same program and owns some of the devices. `python -m nnxlite.distributed` starts
-several on one machine.
+Each process runs the same program and owns some of the devices.
 """
 
 from nnxlite.distributed._agreeing import ProcessError as ProcessError

@@ -55,7 +55,9 @@ def local_rows(sharding: Sharding, size: int) -> np.ndarray:
     where = "nnx.distributed.local_rows"
     named = _named(sharding, where)
     named = NamedSharding(named.mesh, PartitionSpec(*named.spec[:1]))  # whatever the other axes do
-    parts = _parts(named, 1)[0]
+    names = named.spec[0] if named.spec and named.spec[0] is not None else ()
+    names = names if isinstance(names, tuple) else (names,)
+    parts = int(np.prod([named.mesh.shape[name] for name in names]))
     if size % parts:
         raise ValueError(
             f"{where}: a batch of {size} rows does not divide into {parts} parts (spec {named.spec} on "
@@ -102,16 +104,17 @@ def to_global(local: A, sharding: Sharding, *, size: int | None = None) -> A:
         name = jax.tree_util.keystr(path)
         try:
             array = _host(leaf)
-            shape, spans = _global_shape(named, array.shape)
-            if size is not None and shape[:1] != (size,):
+            whole = jax.make_array_from_process_local_data(named, array)
+            if size is not None and whole.shape[:1] != (size,):
                 rows = len(local_rows(named, size))
                 raise ValueError(
-                    f"a part of shape {array.shape} is one of {shape[0] if shape else 'no'} rows in "
-                    f"all, and size is {size}: give the {rows} rows that local_rows(sharding, {size}) "
-                    "says."
+                    f"a part of shape {array.shape} is one of a batch of shape {whole.shape}, and size "
+                    f"is {size}: give the {rows} rows that local_rows(sharding, {size}) says."
                 )
-            arrays.append(_assembled(array, shape, spans, named))
-            forms.append(f"batch{name} {array.dtype.name}{list(array.shape)} of {list(shape)}")
+            arrays.append(whole)
+            forms.append(
+                f"batch{name} {array.dtype.name}{list(array.shape)} of {list(whole.shape)}"
+            )
         except ValueError as error:
             problems.append(f"batch{name}: {error}")
     if size is not None and problems:
@@ -167,43 +170,6 @@ def _host(leaf: tp.Any) -> np.ndarray:
         raise ValueError("this array is global already; pass the part of this process.")
     array = np.asarray(leaf)
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
-
-
-def _global_shape(
-    sharding: NamedSharding, shape: tuple[int, ...]
-) -> tuple[tuple[int, ...], list[list[Span]]]:
-    """The shape of the array that this process has a part of, and the position of that part."""
-    parts = _parts(sharding, len(shape))
-    units = _local_spans(sharding, tuple(parts), "")  # of an array with one row in each part
-    sizes = []
-    for axis, (size, whole, mine) in enumerate(zip(shape, parts, units)):
-        if size % len(mine):
-            raise ValueError(
-                f"a part of shape {shape} does not divide: axis {axis} of {size} lies in {len(mine)} "
-                f"parts on the devices of this process (spec {sharding.spec} on mesh "
-                f"{mesh_text(sharding.mesh)}). Give a multiple of {len(mine)}."
-            )
-        sizes.append(size // len(mine) * whole)
-    return tuple(sizes), _local_spans(sharding, tuple(sizes), "")
-
-
-def _assembled(
-    array: np.ndarray, shape: tuple[int, ...], spans: list[list[Span]], sharding: NamedSharding
-) -> jax.Array:
-    starts = []  # where each span begins in the part that we have
-    for mine in spans:
-        lengths = [stop - start for start, stop in mine]
-        starts.append(dict(zip(mine, itertools.accumulate(lengths, initial=0))))
-
-    def part(index: tp.Any) -> np.ndarray:
-        where = []
-        for known, size, one in zip(starts, shape, index):
-            start, stop, _ = one.indices(size)
-            first = known[start, stop]
-            where.append(slice(first, first + stop - start))
-        return array[tuple(where)]
-
-    return jax.make_array_from_callback(shape, sharding, part, dtype=array.dtype)
 
 
 def to_local(tree: A) -> A:
@@ -284,16 +250,6 @@ def _named(sharding: tp.Any, where: str) -> NamedSharding:
     return sharding
 
 
-def _parts(sharding: NamedSharding, ndim: int) -> list[int]:
-    """Into how many parts each axis is divided."""
-    sizes = sharding.mesh.shape
-    entries = [() if e is None else e if isinstance(e, tuple) else (e,) for e in sharding.spec]
-    if any(entries[ndim:]):
-        raise ValueError(f"spec {sharding.spec} is for more than {ndim} axes.")
-    entries += [()] * (ndim - len(entries))
-    return [int(np.prod([sizes[name] for name in names])) for names in entries[:ndim]]
-
-
 def _local_spans(sharding: Sharding, shape: tuple[int, ...], where: str) -> list[list[Span]]:
     """For each axis the parts that this process has, ascending; ValueError unless they form a box."""
     if isinstance(sharding, NamedSharding):  # an array may have fewer axes than the spec
@@ -308,7 +264,7 @@ def _local_spans(sharding: Sharding, shape: tuple[int, ...], where: str) -> list
     spans = [sorted({index[axis] for index in found}) for axis in range(len(shape))]
     if np.prod([len(mine) for mine in spans]) != len(found):
         raise ValueError(
-            f"{where + ': ' if where else ''}what the devices of this process have of {shape} is no "
+            f"{where}: what the devices of this process have of {shape} is no "
             "rectangular block; order the mesh so that it is (jax.make_mesh does)."
         )
     return spans

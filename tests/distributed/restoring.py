@@ -1,6 +1,6 @@
 """Run by several processes: the checkpoint of another number of them, trained further.
 
-python -m nnxlite.distributed -n 4 --devices-per-process 1 tests/distributed/restoring.py FOLDER
+For 4 processes of one device: see `starting`.
 """
 
 from __future__ import annotations

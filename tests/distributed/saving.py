@@ -1,6 +1,6 @@
 """Run by several processes: what each can do, training, a checkpoint, and failures that all notice.
 
-python -m nnxlite.distributed -n 2 --devices-per-process 2 tests/distributed/saving.py FOLDER
+For 2 processes of 2 devices: see `starting`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def arrays() -> None:
     report["rows of a block"] = nnx.distributed.local_rows(diagonal, 4).tolist()
     crossed = Mesh(np.array([devices[:, 0], devices[::-1, 1]]), ("a", "b"))
     blocks = NamedSharding(crossed, P("a", "b"))
-    report["no block"] = refusal(lambda: to_global(whole[:4, :2], blocks))
+    apart = to_global(whole[:4, :2], blocks)  # this process has two blocks that share no row
+    report["no block"] = refusal(lambda: nnx.distributed.to_local(apart))
     theirs = NamedSharding(Mesh(devices[1 - me], ("data",)), P("data"))
     zeros = np.zeros(4, "float32")
     far = jax.make_array_from_callback((4,), theirs, zeros.__getitem__, dtype="float32")

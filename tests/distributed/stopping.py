@@ -1,6 +1,6 @@
 """Run by several processes, of which some get a signal while they train: all stop after the same step.
 
-python -m nnxlite.distributed -n 2 --devices-per-process 1 stopping.py FOLDER SIGNAL '{"1": 4}'
+For 2 processes of one device: see `starting`.
 """
 
 from __future__ import annotations
