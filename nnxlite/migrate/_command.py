@@ -15,8 +15,8 @@ from nnxlite.migrate._errors import UnreadableError
 from nnxlite.migrate._program import load_libcst
 from nnxlite.migrate._sources import SOURCES, migrate_notebook, migrate_text
 
-DESCRIPTION = """Rewrite programs from Flax NNX (or the filtered transforms of Equinox) for nnxlite, and
-list what needs a decision. Without --write nothing is changed."""
+DESCRIPTION = """Rewrite programs from Flax NNX for nnxlite, and list what needs a decision (or, with
+--from equinox, what the names of Equinox become). Without --write nothing is changed."""
 STATUS = """Exit status: 0, done or nothing to do; 1, with --check: something would change or needs a
 decision; 2, a file cannot be read."""
 
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         dest="source",
         choices=SOURCES,
         default="nnx",
-        help="what they were written for (default: nnx); linen, haiku, torch are only reported",
+        help="what they were written for (default: nnx); equinox is only reported",
     )
     options.add_argument(
         "--exclude",

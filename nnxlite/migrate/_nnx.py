@@ -36,8 +36,6 @@ class NnxRules:
         """How often `flax.nnx` is reached through each name that is bound to `flax`."""
         self.staying: collections.Counter[str] = collections.Counter()
         """How often something else of Flax is."""
-        self.bindings: dict[str, str] = {}
-        """The names that are bound to `flax.nnx` or one of its modules, and what they become."""
         self.gone: set[cst.CSTNode] = set()
         """Names that an edit takes away."""
         self.optimizers: set[str] = set()
@@ -290,7 +288,6 @@ class NnxRules:
                 if missing(path):
                     self._check(alias, path)
                     return ()
-                self.bindings |= {bound: path} if alias.asname else {}
                 new = (f"import {alias_text(path, alias)}",)
                 needed = not alias.asname and self.staying[bound] and not others(alias)
                 return ("import flax", *new) if needed else new
@@ -309,8 +306,6 @@ class NnxRules:
         self.edits += rewrite(self.program, node, moved, keep=keep)
         for alias in node.names:
             name = ".".join(dotted(alias.name))
-            if name == "nnxlite" and alias.asname:
-                self.bindings[bound_name(alias)] = name
             if name.startswith("flax.") and not _is_nnx(alias):
                 self._note(alias, f"`{name}` stays", _flax_hint(name))
 
@@ -332,7 +327,6 @@ class NnxRules:
                 name = f"flax.{alias.name.value}"
                 self._note(alias, f"`{name}` stays", _flax_hint(name))
                 return ()
-            self.bindings[bound_name(alias)] = "nnxlite"
             return (f"import nnxlite as {bound_name(alias)}",)
 
         self.edits += rewrite(self.program, node, moved)

@@ -1,4 +1,4 @@
-"""Programs in their containers: a module, the examples in its docstrings, the cells of a notebook."""
+"""Programs in their containers: a module, the cells of a notebook."""
 
 from __future__ import annotations
 
@@ -9,15 +9,8 @@ from nnxlite.migrate._errors import UnreadableError
 from nnxlite.migrate._notebooks import Notebook
 from nnxlite.migrate._program import Program
 
-SOURCES = ("nnx", "equinox", "linen", "haiku", "torch")
-MENTIONS = {
-    "nnx": ("flax", "nnxlite"),
-    "equinox": ("equinox",),
-    "linen": ("flax",),
-    "haiku": ("haiku",),
-    "torch": ("torch",),
-}
-"""A program that contains none of these words needs no parsing."""
+SOURCES = {"nnx": ("flax", "nnxlite"), "equinox": ("equinox",)}
+"""What a program may be written for; one that contains none of these words needs no parsing."""
 
 
 def migrate_text(text: str, source: str = "nnx") -> Migration:
@@ -25,8 +18,7 @@ def migrate_text(text: str, source: str = "nnx") -> Migration:
 
     Args:
         text: a module of Python.
-        source: what it was written for: `"nnx"`, `"equinox"`, `"linen"`, `"haiku"` or `"torch"`. Only
-            programs of the first two are rewritten; for the others there are notes.
+        source: what it was written for: `"nnx"`; or `"equinox"`, for which there are only notes.
 
     Returns:
         The new text and the notes in the order of their lines.
@@ -80,7 +72,7 @@ def find(text: str, source: str) -> tuple[list[Edit], list[Note]]:
     """The edits and notes of a program."""
     if source not in SOURCES:
         raise ValueError(f"unknown source {source!r}; expected one of {', '.join(SOURCES)}")
-    if not any(word in text for word in MENTIONS[source]):
+    if not any(word in text for word in SOURCES[source]):
         return [], []
     try:
         return _find(Program(text), source)
@@ -89,22 +81,13 @@ def find(text: str, source: str) -> tuple[list[Edit], list[Note]]:
 
 
 def _find(program: Program, source: str) -> tuple[list[Edit], list[Note]]:
-    match source:
-        case "nnx":
-            from nnxlite.migrate._docstrings import in_docstrings
-            from nnxlite.migrate._nnx import NnxRules
+    if source == "equinox":
+        from nnxlite.migrate._equinox import notes_of
 
-            rules = NnxRules(program)
-            edits, notes = rules.run()
-            return edits + in_docstrings(program, rules.bindings), notes
-        case "equinox":
-            from nnxlite.migrate._equinox import EquinoxRules
+        return [], notes_of(program)
+    from nnxlite.migrate._nnx import NnxRules
 
-            return EquinoxRules(program).run()
-        case _:
-            from nnxlite.migrate._reports import report
-
-            return [], report(program, source)
+    return NnxRules(program).run()
 
 
 __all__: tp.Final = ["SOURCES", "UnreadableError", "migrate_notebook", "migrate_text"]

@@ -77,22 +77,6 @@ def test_what_is_not_flax_nnx_stays(text):
     assert migrate_text(text).text == text
 
 
-def test_examples_in_docstrings_move_with_their_module():
-    text = '''from flax import nnx
-def f():
-    """Title.
-
-    >>> from flax import struct, nnx as n
-    >>> nnx.Optimizer(
-    ...     m, tx)
-    """
-'''
-    new = migrate_text(text).text
-    assert ">>> from flax import struct\n    >>> import nnxlite as n\n" in new
-    assert ">>> nnx.ModelAndOptimizer(\n    ...     m, tx)\n" in new
-    assert migrate_text(new).text == new
-
-
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
 def test_line_endings_stay(newline):
     lines = ["from flax import nnx, struct", "x = 1   ", "", "  ", "\f", "y = 2"]
