@@ -28,7 +28,6 @@ from nnxlite import tracers as tracers
 from nnxlite import training as training
 from nnxlite import variables as variablelib
 from nnxlite import wrappers as wrappers
-from nnxlite._base import traversals as traversals
 from nnxlite._base.config import set_graph_mode as set_graph_mode
 from nnxlite._base.config import set_graph_updates as set_graph_updates
 from nnxlite._base.config import use_eager_sharding as use_eager_sharding
@@ -52,6 +51,7 @@ from nnxlite._state import restore_int_paths as restore_int_paths
 from nnxlite._state import split_state as split_state
 from nnxlite._state import to_flat_state as to_flat_state
 from nnxlite._state import to_pure_dict as to_pure_dict
+from nnxlite._state import traversals as traversals
 from nnxlite.boundary import Carry as Carry
 from nnxlite.boundary import DiffState as DiffState
 from nnxlite.boundary import MergeContext as MergeContext

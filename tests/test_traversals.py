@@ -58,7 +58,12 @@ def test_flatten_refuses_keys_it_cannot_join():
         ({"ab": 1}, None, TypeError, "The path 'ab' is a string: give its separator as sep="),
         ({("a",): 1}, "/", TypeError, "With sep='/' a path must be a string, got"),
         ({(): 1}, None, ValueError, "An empty path is not possible"),
-        ({("a",): 1, ("a", "b"): 2}, None, TypeError, r"leads through \('a',\), .* type int"),
+        (
+            {("a",): 1, ("a", "b"): 2},
+            None,
+            TypeError,
+            r"'a.b' leads through the key 'a', .* leaf .int.",
+        ),
     ],
 )
 def test_unflatten_refuses(xs, sep, error, message):

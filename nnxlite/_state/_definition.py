@@ -16,18 +16,17 @@ from nnxlite._state._flat import (
     FlatItems,
     as_state,
     filter_state,
+    pairs_of,
     replace_by_pure_dict,
     split_state,
     to_flat_state,
     to_pure_dict,
-    unzipped,
 )
 from nnxlite._state._walk import (
     NODES,
     STATES,
     Mapping,
     Path,
-    adopted,
     as_dicts,
     flat,
     in_order,
@@ -98,16 +97,13 @@ class State(Shown, _Base[K, V]):
         *,
         _copy: bool = True,
     ) -> None:
-        wrap = type(self)._nnx_wrap
         source: tp.Any = mapping
         if type(source) in STATES:
             source = source._mapping
         elif not isinstance(source, abc.Mapping):
             source = _as_dict(type(self), source)
         if _copy or not isinstance(source, dict):
-            source = transformed(source, wrap)
-        else:
-            source = adopted(source, wrap)
+            source = transformed(source, type(self)._nnx_wrap)
         try:
             former = _get_version(self)
         except AttributeError:  # a new State; else its plans read another mapping now
@@ -139,7 +135,7 @@ class State(Shown, _Base[K, V]):
     def __getitem__(self, key: K) -> tp.Any:
         value: tp.Any = self._mapping[key]
         if type(value) is dict:  # a pytree operation put it here
-            value = self._mapping[key] = tp.cast(tp.Any, type(self)(value))
+            value = self._mapping[key] = tp.cast(tp.Any, self._nnx_wrap(value))
         return value
 
     def __getattr__(self, name: str) -> tp.Any:
@@ -289,9 +285,8 @@ class State(Shown, _Base[K, V]):
             return NotImplemented
         if not other:
             return self
-        known = set(flat(as_state("State - other", other))[0])
-        kept = [pair for pair in zip(*flat(self), strict=True) if pair[0] not in known]
-        return State.from_flat_path(kept)
+        known = dict(flat(as_state("State - other", other)))
+        return State.from_flat_path([pair for pair in flat(self) if pair[0] not in known])
 
     flat_state = to_flat_state
     split = split_state
@@ -312,10 +307,10 @@ class State(Shown, _Base[K, V]):
             TypeError: for another argument, or when a path leads through a leaf.
             ValueError: for an empty path.
         """
-        paths, leaves = unzipped("State.from_flat_path", flat_state)
-        if not all(paths):
+        pairs = pairs_of("State.from_flat_path", flat_state)
+        if not all(path for path, _ in pairs):
             raise ValueError("A leaf with an empty path has no place in a State.")
-        return cls._nnx_wrap(nested(paths, leaves, cls._nnx_wrap))
+        return cls._nnx_wrap(nested(pairs, cls._nnx_wrap))
 
     def map(self, f: PathFn) -> State[K, tp.Any]:
         """The State of `f(path, leaf)`.
@@ -323,9 +318,7 @@ class State(Shown, _Base[K, V]):
         Args:
             f: a function of a path, a tuple of keys, and a leaf.
         """
-        paths, leaves = flat(self)
-        mapped = [f(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
-        return state_of(paths, mapped)
+        return state_of([(path, f(path, leaf)) for path, leaf in flat(self)])
 
     @staticmethod
     def merge(state: Mapping, /, *states: Mapping) -> State[tp.Any, tp.Any]:
@@ -337,8 +330,7 @@ class State(Shown, _Base[K, V]):
         if not states and isinstance(state, State):
             return state
         parts = [flat(as_state("State.merge", s), as_given=True) for s in (state, *states)]
-        paths = [path for paths, _ in parts for path in paths]
-        return state_of(paths, [leaf for _, leaves in parts for leaf in leaves])
+        return state_of([pair for part in parts for pair in part])
 
 
 tp.cast(tp.Any, abc.MutableMapping).register(State)

@@ -13,20 +13,21 @@ import jax
 from nnxlite._base.errors import non_exhaustive, path_text
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text, sequence_node
-from nnxlite._base.traversals import flatten_to_sequence, unflatten_mapping
 from nnxlite._state._walk import (
     STATES,
     Mapping,
+    Pairs,
     Path,
     content,
     flat,
     nested,
     same_leaf,
+    sort_key,
     sorted_keys,
-    sorted_pairs,
     state_of,
     transformed,
 )
+from nnxlite._state.traversals import flatten_to_sequence, unflatten_mapping
 from nnxlite.filters import Filter, filters_to_predicates, match_index
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import Variable, is_variable
@@ -60,12 +61,14 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
     _leaves: list[V]
 
     def __init__(self, items: FlatItems[V], /, *, sort: bool) -> None:
-        paths, leaves = unzipped("FlatState", items)
+        pairs = pairs_of("FlatState", items)
         if sort:
-            pairs = sorted_pairs(zip(paths, leaves, strict=True))
-            paths, leaves = [path for path, _ in pairs], [leaf for _, leaf in pairs]
-        self._paths = tuple(paths)
-        self._leaves = leaves
+            try:
+                pairs.sort(key=lambda pair: pair[0])
+            except TypeError:  # keys of different kinds
+                pairs.sort(key=lambda pair: [sort_key(key) for key in pair[0]])
+        self._paths = tuple([path for path, _ in pairs])
+        self._leaves = [leaf for _, leaf in pairs]
 
     @staticmethod
     def from_sorted_keys_values(
@@ -136,35 +139,23 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
 
     def to_nested_state(self) -> State[tp.Any, V]:
         """The State of the same leaves; the inverse of `to_flat_state`."""
-        return state_of(self._paths, self._leaves)
+        return state_of(self)
 
-    @tp.overload
-    def split(self, first: Filter, /) -> FlatState[V]: ...
-    @tp.overload
-    def split(
-        self, first: Filter, second: Filter, /, *filters: Filter
-    ) -> tuple[FlatState[V], ...]: ...
     def split(self, first: Filter, /, *filters: Filter) -> tp.Any:
         """See `nnx.split_state`.
 
         Args:
             first, filters: Variable types, strings, predicates, ...
         """
-        return one_or_all(divided(self, (first, *filters), exhaustive=True))
+        return _divided(self, (first, *filters), exhaustive=True)
 
-    @tp.overload
-    def filter(self, first: Filter, /) -> FlatState[V]: ...
-    @tp.overload
-    def filter(
-        self, first: Filter, second: Filter, /, *filters: Filter
-    ) -> tuple[FlatState[V], ...]: ...
     def filter(self, first: Filter, /, *filters: Filter) -> tp.Any:
         """See `nnx.filter_state`.
 
         Args:
             first, filters: Variable types, strings, predicates, ...
         """
-        return one_or_all(divided(self, (first, *filters), exhaustive=False))
+        return _divided(self, (first, *filters), exhaustive=False)
 
     @staticmethod
     def merge(
@@ -191,40 +182,32 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def unzipped(what: str, items: tp.Any) -> tuple[list[Path], list[tp.Any]]:
-    """The paths, as tuples, and the leaves of pairs."""
+def pairs_of(what: str, items: tp.Any) -> list[tuple[Path, tp.Any]]:
+    """Pairs of path and leaf, the paths as tuples."""
     if not isinstance(items, abc.Iterable):
         raise TypeError(
             f"{what} needs a mapping from paths to leaves, or an iterable of (path, leaf) pairs, "
             f"got {type(items).__name__}."
         )
-    pairs = list(items.items() if isinstance(items, abc.Mapping) else items)
-    return [tuple(path) for path, _ in pairs], [leaf for _, leaf in pairs]
+    pairs = items.items() if isinstance(items, abc.Mapping) else items
+    return [(tuple(path), leaf) for path, leaf in pairs]
 
 
-def divided(
-    flat: FlatState[V], filters: tuple[Filter, ...], *, exhaustive: bool
-) -> list[FlatState[V]]:
-    """The leaves that each filter is the first to match.
+def _divided(pairs: Pairs, filters: tuple[Filter, ...], *, exhaustive: bool) -> tp.Any:
+    """The leaves that each filter is the first to match: a FlatState, or a tuple of several.
 
     With `exhaustive`, raises ValueError where one is left over.
     """
     predicates = filters_to_predicates(filters)
-    groups: list[tuple[list[Path], list[V]]] = [([], []) for _ in (*predicates, None)]
-    for path, leaf in flat:
+    groups: list[list[tuple[Path, tp.Any]]] = [[] for _ in (*predicates, None)]
+    for path, leaf in pairs:
         index = match_index(predicates, path, leaf)
-        paths, leaves = groups[-1 if index is None else index]
-        paths.append(path)
-        leaves.append(leaf)
-    *states, rest = [FlatState.from_sorted_keys_values(*group) for group in groups]
+        groups[-1 if index is None else index].append((path, leaf))
+    rest = groups.pop()
     if exhaustive and rest:
-        raise ValueError(non_exhaustive(filters, list(rest)))
-    return states
-
-
-def one_or_all(groups: list[A]) -> A | tuple[A, ...]:
-    """What a function of filters returns: one for one filter, a tuple for several."""
-    return tuple(groups) if len(groups) > 1 else groups[0]
+        raise ValueError(non_exhaustive(filters, rest))
+    states = tuple([FlatState(group, sort=False) for group in groups])
+    return states if len(states) > 1 else states[0]
 
 
 def to_flat_state(state: abc.Mapping[tp.Any, V]) -> FlatState[V]:
@@ -243,7 +226,7 @@ def to_flat_state(state: abc.Mapping[tp.Any, V]) -> FlatState[V]:
     >>> list(nnx.to_flat_state(nnx.State({"b": {"c": 1}, "a": 2})))
     [(('a',), 2), (('b', 'c'), 1)]
     """
-    return FlatState.from_sorted_keys_values(*flat(as_state("to_flat_state", state)))
+    return FlatState(flat(as_state("to_flat_state", state)), sort=False)
 
 
 @tp.overload
@@ -273,13 +256,14 @@ def split_state(state: Mapping, first: Filter, /, *filters: Filter) -> tp.Any:
     >>> list(params), list(rest)
     (['a'], ['b'])
     """
-    return _groups("split_state", state, (first, *filters), exhaustive=True)
+    return _states("split_state", state, (first, *filters), exhaustive=True)
 
 
-def _groups(function: str, state: Mapping, filters: tuple[Filter, ...], exhaustive: bool) -> tp.Any:
-    leaves = FlatState.from_sorted_keys_values(*flat(as_state(function, state)))
-    groups = divided(leaves, filters, exhaustive=exhaustive)
-    return one_or_all([group.to_nested_state() for group in groups])
+def _states(function: str, state: Mapping, filters: tuple[Filter, ...], exhaustive: bool) -> tp.Any:
+    groups = _divided(flat(as_state(function, state)), filters, exhaustive=exhaustive)
+    if isinstance(groups, FlatState):
+        return groups.to_nested_state()
+    return tuple([group.to_nested_state() for group in groups])
 
 
 @tp.overload
@@ -307,7 +291,7 @@ def filter_state(state: Mapping, first: Filter, /, *filters: Filter) -> tp.Any:
     >>> list(nnx.filter_state(state, nnx.BatchStat))
     ['b']
     """
-    return _groups("filter_state", state, (first, *filters), exhaustive=False)
+    return _states("filter_state", state, (first, *filters), exhaustive=False)
 
 
 def to_pure_dict(state: Mapping, extract_fn: ExtractFn | None = None) -> dict[tp.Any, tp.Any]:
@@ -324,8 +308,8 @@ def to_pure_dict(state: Mapping, extract_fn: ExtractFn | None = None) -> dict[tp
     >>> nnx.to_pure_dict(nnx.State({"a": {"b": nnx.Param(1)}}))
     {'a': {'b': 1}}
     """
-    paths, leaves = flat(as_state("to_pure_dict", state))
-    return nested(paths, map(extract_fn or extract_value, leaves), None)
+    extract = extract_fn or extract_value
+    return nested([(path, extract(leaf)) for path, leaf in flat(as_state("to_pure_dict", state))])
 
 
 def replace_by_pure_dict(

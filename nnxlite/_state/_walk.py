@@ -22,9 +22,10 @@ from nnxlite._base.jax import is_ref
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import Variable
 
-V = tp.TypeVar("V")
-
 Path: tp.TypeAlias = tuple[tp.Any, ...]
+Pairs: tp.TypeAlias = abc.Iterable[tuple[Path, tp.Any]]
+"""Leaves with their paths."""
+
 Order: tp.TypeAlias = tuple[Path, abc.Callable[[dict[tp.Any, tp.Any]], abc.Sequence[tp.Any]]]
 """The keys of a mapping sorted, and what takes its values in that order."""
 
@@ -43,10 +44,6 @@ def sort_key(key: tp.Any) -> tuple[tp.Any, ...]:
     return (2, type(key).__qualname__, repr(key))
 
 
-def _path_rank(path: Path) -> tuple[tp.Any, ...]:
-    return tuple([sort_key(key) for key in path])
-
-
 def sorted_keys(keys: abc.Iterable[tp.Any]) -> list[tp.Any]:
     """Keys in the order that depends on nothing but the keys.
 
@@ -59,15 +56,6 @@ def sorted_keys(keys: abc.Iterable[tp.Any]) -> list[tp.Any]:
         return sorted(keys)
     except TypeError:  # keys of different kinds
         return sorted(keys, key=sort_key)
-
-
-def sorted_pairs(pairs: abc.Iterable[tuple[Path, V]]) -> list[tuple[Path, V]]:
-    """Pairs of path and leaf in the order of the paths."""
-    pairs = list(pairs)
-    try:
-        return sorted(pairs, key=lambda pair: pair[0])
-    except TypeError:
-        return sorted(pairs, key=lambda pair: _path_rank(pair[0]))
 
 
 def in_order(mapping: dict[tp.Any, tp.Any]) -> tuple[Path, abc.Sequence[tp.Any]]:
@@ -133,25 +121,6 @@ def transformed(
     return root
 
 
-def state_of(paths: abc.Iterable[Path], leaves: abc.Iterable[tp.Any]) -> tp.Any:
-    """The State of these leaves; see `nested`."""
-    wrap = STATES[0]._nnx_wrap
-    return wrap(nested(paths, leaves, wrap))
-
-
-def adopted(mapping: dict[tp.Any, tp.Any], wrap: Wrap) -> dict[tp.Any, tp.Any]:
-    """The dict itself, every dict below it wrapped in place."""
-    nodes = [mapping]
-    for node in nodes:  # grows on the way
-        for key, value in node.items():
-            if type(value) is dict:
-                node[key] = wrap(value)
-                nodes.append(value)
-            elif type(value) not in STATES and isinstance(value, abc.Mapping):
-                node[key] = wrap(transformed(value, wrap))
-    return mapping
-
-
 _SORTABLE: tuple[set[type], ...] = (set(), {str}, {int})
 
 
@@ -159,12 +128,12 @@ def as_dicts(mapping: dict[tp.Any, tp.Any]) -> dict[tp.Any, tp.Any]:
     """The mapping with plain dicts in place of inner States, where their keys have JAX's order."""
     nodes = [dict(mapping)]
     for node in nodes:  # grows on the way
+        if NODES.isdisjoint(map(type, node.values())):
+            continue
         for key, value in node.items():
-            if type(value) in NODES:
-                inner = raw(value)
-                if set(map(type, inner)) in _SORTABLE:
-                    node[key] = inner = dict(inner)
-                    nodes.append(inner)
+            if type(value) in NODES and set(map(type, inner := raw(value))) in _SORTABLE:
+                node[key] = inner = dict(inner)
+                nodes.append(inner)
     return nodes[0]
 
 
@@ -179,72 +148,92 @@ def reaches(start: Mapping, target: Mapping) -> bool:
     return False
 
 
-def flat(state: Mapping, *, as_given: bool = False) -> tuple[list[Path], list[tp.Any]]:
-    """The paths and leaves of a State, sorted; `as_given` leaves keys in the order they have."""
-    parts = _as_given if as_given else in_order
-    paths: list[Path] = []
-    leaves: list[tp.Any] = []
-    prefix: list[tp.Any] = []  # one list for all levels: a path is only spelled out for a leaf
-    stack = [iter(zip(*parts(raw(state)), strict=True))]
+class _EmptyNode:
+    """Represents an empty mapping in a flat one; there is one such object."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "empty_node"
+
+    def __reduce__(self) -> str:
+        return "empty_node"
+
+
+empty_node = _EmptyNode()
+"""Represents an empty mapping among the values of a flattened one."""
+
+Entries: tp.TypeAlias = abc.Callable[[list[tp.Any], tp.Any, tp.Any], tp.Any]
+"""The (key, value) pairs of an inner mapping, given the keys that lead to it; None for a leaf."""
+
+
+def walked(
+    pairs: abc.Iterable[tuple[tp.Any, tp.Any]], entries: Entries, keep_empty_nodes: bool = False
+) -> abc.Iterator[tuple[Path, tp.Any]]:
+    """The (path, leaf) pairs of a nested mapping, depth first."""
+    prefix: list[tp.Any] = []  # one list for all levels: only a leaf needs its path as a tuple
+    stack = [iter(pairs)]
     while stack:
         for key, value in stack[-1]:
-            if type(value) in NODES:
+            inner = entries(prefix, key, value)
+            if inner is not None and (value or not keep_empty_nodes):
                 prefix.append(key)
-                stack.append(iter(zip(*parts(raw(value)), strict=True)))
+                stack.append(iter(inner))
                 break
-            paths.append((*prefix, key))
-            leaves.append(value)
+            yield (*prefix, key), value if inner is None else empty_node
         else:
             stack.pop()
             if prefix:
                 prefix.pop()
-    return paths, leaves
 
 
-def _as_given(mapping: Mapping) -> tuple[tp.Any, tp.Any]:
-    return mapping.keys(), mapping.values()
+def flat(state: Mapping, *, as_given: bool = False) -> list[tuple[Path, tp.Any]]:
+    """The paths and leaves of a State, sorted; `as_given` leaves keys in the order they have."""
+
+    def entries(prefix: tp.Any, key: tp.Any, value: tp.Any) -> tp.Any:
+        if type(value) not in NODES:
+            return None
+        return value.items() if as_given else zip(*in_order(raw(value)))
+
+    return list(walked(entries(None, None, state), entries))
 
 
-def nested(
-    paths: abc.Iterable[Path], leaves: abc.Iterable[tp.Any], wrap: Wrap | None
-) -> dict[tp.Any, tp.Any]:
+def nested(pairs: Pairs, wrap: Wrap | None = None) -> dict[tp.Any, tp.Any]:
     """The nested mapping of these leaves; the later one counts where a path comes twice.
 
-    Raises TypeError when a path leads through a leaf.
+    A mapping that is a leaf is copied before it gets further entries.  Raises TypeError when a path
+    leads through another leaf.
     """
     root: dict[tp.Any, tp.Any] = {}
-    known: dict[Path, dict[tp.Any, tp.Any]] = {}
-    for path, leaf in zip(paths, leaves, strict=True):
-        *parents, key = path
-        target = known.get(path[:-1])
-        if target is None:
-            target = root
-            for parent in parents:
-                target = _step(target, parent, path, wrap)
-            known[path[:-1]] = target
-        if type(target.get(key)) in NODES:
-            known.clear()  # a leaf takes the place of a mapping
-        target[key] = leaf
+    made: dict[int, tuple[tp.Any, dict[tp.Any, tp.Any]]] = {}  # what is made here, by identity
+    for path, leaf in pairs:
+        node = root
+        for key in path[:-1]:
+            value = node.get(key, empty_node)
+            if id(value) not in made:
+                inner = _copied(value, path, key)
+                value = node[key] = inner if wrap is None else wrap(inner)
+                made[id(value)] = value, inner
+            node = made[id(value)][1]
+        node[path[-1]] = leaf
     return root
 
 
-def _step(
-    mapping: dict[tp.Any, tp.Any], key: tp.Any, path: Path, wrap: Wrap | None
-) -> dict[tp.Any, tp.Any]:
-    """The inner dict under a key, made if there is none."""
-    value = mapping.get(key, MISSING)
-    if value is MISSING:
-        inner: dict[tp.Any, tp.Any] = {}
-        mapping[key] = inner if wrap is None else wrap(inner)
-        return inner
-    if wrap is not None and type(value) is dict:
-        value = mapping[key] = wrap(transformed(value, wrap))
-    if type(value) in NODES:
-        return raw(value)
+def _copied(value: tp.Any, path: Path, key: tp.Any) -> dict[tp.Any, tp.Any]:
+    if value is empty_node:
+        return {}
+    if isinstance(value, abc.Mapping):
+        return dict(value)
     raise TypeError(
         f"The path '{path_text(path)}' leads through the key {key!r}, which holds a leaf "
         f"({type(value).__name__}) already: one path cannot be the beginning of another."
     )
+
+
+def state_of(pairs: Pairs) -> tp.Any:
+    """The State of these leaves; see `nested`."""
+    wrap = STATES[0]._nnx_wrap
+    return wrap(nested(pairs, wrap))
 
 
 def content(leaf: tp.Any) -> tp.Any:

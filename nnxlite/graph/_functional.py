@@ -19,10 +19,10 @@ import numpy as np
 
 from nnxlite._base.config import GRAPH_MODE
 from nnxlite._base.errors import listed, non_exhaustive, path_text
-from nnxlite._base.traversals import flatten_to_sequence
 from nnxlite._base.typing import ApplyCaller
 from nnxlite._state._definition import State
 from nnxlite._state._flat import FlatState
+from nnxlite._state.traversals import flatten_to_sequence
 from nnxlite.filters import Filter
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.graph._graphdef import GraphDef

@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections.abc as abc
 import typing as tp
 
-Path: tp.TypeAlias = tuple[tp.Any, ...]
+from nnxlite._state._walk import Path, empty_node, nested, walked
 
 
 class IsLeaf(tp.Protocol):
@@ -32,22 +32,6 @@ class IsLeaf(tp.Protocol):
             mapping: the mapping.
         """
         ...
-
-
-class _EmptyNode:
-    """Represents an empty mapping in a flat one; there is one such object."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "empty_node"
-
-    def __reduce__(self) -> str:
-        return "empty_node"
-
-
-empty_node = _EmptyNode()
-"""Represents an empty mapping among the values of a flattened one."""
 
 
 def flatten_mapping(
@@ -78,8 +62,7 @@ def flatten_mapping(
     >>> nnx.traversals.flatten_mapping({"a": {"b": 1}, "d": 2}, sep="/")
     {'a/b': 1, 'd': 2}
     """
-    _check_mapping("flatten_mapping", xs)
-    pairs = _walk(xs, keep_empty_nodes, is_leaf)
+    pairs = _pairs("flatten_mapping", xs, keep_empty_nodes, is_leaf)
     if sep is None:
         return dict(pairs)
     return {_joined(path, sep): leaf for path, leaf in pairs}
@@ -104,8 +87,7 @@ def flatten_to_sequence(
     >>> nnx.traversals.flatten_to_sequence({"b": 1, "a": {"c": 2}})
     [(('b',), 1), (('a', 'c'), 2)]
     """
-    _check_mapping("flatten_to_sequence", xs)
-    return list(_walk(xs, False, is_leaf))
+    return list(_pairs("flatten_to_sequence", xs, False, is_leaf))
 
 
 def unflatten_mapping(
@@ -139,53 +121,25 @@ def unflatten_mapping(
             "unflatten_mapping needs a mapping or an iterable of (path, leaf) pairs, got "
             f"{type(xs).__name__}."
         )
-    root: dict[tp.Any, tp.Any] = {}
-    # The dicts made here, by identity: a dict that is a leaf is copied before it gets entries.
-    made = {id(root): root}
-    for path, leaf in xs.items() if isinstance(xs, abc.Mapping) else xs:
-        keys = _split(path, sep)
-        node = root
-        for depth, key in enumerate(keys[:-1], 1):
-            inner = node.get(key, empty_node)
-            if id(inner) not in made:
-                inner = node[key] = _new_node(inner, keys, depth)
-                made[id(inner)] = inner
-            node = inner
-        node[keys[-1]] = {} if leaf is empty_node else leaf
-    return root
+    pairs = xs.items() if isinstance(xs, abc.Mapping) else xs
+    return nested([(_split(path, sep), {} if x is empty_node else x) for path, x in pairs])
 
 
-def _check_mapping(function: str, xs: tp.Any) -> None:
+def _pairs(
+    function: str, xs: tp.Any, keep_empty_nodes: bool, is_leaf: IsLeaf | None
+) -> abc.Iterator[tuple[Path, tp.Any]]:
+    """The (path, leaf) pairs of a nested mapping, in its order."""
     if not isinstance(xs, abc.Mapping):
         raise TypeError(f"{function} needs a mapping, got {type(xs).__name__}.")
-
-
-def _walk(
-    xs: abc.Mapping[tp.Any, tp.Any], keep_empty_nodes: bool, is_leaf: IsLeaf | None
-) -> abc.Iterator[tuple[Path, tp.Any]]:
-    """The (path, leaf) pairs of a nested mapping, depth first."""
     if is_leaf is not None and is_leaf((), xs):
-        yield (), xs
-        return
-    prefix: list[tp.Any] = []  # one list for all levels: only a leaf needs its path as a tuple
-    stack = [iter(xs.items())]
-    while stack:
-        for key, value in stack[-1]:
-            path: Path = ()
-            if isinstance(value, abc.Mapping):
-                if is_leaf is None or not is_leaf(path := (*prefix, key), value):
-                    if value:
-                        prefix.append(key)
-                        stack.append(iter(value.items()))
-                        break
-                    if not keep_empty_nodes:
-                        continue
-                    value = empty_node
-            yield path or (*prefix, key), value
-        else:
-            stack.pop()
-            if prefix:
-                prefix.pop()
+        return iter([((), xs)])
+
+    def entries(prefix: list[tp.Any], key: tp.Any, value: tp.Any) -> tp.Any:
+        is_mapping = isinstance(value, abc.Mapping)
+        whole = is_mapping and is_leaf is not None and is_leaf((*prefix, key), value)
+        return value.items() if is_mapping and not whole else None
+
+    return walked(xs.items(), entries, keep_empty_nodes)
 
 
 def _joined(path: Path, sep: str) -> str:
@@ -213,15 +167,3 @@ def _split(path: tp.Any, sep: str | None) -> Path:
     if not keys:
         raise ValueError("An empty path is not possible in a nested mapping.")
     return keys
-
-
-def _new_node(value: tp.Any, keys: Path, depth: int) -> dict[tp.Any, tp.Any]:
-    """A dict for `keys[:depth]`, to replace `value` (`empty_node` if there is none)."""
-    if value is empty_node:
-        return {}
-    if isinstance(value, abc.Mapping):
-        return dict(value)
-    raise TypeError(
-        f"The path {keys} leads through {keys[:depth]}, which is a leaf of type "
-        f"{type(value).__name__} already."
-    )
