@@ -147,7 +147,7 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
         Args:
             first, filters: Variable types, strings, predicates, ...
         """
-        return _divided(self, (first, *filters), exhaustive=True)
+        return _divided(self, (first, *filters), _sorted, exhaustive=True)
 
     def filter(self, first: Filter, /, *filters: Filter) -> tp.Any:
         """See `nnx.filter_state`.
@@ -155,7 +155,7 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
         Args:
             first, filters: Variable types, strings, predicates, ...
         """
-        return _divided(self, (first, *filters), exhaustive=False)
+        return _divided(self, (first, *filters), _sorted, exhaustive=False)
 
     @staticmethod
     def merge(
@@ -173,6 +173,10 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
             return flat_state
         pairs = [pair for flat in (flat_state, *flat_states) for pair in flat]
         return FlatState(pairs, sort=True)
+
+
+def _sorted(pairs: Pairs) -> FlatState[tp.Any]:
+    return FlatState(pairs, sort=False)
 
 
 jax.tree_util.register_pytree_node(
@@ -193,8 +197,14 @@ def pairs_of(what: str, items: tp.Any) -> list[tuple[Path, tp.Any]]:
     return [(tuple(path), leaf) for path, leaf in pairs]
 
 
-def _divided(pairs: Pairs, filters: tuple[Filter, ...], *, exhaustive: bool) -> tp.Any:
-    """The leaves that each filter is the first to match: a FlatState, or a tuple of several.
+def _divided(
+    pairs: Pairs,
+    filters: tuple[Filter, ...],
+    made: tp.Callable[[list[tuple[Path, tp.Any]]], tp.Any],
+    *,
+    exhaustive: bool,
+) -> tp.Any:
+    """The leaves that each filter is the first to match, as `made` of them; a tuple for several.
 
     With `exhaustive`, raises ValueError where one is left over.
     """
@@ -206,8 +216,8 @@ def _divided(pairs: Pairs, filters: tuple[Filter, ...], *, exhaustive: bool) -> 
     rest = groups.pop()
     if exhaustive and rest:
         raise ValueError(non_exhaustive(filters, rest))
-    states = tuple([FlatState(group, sort=False) for group in groups])
-    return states if len(states) > 1 else states[0]
+    states = [made(group) for group in groups]
+    return tuple(states) if len(states) > 1 else states[0]
 
 
 def to_flat_state(state: abc.Mapping[tp.Any, V]) -> FlatState[V]:
@@ -226,7 +236,7 @@ def to_flat_state(state: abc.Mapping[tp.Any, V]) -> FlatState[V]:
     >>> list(nnx.to_flat_state(nnx.State({"b": {"c": 1}, "a": 2})))
     [(('a',), 2), (('b', 'c'), 1)]
     """
-    return FlatState(flat(as_state("to_flat_state", state)), sort=False)
+    return _sorted(flat(as_state("to_flat_state", state)))
 
 
 @tp.overload
@@ -256,14 +266,8 @@ def split_state(state: Mapping, first: Filter, /, *filters: Filter) -> tp.Any:
     >>> list(params), list(rest)
     (['a'], ['b'])
     """
-    return _states("split_state", state, (first, *filters), exhaustive=True)
-
-
-def _states(function: str, state: Mapping, filters: tuple[Filter, ...], exhaustive: bool) -> tp.Any:
-    groups = _divided(flat(as_state(function, state)), filters, exhaustive=exhaustive)
-    if isinstance(groups, FlatState):
-        return groups.to_nested_state()
-    return tuple([group.to_nested_state() for group in groups])
+    pairs = flat(as_state("split_state", state))
+    return _divided(pairs, (first, *filters), state_of, exhaustive=True)
 
 
 @tp.overload
@@ -291,7 +295,8 @@ def filter_state(state: Mapping, first: Filter, /, *filters: Filter) -> tp.Any:
     >>> list(nnx.filter_state(state, nnx.BatchStat))
     ['b']
     """
-    return _states("filter_state", state, (first, *filters), exhaustive=False)
+    pairs = flat(as_state("filter_state", state))
+    return _divided(pairs, (first, *filters), state_of, exhaustive=False)
 
 
 def to_pure_dict(state: Mapping, extract_fn: ExtractFn | None = None) -> dict[tp.Any, tp.Any]:

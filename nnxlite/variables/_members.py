@@ -42,11 +42,14 @@ class Attribute(tp.Generic[R]):
     def __get__(self, variable: tp.Any, owner: tp.Any = None) -> tp.Any: ...
 
 
-Binary: tp.TypeAlias = Method[[tp.Any], jax.Array]
-"""An operator of the value and anything that can be combined with it, Variables included."""
+def binary(array: jax.Array, other: tp.Any, /) -> jax.Array:
+    """An operator of the value and anything that can be combined with it, Variables included."""
+    raise NotImplementedError
 
-Unary: tp.TypeAlias = Method[[], jax.Array]
-"""An operator of the value alone."""
+
+def unary(array: jax.Array, /) -> jax.Array:
+    """An operator of the value alone."""
+    raise NotImplementedError
 
 
 class ValueMembers(tp.Generic[T]):
@@ -102,3 +105,34 @@ class ValueMembers(tp.Generic[T]):
     sharding = Attribute(lambda array: array.sharding)
     size = Attribute(lambda array: array.size)
     weak_type = Attribute(lambda array: array.weak_type)
+
+    # operators
+
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = Method(binary)
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = Method(binary)
+    __matmul__ = __lshift__ = __rshift__ = __and__ = __or__ = __xor__ = Method(binary)
+    __rmatmul__ = __rlshift__ = __rrshift__ = __rand__ = __ror__ = __rxor__ = Method(binary)
+    __lt__ = __le__ = __gt__ = __ge__ = Method(binary)
+    __eq__: Method[[tp.Any], jax.Array] = Method(binary)  # type: ignore[assignment]
+    __ne__: Method[[tp.Any], jax.Array] = Method(binary)  # type: ignore[assignment]
+    __hash__ = object.__hash__
+    __neg__ = __pos__ = __invert__ = __trunc__ = __floor__ = __ceil__ = Method(unary)
+
+    def __int__(self) -> int: ...
+
+    def __float__(self) -> float: ...
+
+    def __complex__(self) -> complex: ...
+
+    def __index__(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> tp.Iterator[tp.Any]: ...
+
+    def __reversed__(self) -> tp.Iterator[tp.Any]: ...
+
+    def _in_place(self, other: tp.Any) -> tp.Self: ...
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _in_place
+    __imatmul__ = __ilshift__ = __irshift__ = __iand__ = __ior__ = __ixor__ = __ipow__ = _in_place

@@ -203,30 +203,23 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
             TraceContextError: when called from another trace level than the Variable's own.
             ValueError: for a part that does not broadcast, or another shape than the reference's.
         """
-        if trace_state.value is not self._box.trace and not self._writes_through(value):
-            self._check_level()
-        new: tp.Any = value
+        box, new = self._box, tp.cast(tp.Any, value)
+        into_ref = box.definition.is_ref and is_ref(box.value)
+        if trace_state.value is not box.trace and not (into_ref and not is_ref(new)):
+            self._check_level()  # JAX lets every transform write into a reference
         if isinstance(new, Variable):
             new = new.get_value()
-        if not self._box.definition.plain_write:
-            for hook in self._box.definition.set_hooks:
-                new = hook(self, new)
-            if self._box.definition.is_ref and is_ref(self._box.value):
-                self._write_ref(new, index)
-                return
-        if index is not MISSING:
-            new = replace_at(self._box.value, index, new)
-        self._box.value = new
-
-    def _writes_through(self, new: tp.Any) -> bool:
-        """Whether a write goes into a reference, which JAX lets every transform write into."""
-        return self._box.definition.is_ref and is_ref(self._box.value) and not is_ref(new)
+        for hook in box.definition.set_hooks:
+            new = hook(self, new)
+        if into_ref and not is_ref(new):
+            self._write_ref(new, index)
+        elif index is MISSING or into_ref:
+            box.value = new
+        else:
+            box.value = replace_at(box.value, index, new)
 
     def _write_ref(self, new: tp.Any, index: tp.Any) -> None:
         ref: tp.Any = self._box.value
-        if is_ref(new):
-            self._box.value = new
-            return
         if index is MISSING and np.shape(new) != ref.shape:
             raise ValueError(
                 f"{type(self).__name__}(ref=True) refers to {short_type(ref)}, and a reference "
@@ -335,10 +328,7 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
         lacks = f"'{type(self).__name__}' object has no attribute"
         if name.startswith("__") and name.endswith("__") and name not in _ARRAY_PROTOCOLS:
             raise AttributeError(f"{lacks} {name!r}")
-        try:
-            box = _get_box(self)
-        except AttributeError:  # an instance not yet filled, as during unpickling
-            raise AttributeError(f"{lacks} {name!r}") from None
+        box = _get_box(self)  # AttributeError for an instance not yet filled
         definition, value = box.definition, box.value
         if name in definition.metadata:
             return definition.metadata[name]
@@ -469,15 +459,10 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
         definition, value = define(type(self), state["metadata"]), state["value"]
         if definition.is_ref:
             value = new_ref_of(type(self), value)
-        try:
-            box = _get_box(self)
-        except AttributeError:  # a new Variable, as it is unpickled
-            _set_box(self, boxed(definition, value))
-            return
         self._check_level("__setstate__")
-        touch(box)
-        box.value = value
-        redefine(box, definition)
+        touch(self._box)
+        self._box.value = value
+        redefine(self._box, definition)
 
     def __reduce_ex__(self, protocol: tp.SupportsIndex) -> tp.Any:
         if type(self).__reduce__ is not object.__reduce__:  # the user's own way
@@ -556,7 +541,8 @@ def write_raw(variable: Variable[tp.Any], value: tp.Any) -> None:
 
 
 def _empty(cls: type[V]) -> V:
-    return object.__new__(cls)
+    """A Variable to be filled by `__setstate__`."""
+    return tp.cast(V, make(cls._nnx_plain_def, None))
 
 
 def _shown(name: str, value: tp.Any) -> bool:
