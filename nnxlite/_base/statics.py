@@ -18,8 +18,7 @@ again wherever a model is.  The rules:
   packages.  `functools.partial` counts like the function in it;
 * everything else compares by its own `==` and `hash`, together with its type.
 
-A value without a hash (a dataclass of settings, say) has no `static_key`; its key describes its present
-content.  So does that of a dataclass that has a hash and is not frozen.
+The key of a dataclass, and of a value without a hash, describes its present content.
 """
 
 from __future__ import annotations
@@ -46,20 +45,22 @@ SMALL = 1_000
 """How many items a NumPy array may have that is compared by content, in each call."""
 
 
-class UnhashableStatic(TypeError):
-    """A static value has no key, because it (or a part of it) is unhashable."""
-
-
 class Unknown(Exception):
     """Whether a function equals another cannot be known."""
 
 
 class Facts(tp.NamedTuple):
-    """What the library knows about a static value; see the module."""
+    """What the library knows about a static value; see the module.
+
+    Attributes:
+        key, exact, mutable: as above.
+        hashable: whether it has a hash, or is a builtin container of values that have one.
+    """
 
     key: tp.Any
     exact: bool
     mutable: bool
+    hashable: bool = True
 
 
 class ById:
@@ -111,46 +112,29 @@ class _AsSeen:
 
 
 def facts(value: tp.Any) -> Facts:
-    """Key, exactness and mutability of any static value.
+    """What is known of any static value.
 
     The key of one without a hash is its content: fields of a dataclass that count for `==`, for other
     objects what pickling would store.  JAX arrays, large NumPy arrays, and the rest, by identity.
 
+    >>> import jax
     >>> from nnxlite._base.statics import facts
-    >>> [tuple(facts(value))[1:] for value in (3, "relu", (1, 2), [3])]
+    >>> [tuple(facts(value))[1:3] for value in (3, "relu", (1, 2), [3])]
     [(True, False), (True, False), (True, False), (False, True)]
+    >>> facts(1).key == facts(True).key
+    False
+    >>> initializer = jax.nn.initializers.normal
+    >>> facts(initializer(0.1)).key == facts(initializer(0.1)).key
+    True
     """
     kind = type(value)
     if kind in _OWN_KEY:
         return Facts(value, True, False)
     if kind in _NUMBERS:
         return Facts(_NUMBERS[kind](value), True, False)
-    reader = _Reader(by_content=True)
-    return Facts(reader.content(value, ()), reader.exact, reader.mutable)
-
-
-def static_key(value: tp.Any) -> tp.Any:
-    """The key of one static value.
-
-    Raises UnhashableStatic where there is none.
-
-    >>> import jax
-    >>> from nnxlite._base.statics import static_key
-    >>> static_key(1) == static_key(True)
-    False
-    >>> initializer = jax.nn.initializers.normal
-    >>> static_key(initializer(0.1)) == static_key(initializer(0.1))
-    True
-    """
-    return static_facts(value).key
-
-
-def static_facts(value: tp.Any) -> Facts:
-    """The `static_key` of a value, and what `facts` says of it; raises UnhashableStatic as that does."""
-    if type(value) in _OWN_KEY:
-        return Facts(value, True, False)
     reader = _Reader()
-    return Facts(reader.key(value, ()), reader.exact, reader.mutable)
+    key = reader.key(value, ())
+    return Facts(key, reader.exact, reader.mutable, reader.hashable)
 
 
 _OWN_KEY: frozenset[type] = frozenset(
@@ -167,58 +151,21 @@ Read = tp.Callable[[tp.Any, Inside], tp.Any]
 
 
 class _Reader:
-    """One reading of a static value; notes whether it is exact and mutable.
+    """One reading of a static value; notes what `Facts` says."""
 
-    With `by_content`, a dataclass that may be edited has no key, whatever hash it has.
-    """
-
-    def __init__(self, by_content: bool = False) -> None:
+    def __init__(self) -> None:
         self.exact = True
         self.mutable = False
-        self.by_content = by_content
-
-    def content(self, value: tp.Any, inside: Inside) -> tp.Any:
-        """The key of a value, by content where it has no hash."""
-        try:
-            return self.key(value, inside)
-        except UnhashableStatic:
-            pass
-        if isinstance(value, jax.Array):
-            return ById(value)
-        self.exact, self.mutable = False, True
-        for depth, outer in enumerate(inside):
-            if outer is value:
-                return ("recursion", depth)
-        inside = (*inside, value)
-        kind = type(value)
-        if kind is dict:
-            keys = [_Reader().key(name, inside) for name in value]
-            return (dict, *zip(keys, [self.content(v, inside) for v in value.values()]))
-        if kind is list or kind.__hash__ is tuple.__hash__:
-            return (kind, *[self.content(v, inside) for v in value])
-        if isinstance(value, np.ndarray):
-            return _of_array(value) or ById(value)
-        if dataclasses.is_dataclass(kind):
-            names = [field.name for field in dataclasses.fields(kind) if field.compare]
-            return (kind, *[self.content(getattr(value, name, None), inside) for name in names])
-        try:
-            _, arguments, *state = value.__reduce_ex__(2)
-            parts = [arguments, *(list(p) if hasattr(p, "__next__") else p for p in state)]
-        except Exception:  # it is the object's own code that runs, and may refuse as it likes
-            return ById(value)
-        return (kind, *[self.content(part, inside) for part in parts])
+        self.hashable = True
 
     def key(self, value: tp.Any, inside: Inside) -> tp.Any:
-        """The key of a value; raises UnhashableStatic where there is none."""
+        """The key of a value."""
         kind = type(value)
         if kind in _OWN_KEY:
             return value
         plain = self._plain(value, inside, self.key)
         if plain is not None:
             return plain
-        if kind in COPIED:
-            self.exact, self.mutable = False, True
-            return self._collection(kind, value, inside, self.key)
         if is_constant(value):  # a function or class of a module: nobody makes an equal one
             return ById(value)
         if kind is types.MethodType or _may_be_known(value, kind):
@@ -228,25 +175,44 @@ class _Reader:
                 pass
             if kind is types.MethodType:
                 return (types.MethodType, ById(value.__func__), ById(value.__self__))
+        if isinstance(value, jax.Array):
+            return ById(value)
         if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
             return ById(value)
-        if isinstance(value, jax.Array):  # a tracer has a hash
-            raise UnhashableStatic
+        return self._content(value, kind, inside)
+
+    def _content(self, value: tp.Any, kind: type, inside: Inside) -> tp.Any:
+        """The key of a value with an equality of its own."""
         try:
             as_seen = hash(value)
-        except TypeError as error:
-            raise UnhashableStatic from error
-        if isinstance(value, _VALUES) or _is_trusted(kind.__module__):
+        except TypeError:
+            as_seen = None
+        if as_seen is not None and (isinstance(value, _VALUES) or is_trusted(kind.__module__)):
             self.exact &= isinstance(value, _VALUES)
             return (kind, value)
         self.exact = False
-        if dataclasses.is_dataclass(kind):
-            if self.by_content and _may_be_edited(value):
-                raise UnhashableStatic
-        elif hasattr(value, "__dict__"):
+        if (depth := _depth(value, inside)) is not None:
+            return depth
+        inside = (*inside, value)
+        if kind in COPIED:
             self.mutable = True
-            return _AsSeen((kind, as_seen, value))
-        return (kind, value)
+            return self._collection(kind, value, inside, self.key)
+        self.hashable &= as_seen is not None
+        if dataclasses.is_dataclass(kind):
+            self.mutable |= not kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+            names = [field.name for field in dataclasses.fields(kind) if field.compare]
+            return (kind, *[self.key(getattr(value, name, None), inside) for name in names])
+        self.mutable |= as_seen is None or hasattr(value, "__dict__")
+        if as_seen is not None:  # an object that is edited may get another hash
+            return _AsSeen((kind, as_seen, value)) if hasattr(value, "__dict__") else (kind, value)
+        if isinstance(value, np.ndarray):
+            return _of_array(value) or ById(value)
+        try:
+            _, arguments, *state = value.__reduce_ex__(2)
+            parts = [arguments, *(list(p) if hasattr(p, "__next__") else p for p in state)]
+        except Exception:  # it is the object's own code that runs, and may refuse as it likes
+            return ById(value)
+        return (kind, *[self.key(part, inside) for part in parts])
 
     def _plain(self, value: tp.Any, inside: Inside, read: Read) -> tp.Any:
         """The key of a number, a range, or a tuple or frozenset of readable values; else None."""
@@ -286,9 +252,8 @@ class _Reader:
         plain = self._plain(value, inside, read)
         if plain is not None:
             return plain
-        for depth, outer in enumerate(inside):
-            if outer is value:
-                return ("recursion", depth)
+        if (depth := _depth(value, inside)) is not None:
+            return depth
         inside = (*inside, value)
         if kind is types.FunctionType:
             return self._function(value, inside)
@@ -321,7 +286,7 @@ class _Reader:
         return tuple([(name, self.known(v, inside, live=True)) for name, v in mapping.items()])
 
     def _function(self, fun: types.FunctionType, inside: Inside) -> tp.Any:
-        if _is_trusted(fun.__globals__.get("__name__")):
+        if is_trusted(fun.__globals__.get("__name__")):
             if fun.__closure__ is None and _is_named(fun):
                 return ById(fun)
             return self._once(fun, lambda: self._captured(fun, inside))
@@ -374,6 +339,12 @@ class _Reader:
             raise Unknown
         self.exact = self.exact and exact
         return key
+
+
+def _depth(value: tp.Any, inside: Inside) -> tp.Any:
+    """The key of a value that contains itself, by how deep it is; else None."""
+    depths = [depth for depth, outer in enumerate(inside) if outer is value]
+    return ("recursion", depths[0]) if depths else None
 
 
 _first_seen: weakref.WeakKeyDictionary[tp.Any, tuple[tp.Any, bool]] = weakref.WeakKeyDictionary()
@@ -435,22 +406,18 @@ _SAFE_BUILTINS = frozenset(
 _ARRAY_ATTRIBUTES = frozenset(dir(jax.Array)) | {"set", "add", "multiply", "min", "max", "get"}
 
 
-def _is_trusted(module: str | None) -> bool:
+def is_trusted(module: str | None) -> bool:
+    """Whether a module belongs to a trusted package."""
     return module is not None and module.partition(".")[0] in TRUSTED
-
-
-def is_of_trusted(kind: type) -> bool:
-    """Whether a class belongs to a trusted package."""
-    return _is_trusted(kind.__module__)
 
 
 def _is_named(value: tp.Any) -> bool:
     """Whether a value is a module of a trusted package, or what such a module contains by its name."""
     if isinstance(value, types.ModuleType):
         name = value.__name__  # a module of `nnxlite.flax` is named as Flax's
-        return _is_trusted(name) or name == "flax.nnx" or name.startswith("flax.nnx.")
+        return is_trusted(name) or name == "flax.nnx" or name.startswith("flax.nnx.")
     name = getattr(value, "__module__", None)
-    if not isinstance(name, str) or not _is_trusted(name):
+    if not isinstance(name, str) or not is_trusted(name):
         return False
     owner: tp.Any = sys.modules.get(name)
     path = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
@@ -473,17 +440,6 @@ def _is_number_type(value: tp.Any) -> bool:
 
 def _may_be_known(value: tp.Any, kind: type) -> bool:
     return kind in (types.FunctionType, functools.partial) or _is_object_of_optax(value, kind)
-
-
-def _may_be_edited(value: tp.Any) -> bool:
-    """Whether a dataclass may be edited, or what is in it."""
-    kind = type(value)
-    if not dataclasses.is_dataclass(kind):
-        return kind.__hash__ is tuple.__hash__ and any(map(_may_be_edited, value))
-    if not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        return kind.__hash__ is not object.__hash__
-    fields = dataclasses.fields(kind)
-    return any(_may_be_edited(getattr(value, field.name, None)) for field in fields)
 
 
 def _is_object_of_optax(value: tp.Any, kind: type) -> bool:

@@ -14,7 +14,7 @@ import jax
 from nnxlite._base.errors import path_text
 from nnxlite._base.interning import Bounded, Table
 from nnxlite._base.jax import PyTreeDef, key_name
-from nnxlite._base.statics import ById, UnhashableStatic, facts, static_facts
+from nnxlite._base.statics import ById, facts
 from nnxlite._base.versions import epoch, observe
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import note_hidden
@@ -133,13 +133,13 @@ def static_leaves(
     keys, exact = list[tp.Any](), True
     for number in numbers:
         value = leaves[number]
-        try:
-            key, sure, _ = static_facts(value)
-            keys.append(key)
-            exact = exact and sure
-        except UnhashableStatic:
-            if refuse is not None:
-                raise refuse(number) from None
+        about = facts(value)
+        if about.hashable:
+            keys.append(about.key)
+            exact = exact and about.exact
+        elif refuse is not None:
+            raise refuse(number)
+        else:
             keys.append(ById(value))
     return StaticLeaves(numbers, [leaves[number] for number in numbers], tuple(keys), exact)
 

@@ -542,7 +542,7 @@ def container_def(
 def static_def(value: tp.Any) -> StaticDef:
     """The definition of a static value."""
     value = own_copy(value)
-    key, exact, mutable = facts(value)
+    key, exact, mutable, _ = facts(value)
     shared = _statics.find(key)
     if shared is None:
         shared = _statics.add(key, StaticDef(value if exact else ELSEWHERE, key))

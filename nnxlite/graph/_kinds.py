@@ -38,7 +38,7 @@ from nnxlite._base.jax import (
     is_ref,
     key_name,
 )
-from nnxlite._base.statics import is_of_trusted
+from nnxlite._base.statics import is_trusted
 from nnxlite._state._definition import State
 from nnxlite._state._walk import sort_key, sorted_keys
 from nnxlite.variables._variable import Variable
@@ -406,7 +406,11 @@ class Part(tp.NamedTuple):
 
 def attributes_of(value: tp.Any) -> dict[str, tp.Any]:
     """The attributes of a plain object; empty for everything else."""
-    if isinstance(value, NOT_OBJECTS) or kind_of(value) != OTHER or is_of_trusted(type(value)):
+    if (
+        isinstance(value, NOT_OBJECTS)
+        or kind_of(value) != OTHER
+        or is_trusted(type(value).__module__)
+    ):
         return {}
     attributes = dict(getattr(value, "__dict__", ()))
     if dataclasses.is_dataclass(value):  # one with slots

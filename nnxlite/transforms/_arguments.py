@@ -56,7 +56,7 @@ def static_argument(value: tp.Any, name: tp.Any, fun: tp.Callable[..., tp.Any]) 
         ) from None
     if settings is not None:
         return StaticArgument(value, settings, False)
-    key, exact, _ = facts(value)
+    key, exact, *_ = facts(value)
     return StaticArgument(value, key, exact)
 
 

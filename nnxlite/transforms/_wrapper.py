@@ -20,7 +20,7 @@ import jax
 
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import EAGER, drop_hidden_frames, trace_state
-from nnxlite._base.statics import ById, UnhashableStatic, facts, static_key
+from nnxlite._base.statics import ById, facts
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._operands import parameter_names, parameters_of
 from nnxlite.objects._frozen import BoundMethod
@@ -401,7 +401,7 @@ def decorated(kind: type[Transform[..., tp.Any]], fun: tp.Any, options: tp.Any) 
 
 
 class StaticArgument:
-    """A static argument as part of a cache key; equal as `static_key` says.
+    """A static argument as part of a cache key; equal as `facts` says.
 
     Attributes:
         value: the argument.
@@ -428,10 +428,10 @@ class StaticArgument:
 
 def boxed(value: tp.Any) -> StaticArgument:
     """A static argument of any type; an unhashable one is compared by identity."""
-    try:
-        return StaticArgument(value, static_key(value), facts(value).exact)
-    except UnhashableStatic:
-        return StaticArgument(value, ById(value), True)
+    about = facts(value)
+    if about.hashable:
+        return StaticArgument(value, about.key, about.exact)
+    return StaticArgument(value, ById(value), True)
 
 
 def program_name(fun: tp.Any) -> str:

@@ -57,7 +57,6 @@ class VariableDef(Definition):
         "mutable",
         "own",
         "plain_read",
-        "plain_write",
         "set_hooks",
         "type",
     )
@@ -83,7 +82,6 @@ class VariableDef(Definition):
         self.get_hooks = self.hooks("on_get_value")
         self.set_hooks = self.hooks("on_set_value")
         self.plain_read = not self.get_hooks and not self.is_ref and type_._nnx_reads_plainly
-        self.plain_write = not self.set_hooks and not self.is_ref
 
     def hooks(self, name: str) -> tuple[tp.Callable[..., tp.Any], ...]:
         """The callbacks for one event: those given as metadata, else the class's own method."""
