@@ -203,7 +203,7 @@ def traverse(
                         form = current_definition(box)
                         if form.mutable:
                             traversal.mutable.append((number, form))
-                        form = form.snapshot()
+                        form = form.for_variable()
                     version = box._nnx_version
                     if not version:
                         version = box._nnx_version = next_number()

@@ -18,7 +18,6 @@ import jax
 from jax.experimental.layout import Format, with_layout_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from nnxlite._base import sharding_hook as _sharding_hook
 from nnxlite._base.config import GRAPH_MODE, Setting
 from nnxlite._base.jax import constrained, current_mesh, is_ref, is_tracing
 from nnxlite.boundary._inputs import Inputs
@@ -28,7 +27,7 @@ from nnxlite.graph._walk import iter_graph
 from nnxlite.transforms._arguments import positional
 from nnxlite.transforms._wrapper import name_of
 from nnxlite.variables._definition import MISSING
-from nnxlite.variables._metadata import PARTITION_NAME, VariableMetadata, with_metadata
+from nnxlite.variables._metadata import PARTITION_NAME, VariableMetadata, plug, with_metadata
 from nnxlite.variables._metadata import add_axis as _add_axis
 from nnxlite.variables._metadata import remove_axis as _remove_axis
 from nnxlite.variables._variable import Variable, is_variable
@@ -211,7 +210,7 @@ def check_spec(value: tp.Any, spec: PartitionSpec, mesh: tp.Any) -> None:
         )
 
 
-_sharding_hook.plug(place)
+plug(place)
 
 
 def with_partitioning(

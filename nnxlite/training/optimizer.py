@@ -32,7 +32,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nnxlite._base.captures import captures
 from nnxlite._base.errors import filter_text, listed, path_text, short_type, warn_user
 from nnxlite._base.jax import Tracer, new_ref
-from nnxlite._base.sharding_hook import place
 from nnxlite._state._definition import State
 from nnxlite._state._flat import filter_state
 from nnxlite.filters import All, Filter, Frozen, Not, PathIn
@@ -56,7 +55,7 @@ from nnxlite.training._leaves import (
     write_together,
 )
 from nnxlite.variables._kinds import Param
-from nnxlite.variables._metadata import changed_names
+from nnxlite.variables._metadata import changed_names, place
 from nnxlite.variables._variable import Variable, is_variable
 
 M = tp.TypeVar("M")

@@ -9,7 +9,6 @@ import jax
 from jax.experimental import checkify as jax_checkify
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite._base import sharding_hook as _sharding_hook
 from nnxlite._base.config import Modes
 from nnxlite._base.integers import as_integers
 from nnxlite._base.jax import current_mesh, without_literals
@@ -30,6 +29,7 @@ from nnxlite.transforms._wrapper import (
     unbind,
 )
 from nnxlite.variables._definition import MISSING
+from nnxlite.variables._metadata import place
 from nnxlite.variables._variable import Variable
 
 if tp.TYPE_CHECKING:
@@ -116,7 +116,7 @@ def place_abstract(tree: tp.Any) -> None:
 
 def _placed(value: tp.Any, metadata: dict[str, tp.Any]) -> tp.Any:
     known = getattr(value, "sharding", None)
-    return value if known is not None else _sharding_hook.place(value, metadata)
+    return value if known is not None else place(value, metadata)
 
 
 @tp.overload

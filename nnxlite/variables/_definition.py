@@ -48,7 +48,6 @@ class VariableDef(Definition):
     """
 
     __slots__ = (
-        "_snapshot",
         "copied",
         "create_hooks",
         "get_hooks",
@@ -76,7 +75,6 @@ class VariableDef(Definition):
         self.own = own
         self.mutable = mutable
         self.copied = any(own_copy(metadata[name]) is not metadata[name] for name in own)
-        self._snapshot: VariableDef | None = None
         self.is_ref = bool(metadata.get("ref", False))
         self.create_hooks = self.hooks("on_create_value")
         self.get_hooks = self.hooks("on_get_value")
@@ -106,16 +104,8 @@ class VariableDef(Definition):
         mine, theirs = self.metadata, other.metadata
         return mine.keys() == theirs.keys() and all(alike(v, theirs[k]) for k, v in mine.items())
 
-    def snapshot(self) -> VariableDef:
-        """This definition with copies of the builtin containers in it, which no Variable has."""
-        if not self.copied:
-            return self
-        if self._snapshot is None:
-            self._snapshot = self.for_variable()
-        return self._snapshot
-
     def for_variable(self) -> VariableDef:
-        """The definition of a new Variable like this one, with its own builtin containers."""
+        """This definition with its own copies of the builtin containers, which no Variable has."""
         return self.mapped(own_copy) if self.copied else self
 
     def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> VariableDef:

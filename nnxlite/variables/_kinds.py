@@ -6,7 +6,6 @@ collection of other libraries ("params", "batch_stats", ...) has a registered na
 
 from __future__ import annotations
 
-import re
 import typing as tp
 
 from nnxlite._base.interning import LOCK
@@ -111,16 +110,12 @@ def variable_name_from_type(typ: type[Variable[tp.Any]], /, *, allow_register: b
             "register_variable_name, or pass allow_register=True."
         )
     with LOCK:
-        name = typ.__name__
-        if name in _types:
-            name = _free_name(name)
+        name, number = typ.__name__, 0
+        while name in _types:
+            number += 1
+            name = f"{typ.__name__}_{number}"
         register_variable_name(name, typ)
     return name
-
-
-def _free_name(name: str) -> str:
-    taken = [n for n in _types if re.fullmatch(re.escape(name) + r"_\d+", n)]
-    return f"{name}_{len(taken) + 1}"
 
 
 VariableState = Variable

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing as tp
+from operator import itemgetter
 
 from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
@@ -214,11 +215,13 @@ class HasMetadata:
                 f"and {len(kwargs)} keyword arguments."
             )
         self._check_fixed(kwargs)
+        new = normal_entries(kwargs)
         with LOCK:  # what another thread sets at the same time stays, too
-            entries = self._box.definition.metadata
             # No comprehension here: on CPython 3.13 one that a trace function stops keeps the lock.
-            kept = _required(entries) if replaces else entries
-            self._redefine({**kept, **normal_entries(kwargs)})
+            kept = self._box.definition.metadata
+            if replaces:
+                kept = dict(zip(REQUIRED, itemgetter(*REQUIRED)(kept)))
+            self._redefine({**kept, **new})
 
     def has_metadata(self, name: str) -> bool:
         """Whether there is an entry of this name.
@@ -302,12 +305,10 @@ Names: tp.TypeAlias = tp.Mapping[str, tp.Any]
 
 def add_axis(variable: HasMetadata, index: int, names: Names) -> None:
     """Put the names of a new axis into the metadata."""
-    new: dict[str, tp.Any] = {}
-    for key, name, axes in _axis_names(variable, names):
-        longer = [*_names_in(axes)]
-        longer += [None] * (index - len(longer))  # it may be shorter than the shape
-        longer.insert(index if index >= 0 else index + len(longer) + 1, name)
-        new[key] = _annotation(axes, longer)
+    new = {
+        key: _annotation(axes, _longer(axes, index, name))
+        for key, name, axes in _axis_names(variable, names)
+    }
     variable.add_axis(index, names[PARTITION_NAME])
     if new:
         variable.set_metadata(**new)
@@ -320,10 +321,7 @@ def add_unnamed_axis(variable: HasMetadata, index: int, ndim: int) -> None:
         annotation = annotation.sharding
     names = _names_in(annotation)
     if isinstance(names, (tuple, list, PartitionSpec)) and len(names) <= ndim:
-        padded = [*names, *[None] * (index - len(names))]
-        variable.set_metadata(
-            out_sharding=_annotation(annotation, (*padded[:index], None, *padded[index:]))
-        )
+        variable.set_metadata(out_sharding=_annotation(annotation, _longer(names, index, None)))
 
 
 def remove_axis(variable: HasMetadata, index: int, names: Names) -> None:
@@ -373,6 +371,14 @@ def _names_in(annotation: tp.Any) -> tp.Iterable[tp.Any]:
     return annotation.spec if isinstance(annotation, NamedSharding) else annotation
 
 
+def _longer(axes: tp.Any, index: int, name: tp.Any) -> list[tp.Any]:
+    """The names of some axes, which may be fewer than the shape has, and of a new one."""
+    longer = list(_names_in(axes))
+    longer += [None] * (index - len(longer))
+    longer.insert(index if index >= 0 else index + len(longer) + 1, name)
+    return longer
+
+
 def _annotation(before: tp.Any, names: tp.Iterable[tp.Any]) -> tp.Any:
     """An annotation of the same kind with other names."""
     if not isinstance(before, NamedSharding):
@@ -380,5 +386,22 @@ def _annotation(before: tp.Any, names: tp.Iterable[tp.Any]) -> tp.Any:
     return NamedSharding(before.mesh, PartitionSpec(*names), memory_kind=before.memory_kind)
 
 
-def _required(entries: tp.Mapping[str, tp.Any]) -> dict[str, tp.Any]:
-    return {k: v for k, v in entries.items() if k in REQUIRED}
+# Placing values --------------------------------------------------------------------------------
+
+Placer = tp.Callable[[tp.Any, tp.Mapping[str, tp.Any]], tp.Any]
+
+_placer: list[Placer] = []
+
+
+def place(value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
+    """A new value placed as its metadata say, or unchanged.
+
+    Variables are a layer below sharding: until that installs its function (`plug`), an annotation is
+    metadata, and the value stays where it is.
+    """
+    return _placer[0](value, metadata) if _placer else value
+
+
+def plug(placer: Placer) -> None:
+    """Install the function that places annotated values."""
+    _placer[:] = [placer]

@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._base import sharding_hook as _sharding_hook
 from nnxlite._base.bases import give_way
 from nnxlite._base.config import EAGER_SHARDING, REF_VARIABLES
 from nnxlite._base.definitions import ByShared
@@ -54,6 +53,7 @@ from nnxlite.variables._metadata import (
     VariableMetadata,
     normal,
     normal_entries,
+    place,
 )
 from nnxlite.variables._operators import ArrayOperators, replace_at
 from nnxlite.variables._refs import new_ref_of, refuse_hijax
@@ -149,7 +149,7 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
             raw = hook(self, raw)
         raw = self.create_value(raw)
         if metadata and definition.metadata.get("out_sharding") is not None:
-            raw = _sharding_hook.place(raw, definition.metadata)
+            raw = place(raw, definition.metadata)
         if ref and not is_ref(raw):
             raw = new_ref_of(type(self), raw)
         box.value = raw
@@ -557,7 +557,7 @@ def _flatten(variable: Variable[tp.Any]) -> tuple[tuple[tp.Any], VariableDef | B
     box = variable._box
     static: tp.Any = box.definition
     if static.public is not None:
-        static = ByShared(current_definition(box).snapshot())
+        static = ByShared(current_definition(box).for_variable())
     return (box.value,), static
 
 
