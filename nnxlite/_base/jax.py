@@ -112,24 +112,19 @@ def same_shape(one: tp.Any, other: tp.Any) -> bool:
         return False
 
 
-def abstract(value: tp.Any) -> tp.Any:
-    """An array without its values; inside a mesh with its manual axes and explicit sharding."""
-    if not jax.sharding.get_abstract_mesh().empty and not is_ref(value):
-        return jax.eval_shape(lambda x: x, value)
-    aval = jax.typeof(value)
-    return jax.ShapeDtypeStruct(
-        np.shape(value), aval.dtype, weak_type=aval.weak_type, is_ref=is_ref(value)
-    )
+def abstract(value: tp.Any, axis: int | None = None) -> tp.Any:
+    """An array without its values; inside a mesh with its manual axes and explicit sharding.
 
-
-def abstract_slice(value: tp.Any, axis: int) -> tp.Any:
-    """What a scan along an axis of an array gives its body; see `abstract`."""
+    With `axis`, what a scan along that axis gives its body.
+    """
     shape = list(np.shape(value))
-    if not jax.sharding.get_abstract_mesh().empty and shape[axis] != 0 and not is_ref(value):
-        first = lambda x: jax.lax.index_in_dim(x, 0, axis, keepdims=False)
+    empty = axis is not None and shape[axis] == 0
+    if not jax.sharding.get_abstract_mesh().empty and not empty and not is_ref(value):
+        first = lambda x: x if axis is None else jax.lax.index_in_dim(x, 0, axis, keepdims=False)
         return jax.eval_shape(first, value)
+    if axis is not None:
+        del shape[axis]
     aval = jax.typeof(value)
-    del shape[axis]
     return jax.ShapeDtypeStruct(
         tuple(shape), aval.dtype, weak_type=aval.weak_type, is_ref=is_ref(value)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc as abc
 import copy as copy_lib
+import itertools
 import types
 import typing as tp
 
@@ -45,13 +46,8 @@ M = tp.TypeVar("M", bound=abc.Mapping[tp.Any, tp.Any])
 S = tp.TypeVar("S", bound="State[tp.Any, tp.Any]")
 
 
-class PathFn(tp.Protocol):
-    """What a leaf becomes, given its path."""
-
-    def __call__(self, path: Path, leaf: tp.Any, /) -> tp.Any:
-        """The new leaf."""
-        ...
-
+PathFn: tp.TypeAlias = tp.Callable[[Path, tp.Any], tp.Any]
+"""What a leaf becomes, given its path."""
 
 if tp.TYPE_CHECKING:
     _Base = abc.MutableMapping
@@ -330,7 +326,7 @@ class State(Shown, _Base[K, V]):
         if not states and isinstance(state, State):
             return state
         parts = [flat(as_state("State.merge", s), as_given=True) for s in (state, *states)]
-        return state_of([pair for part in parts for pair in part])
+        return state_of(itertools.chain(*parts))
 
 
 tp.cast(tp.Any, abc.MutableMapping).register(State)

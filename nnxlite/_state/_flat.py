@@ -175,8 +175,9 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
         return FlatState(pairs, sort=True)
 
 
-def _sorted(pairs: Pairs) -> FlatState[tp.Any]:
-    return FlatState(pairs, sort=False)
+def _sorted(pairs: list[tuple[Path, tp.Any]]) -> FlatState[tp.Any]:
+    paths, leaves = [path for path, _ in pairs], [leaf for _, leaf in pairs]
+    return FlatState.from_sorted_keys_values(paths, leaves)
 
 
 jax.tree_util.register_pytree_node(
@@ -299,7 +300,9 @@ def filter_state(state: Mapping, first: Filter, /, *filters: Filter) -> tp.Any:
     return _divided(pairs, (first, *filters), state_of, exhaustive=False)
 
 
-def to_pure_dict(state: Mapping, extract_fn: ExtractFn | None = None) -> dict[tp.Any, tp.Any]:
+def to_pure_dict(
+    state: Mapping, extract_fn: tp.Callable[[tp.Any], tp.Any] | None = None
+) -> dict[tp.Any, tp.Any]:
     """Nested plain dicts of the values in a State, as for a checkpoint.
 
     Args:
@@ -318,7 +321,9 @@ def to_pure_dict(state: Mapping, extract_fn: ExtractFn | None = None) -> dict[tp
 
 
 def replace_by_pure_dict(
-    state: State[tp.Any, tp.Any], pure_dict: Mapping, replace_fn: ReplaceFn | None = None
+    state: State[tp.Any, tp.Any],
+    pure_dict: Mapping,
+    replace_fn: tp.Callable[[tp.Any, tp.Any], tp.Any] | None = None,
 ) -> None:
     """Put the values of a pure dict, which may be partial, into the leaves of a State.
 
@@ -341,7 +346,9 @@ def replace_by_pure_dict(
     """
     if type(state) not in STATES:
         raise TypeError(f"replace_by_pure_dict needs a State, got {type(state).__name__}.")
-    for node, key, leaf in replacements(state, pure_dict, replace_fn):
+    if not isinstance(pure_dict, abc.Mapping):
+        raise TypeError(f"replace_by_pure_dict needs a mapping, got {type(pure_dict).__name__}.")
+    for node, key, leaf in _replacements(state, pure_dict, replace_fn or _replace):
         node[key] = leaf
 
 
@@ -427,38 +434,18 @@ def as_state(function: str, state: tp.Any) -> tp.Any:
     )
 
 
-class ExtractFn(tp.Protocol):
-    """What a leaf becomes in a pure dict."""
-
-    def __call__(self, leaf: tp.Any, /) -> tp.Any:
-        """The pure value of the leaf."""
-        ...
-
-
-class ReplaceFn(tp.Protocol):
-    """What replaces a leaf, given its new pure value."""
-
-    def __call__(self, leaf: tp.Any, value: tp.Any, /) -> tp.Any:
-        """The new leaf."""
-        ...
-
-
 def extract_value(leaf: tp.Any) -> tp.Any:
     """A Variable's value; other leaves themselves."""
     return leaf.get_value() if isinstance(leaf, Variable) else leaf
 
 
-def replacements(
-    state: tp.Any, pure_dict: tp.Any, replace_fn: ReplaceFn | None
+def _replacements(
+    state: tp.Any, pure_dict: Mapping, replace: tp.Callable[[tp.Any, tp.Any], tp.Any]
 ) -> list[tuple[tp.Any, tp.Any, tp.Any]]:
     """What is to be put where in a State: the inner States, the keys and the new leaves.
 
-    Raises TypeError for something that is not a mapping, ValueError for a path that the State does
-    not have.
+    Raises ValueError for a path that the State does not have.
     """
-    if not isinstance(pure_dict, abc.Mapping):
-        raise TypeError(f"replace_by_pure_dict needs a mapping, got {type(pure_dict).__name__}.")
-    replace = replace_fn or _replace
     found: list[tuple[tp.Any, tp.Any, tp.Any]] = []
     todo: list[tuple[Path, tp.Any, Mapping]] = [((), state, pure_dict)]
     while todo:
@@ -466,11 +453,19 @@ def replacements(
         for name, value in given.items():
             path, key = (*prefix, name), name if name in node else to_int(name)
             current = node[key] if key in node else MISSING
-            if isinstance(value, abc.Mapping) and (not value or type(current) in STATES):
+            is_inner = isinstance(value, abc.Mapping)
+            if is_inner and (not value or type(current) in STATES):
                 todo.append((path, current, value))
-            else:
-                _check_place(path, node, current, value)
-                found.append((node, key, replace(current, value)))
+                continue
+            whole = isinstance(current, Variable) and isinstance(content(current), abc.Mapping)
+            if current is MISSING or type(current) in STATES or (is_inner and not whole):
+                there = f"there are the keys {sorted_keys(node)}"
+                raise ValueError(
+                    f"key in pure_dict not available in state: {path}; the path '{path_text(path)}' "
+                    f"holds {_kind(value)}, but in the State "
+                    f"{there if current is MISSING else f'it holds {_kind(current)}'}."
+                )
+            found.append((node, key, replace(current, value)))
     return found
 
 
@@ -478,25 +473,10 @@ def _replace(leaf: tp.Any, value: tp.Any) -> tp.Any:
     return leaf.replace(value) if isinstance(leaf, Variable) else value
 
 
-def _check_place(path: Path, node: tp.Any, current: tp.Any, value: tp.Any) -> None:
-    where = f"The path '{path_text(path)}' of the pure dict"
-    if current is MISSING:
-        raise ValueError(
-            f"key in pure_dict not available in state: {path}; the State has the keys "
-            f"{sorted_keys(node)} there."
-        )
-    if type(current) in STATES:
-        raise ValueError(
-            f"key in pure_dict not available in state: the path '{path_text(path)}' holds a leaf "
-            f"({type(value).__name__}), but in the State it leads to an inner mapping with the keys "
-            f"{sorted_keys(current)}."
-        )
-    whole = isinstance(current, Variable) and isinstance(content(current), abc.Mapping)
-    if isinstance(value, abc.Mapping) and not whole:
-        raise ValueError(
-            f"{where} holds a mapping with the keys {sorted_keys(value)}, but in the State it is a "
-            f"leaf ({type(current).__name__})."
-        )
+def _kind(value: tp.Any) -> str:
+    if isinstance(value, abc.Mapping):
+        return f"an inner mapping with the keys {sorted_keys(value)}"
+    return f"a leaf ({type(value).__name__})"
 
 
 def to_int(key: tp.Any) -> tp.Any:

@@ -168,14 +168,17 @@ Entries: tp.TypeAlias = abc.Callable[[list[tp.Any], tp.Any, tp.Any], tp.Any]
 
 
 def walked(
-    pairs: abc.Iterable[tuple[tp.Any, tp.Any]], entries: Entries, keep_empty_nodes: bool = False
+    pairs: abc.Iterable[tuple[tp.Any, tp.Any]],
+    kinds: tuple[type, ...],
+    entries: Entries,
+    keep_empty_nodes: bool = False,
 ) -> abc.Iterator[tuple[Path, tp.Any]]:
-    """The (path, leaf) pairs of a nested mapping, depth first."""
+    """The (path, leaf) pairs of a nested mapping, depth first; mappings are of these kinds."""
     prefix: list[tp.Any] = []  # one list for all levels: only a leaf needs its path as a tuple
     stack = [iter(pairs)]
     while stack:
         for key, value in stack[-1]:
-            inner = entries(prefix, key, value)
+            inner = entries(prefix, key, value) if isinstance(value, kinds) else None
             if inner is not None and (value or not keep_empty_nodes):
                 prefix.append(key)
                 stack.append(iter(inner))
@@ -195,7 +198,7 @@ def flat(state: Mapping, *, as_given: bool = False) -> list[tuple[Path, tp.Any]]
             return None
         return value.items() if as_given else zip(*in_order(raw(value)))
 
-    return list(walked(entries(None, None, state), entries))
+    return list(walked(entries(None, None, state), tuple(NODES), entries))
 
 
 def nested(pairs: Pairs, wrap: Wrap | None = None) -> dict[tp.Any, tp.Any]:

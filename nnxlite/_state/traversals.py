@@ -135,11 +135,10 @@ def _pairs(
         return iter([((), xs)])
 
     def entries(prefix: list[tp.Any], key: tp.Any, value: tp.Any) -> tp.Any:
-        is_mapping = isinstance(value, abc.Mapping)
-        whole = is_mapping and is_leaf is not None and is_leaf((*prefix, key), value)
-        return value.items() if is_mapping and not whole else None
+        whole = is_leaf is not None and is_leaf((*prefix, key), value)
+        return None if whole else value.items()
 
-    return walked(xs.items(), entries, keep_empty_nodes)
+    return walked(xs.items(), (abc.Mapping,), entries, keep_empty_nodes)
 
 
 def _joined(path: Path, sep: str) -> str:

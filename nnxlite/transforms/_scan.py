@@ -16,7 +16,7 @@ from jax.tree_util import tree_leaves
 
 from nnxlite._base.config import Modes
 from nnxlite._base.integers import as_integer
-from nnxlite._base.jax import abstract_slice
+from nnxlite._base.jax import abstract
 from nnxlite.boundary._body import body_outputs, is_random, numbered, trace_body, warn_of_streams
 from nnxlite.boundary._call_def import CallDef, Inner, template_of
 from nnxlite.boundary._carry import LoopKind, carried, paired_roots
@@ -145,9 +145,7 @@ def _run(t: Transform[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Cros
     roles, roots = _roles(options, call, len(t.bound.args))
     scanned = [i for i, role in enumerate(roles) if role is not None and role is not Carry]
     check_length(call, leaves, roles, scanned, options.length)
-    slice_of = lambda x, axis: jax.tree_util.tree_map(
-        functools.partial(abstract_slice, axis=axis), x
-    )
+    slice_of = lambda x, axis: jax.tree_util.tree_map(functools.partial(abstract, axis=axis), x)
     slices = [slice_of(leaves[i], roles[i]) for i in scanned]
     step = functools.partial(_step, t, roles=call.by_side(roles)[1], roots=roots)
     trace = lambda leaves: trace_body(call, step, leaves, user=t.bound.fun)
