@@ -360,7 +360,7 @@ def call_def(
 
 
 def _has_own(treedef: PyTreeDef) -> bool:
-    """Whether a tree has static data that another, equal tree does not have: see `_definitions`."""
+    """Whether a tree has static data that another, equal tree does not have: see `Definition`."""
     pending = [treedef]
     while pending:
         part = pending.pop()

@@ -15,8 +15,7 @@ import typing as tp
 import jax
 
 from nnxlite._base.errors import path_text
-from nnxlite._base.integers import as_integer
-from nnxlite._base.jax import flatten_one_level, is_pytree_leaf, key_name
+from nnxlite._base.jax import as_integer, flatten_one_level, is_pytree_leaf, key_name
 from nnxlite._state._definition import State
 from nnxlite.boundary._inputs import is_root
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate

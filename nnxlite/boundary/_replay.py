@@ -13,7 +13,7 @@ import jax
 
 from nnxlite._base.jax import new_ref, trace_state
 from nnxlite._base.statics import own_copy
-from nnxlite._base.together import Writes
+from nnxlite._base.versions import Writes
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._outdef import Crossing, Fresh, OutDef, OutGraph, Outputs, Source, outputs_of
 from nnxlite.boundary._refusals import refuse_fixed

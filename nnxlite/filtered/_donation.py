@@ -6,7 +6,7 @@ import contextlib
 import typing as tp
 import warnings
 
-from nnxlite._base.integers import as_integers
+from nnxlite._base.jax import as_integers
 from nnxlite.boundary._partition import Partition
 from nnxlite.filtered._crossing import Call
 from nnxlite.transforms._donation import Owner, refuse_shared_buffers

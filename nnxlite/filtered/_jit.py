@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from nnxlite._base.config import Modes
-from nnxlite._base.integers import as_integer
+from nnxlite._base.jax import as_integer
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.filtered._arguments import ArgumentSpecs

@@ -17,7 +17,7 @@ from jax.errors import JaxRuntimeError
 
 from nnxlite._base.config import Modes, context_key
 from nnxlite._base.errors import path_text
-from nnxlite._base.integers import as_integer
+from nnxlite._base.jax import as_integer
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._call_def import CallDef, enter
 from nnxlite.boundary._differences import call_difference

@@ -16,7 +16,7 @@ import typing as tp
 
 from nnxlite import filters
 from nnxlite._base.errors import path_text, short_type
-from nnxlite._base.integers import as_integer
+from nnxlite._base.jax import as_integer
 from nnxlite.boundary._call_def import ArgumentLeaf, CallDef
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._labels import agreed, broadcast, further_leaves, not_for_arrays

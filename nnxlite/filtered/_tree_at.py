@@ -15,7 +15,7 @@ import collections.abc as cabc
 import typing as tp
 
 from nnxlite._base.errors import path_text, short_type
-from nnxlite._base.together import Writes
+from nnxlite._base.versions import Writes
 from nnxlite.filtered._predicates import is_array
 from nnxlite.filtered._walk import Values, children, copied
 from nnxlite.graph._defs import own_status

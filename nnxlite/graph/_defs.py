@@ -15,7 +15,7 @@ comparing two graphs is comparing two tuples of identities.  Interning is weak: 
 because it was once described.
 
 Static values that may be edited, or are equal without being interchangeable, stay with their object: its
-definition is private, see `_definitions`.
+definition is private, see `_base.interning`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ import operator
 import types
 import typing as tp
 
-from nnxlite._base.definitions import ELSEWHERE, Definition
-from nnxlite._base.interning import LOCK, Table
+from nnxlite._base.interning import ELSEWHERE, LOCK, Definition, Table
 from nnxlite._base.jax import static_part, with_static_part
 from nnxlite._base.statics import Facts, alike, atoms, facts, is_constant, own_copy
-from nnxlite._base.together import Writes
-from nnxlite._base.versions import epoch, next_number, observe, touch
+from nnxlite._base.versions import Writes, epoch, next_number, observe, touch
 from nnxlite._state._walk import sort_key, sorted_keys
 from nnxlite.graph._kinds import (
     CONTAINERS,

@@ -15,7 +15,7 @@ import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import is_ref, same_shape, trace_state
-from nnxlite._base.together import Writes
+from nnxlite._base.versions import Writes
 from nnxlite._state._definition import State
 from nnxlite._state._flat import FlatState, to_pure_dict
 from nnxlite.filters import Filter, to_predicate

@@ -2,7 +2,7 @@
 
 Two graph definitions with equal content have one interned *structure*: comparing is an identity check,
 and whatever is worked out of one (paths, the shape of its `State`) is worked out once.  A graph with
-static values that stay with their objects (see `_definitions`) has a `GraphDef` of its own, which
+static values that stay with their objects (see `_base.interning`) has a `GraphDef` of its own, which
 contains these values; any other is its structure.
 """
 
@@ -17,8 +17,7 @@ import typing as tp
 import jax
 
 from nnxlite import filters
-from nnxlite._base.definitions import Definition
-from nnxlite._base.interning import Bounded, Table
+from nnxlite._base.interning import Bounded, Definition, Table
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text
 from nnxlite._base.typing import ApplyCaller

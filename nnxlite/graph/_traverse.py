@@ -10,8 +10,7 @@ import operator
 import typing as tp
 
 from nnxlite._base.errors import path_text
-from nnxlite._base.together import Writes
-from nnxlite._base.versions import next_number, observe
+from nnxlite._base.versions import Writes, next_number, observe
 from nnxlite._state._definition import State
 from nnxlite.graph._defs import (
     LEAF,

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from nnxlite._base.integers import as_integer
+from nnxlite._base.jax import as_integer
 from nnxlite.nn._common import (
     NO_METADATA,
     AffineLayer,

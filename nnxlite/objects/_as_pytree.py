@@ -19,8 +19,8 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.definitions import ByShared
 from nnxlite._base.errors import path_text
+from nnxlite._base.interning import ByShared
 from nnxlite._base.jax import trace_state
 from nnxlite._base.statics import facts
 from nnxlite._base.versions import observe

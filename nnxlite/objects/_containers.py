@@ -17,7 +17,7 @@ import jax
 
 from nnxlite._base.jax import trace_state
 from nnxlite._base.text import Text, mapping_node, sequence_node
-from nnxlite._base.together import Writes
+from nnxlite._base.versions import Writes
 from nnxlite.graph._defs import note_definition_of, own_status
 from nnxlite.graph._traverse import Assigned, Names
 from nnxlite.objects._fields import Tagged

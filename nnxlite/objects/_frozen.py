@@ -19,7 +19,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.together import Writes
+from nnxlite._base.versions import Writes
 from nnxlite.graph._kinds import is_static_part
 from nnxlite.graph._traverse import Assigned, Names
 from nnxlite.objects._fields import Tagged, declared_in

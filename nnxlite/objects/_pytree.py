@@ -26,7 +26,7 @@ from nnxlite._base.errors import check_level
 from nnxlite._base.jax import trace_state
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text, object_node
-from nnxlite._base.together import Writes
+from nnxlite._base.versions import Writes
 from nnxlite.graph._defs import (
     adopt_unknown,
     define,

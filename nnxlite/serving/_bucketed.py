@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from nnxlite._base.errors import short_type
-from nnxlite._base.integers import as_integer, as_integers
 from nnxlite._base.interning import LOCK
+from nnxlite._base.jax import as_integer, as_integers
 from nnxlite.objects._pytree import Pytree
 from nnxlite.serving._export import Exported
 from nnxlite.transforms._jit import jit

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
-from nnxlite._base.integers import as_integers
+from nnxlite._base.jax import as_integers
 from nnxlite.boundary._operands import parameter_names
 from nnxlite.boundary._partition import Partition
 from nnxlite.graph._functional import flat_pairs, merge, split

@@ -8,8 +8,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.integers import as_integers
-from nnxlite._base.jax import key_name
+from nnxlite._base.jax import as_integers, key_name
 from nnxlite._base.statics import facts
 from nnxlite.boundary._call_def import CallDef, StaticLeaves
 from nnxlite.boundary._inputs import Inputs, is_root

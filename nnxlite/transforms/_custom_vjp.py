@@ -22,8 +22,7 @@ import jax
 import numpy as np
 
 from nnxlite._base.config import Modes
-from nnxlite._base.integers import as_integers
-from nnxlite._base.jax import is_sharding
+from nnxlite._base.jax import as_integers, is_sharding
 from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._labels import labels, leaves_of_code

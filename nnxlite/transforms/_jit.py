@@ -14,8 +14,7 @@ import weakref
 import jax
 
 from nnxlite._base.config import Modes, context_key
-from nnxlite._base.integers import as_integer
-from nnxlite._base.jax import drop_hidden_frames
+from nnxlite._base.jax import as_integer, drop_hidden_frames
 from nnxlite.boundary._body import Body, body_outputs, trace_body
 from nnxlite.boundary._call_def import CallDef, enter, paths_of
 from nnxlite.boundary._differences import call_difference

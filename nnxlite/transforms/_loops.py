@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from nnxlite._base.config import Modes
-from nnxlite._base.integers import as_integer
-from nnxlite._base.jax import Tracer, abstract, is_pytree_leaf, is_ref
+from nnxlite._base.jax import Tracer, abstract, as_integer, is_pytree_leaf, is_ref
 from nnxlite.boundary._body import (
     Body,
     body_outputs,

@@ -18,8 +18,7 @@ from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnxlite._base.config import UNNAMED_AXES, Modes, context_key
-from nnxlite._base.integers import as_integer, as_integers
-from nnxlite._base.jax import is_tracing
+from nnxlite._base.jax import as_integer, as_integers, is_tracing
 from nnxlite.boundary._body import warn_of_streams, with_arrays
 from nnxlite.boundary._call_def import CallDef, Inner, enter
 from nnxlite.boundary._inputs import Inputs

@@ -11,7 +11,7 @@ import functools
 import typing as tp
 
 from nnxlite._base.config import Modes
-from nnxlite._base.integers import as_integers
+from nnxlite._base.jax import as_integers
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._refusals import fixed_structure, structure_changed
 from nnxlite.graph._functional import build

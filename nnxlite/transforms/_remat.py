@@ -8,8 +8,7 @@ import jax
 from jax.tree_util import tree_leaves
 
 from nnxlite._base.config import Modes
-from nnxlite._base.integers import as_integers
-from nnxlite._base.jax import EAGER, is_compiling, trace_state, without_literals
+from nnxlite._base.jax import EAGER, as_integers, is_compiling, trace_state, without_literals
 from nnxlite._base.typing import RematPolicy
 from nnxlite.boundary._body import Body
 from nnxlite.boundary._operands import describe

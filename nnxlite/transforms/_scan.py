@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_leaves
 
 from nnxlite._base.config import Modes
-from nnxlite._base.integers import as_integer
-from nnxlite._base.jax import abstract
+from nnxlite._base.jax import abstract, as_integer
 from nnxlite.boundary._body import body_outputs, is_random, numbered, trace_body, warn_of_streams
 from nnxlite.boundary._call_def import CallDef, Inner, template_of
 from nnxlite.boundary._carry import LoopKind, carried, paired_roots

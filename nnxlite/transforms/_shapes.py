@@ -10,8 +10,7 @@ from jax.experimental import checkify as jax_checkify
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.config import Modes
-from nnxlite._base.integers import as_integers
-from nnxlite._base.jax import current_mesh, without_literals
+from nnxlite._base.jax import as_integers, current_mesh, without_literals
 from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._outdef import Fresh, Outputs

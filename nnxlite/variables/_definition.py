@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite._base.definitions import ELSEWHERE, Definition
-from nnxlite._base.interning import Table
+from nnxlite._base.interning import ELSEWHERE, Definition, Table
 from nnxlite._base.jax import TraceRef, trace_state
 from nnxlite._base.statics import alike, facts, own_copy
 from nnxlite._base.versions import touch

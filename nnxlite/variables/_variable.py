@@ -27,13 +27,12 @@ import numpy as np
 
 from nnxlite._base.bases import give_way
 from nnxlite._base.config import EAGER_SHARDING, REF_VARIABLES
-from nnxlite._base.definitions import ByShared
 from nnxlite._base.errors import short_type
+from nnxlite._base.interning import ByShared
 from nnxlite._base.jax import is_ref, trace_state
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text, variable_node
-from nnxlite._base.together import Writes, run_together
-from nnxlite._base.versions import touch
+from nnxlite._base.versions import Writes, run_together, touch
 from nnxlite.variables._definition import (
     MISSING,
     REQUIRED,
@@ -328,7 +327,10 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
         lacks = f"'{type(self).__name__}' object has no attribute"
         if name.startswith("__") and name.endswith("__") and name not in _ARRAY_PROTOCOLS:
             raise AttributeError(f"{lacks} {name!r}")
-        box = _get_box(self)  # AttributeError for an instance not yet filled
+        try:
+            box = _get_box(self)
+        except AttributeError:  # an instance not yet filled
+            raise AttributeError(f"{lacks} {name!r}") from None
         definition, value = box.definition, box.value
         if name in definition.metadata:
             return definition.metadata[name]
@@ -505,7 +507,7 @@ def make(definition: VariableDef, value: tp.Any) -> Variable[tp.Any]:
 
 
 def store_together(pairs: tp.Iterable[tuple[Box, tp.Any]]) -> None:
-    """Replace the raw values of several boxes in one step; see `_together`."""
+    """Replace the raw values of several boxes in one step; see `Writes`."""
     run_together([(set_value, box, value) for box, value in pairs])
 
 
