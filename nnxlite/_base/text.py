@@ -90,14 +90,6 @@ class Atom(str):
     __slots__ = ()
 
 
-class HasText(tp.Protocol):
-    """An object that describes one level of its text form."""
-
-    def __nnx_text__(self) -> Text:
-        """One level; children are objects."""
-        ...
-
-
 # Forms of the library's own objects ----------------------------------------------------------
 
 
@@ -391,10 +383,6 @@ def safely(make: tp.Callable[..., tp.Any], value: tp.Any, *args: tp.Any) -> tp.A
         return Atom(f"<{type(value).__name__}: {type(error).__name__} while it was shown>")
 
 
-def _open_safely(value: tp.Any) -> tp.Any:
-    return safely(open_up, value)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Style:
     """How a tree is laid out.
@@ -409,7 +397,7 @@ class Style:
     """
 
     leaf: tp.Callable[[tp.Any], str]
-    open: tp.Callable[[tp.Any], tp.Any] = _open_safely
+    open: tp.Callable[[tp.Any], tp.Any] = functools.partial(safely, open_up)
     width: float | None = None
     indent: int = 2
 
@@ -531,9 +519,11 @@ def comment_of(obj: tp.Any) -> str:
         return _comment(order[0])
 
 
-def _lay_out(root: Node, style: Style) -> str:
+def laid_out(order: list[Node], style: Style) -> str:
+    """The text of expanded nodes."""
+    _fold(order, style)
     lines: list[str] = []
-    todo: list[tuple[Node | str, int, str]] = [(root, 0, "")]
+    todo: list[tuple[Node | str, int, str]] = [(order[0], 0, "")]
     repeats = style.width is not None
     while todo:
         node, depth, comma = todo.pop()
@@ -578,13 +568,7 @@ def text_of(obj: tp.Any) -> str:
         return laid_out(order, Style(lambda value: safely(short, value, few)))
 
 
-def laid_out(order: list[Node], style: Style) -> str:
-    """The text of expanded nodes."""
-    _fold(order, style)
-    return _lay_out(order[0], style)
-
-
-def drawn(obj: HasText, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
+def drawn(obj: tp.Any, path: str | None, subtree_renderer: tp.Any) -> tp.Any:
     """The drawing of an object, as its `__treescope_repr__` gives it."""
     from nnxlite.inspect._treescope import render
 

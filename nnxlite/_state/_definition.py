@@ -38,12 +38,10 @@ from nnxlite._state._walk import (
     state_of,
     transformed,
 )
-from nnxlite.variables._definition import MISSING
 
 K = tp.TypeVar("K")
 V = tp.TypeVar("V")
 M = tp.TypeVar("M", bound=abc.Mapping[tp.Any, tp.Any])
-S = tp.TypeVar("S", bound="State[tp.Any, tp.Any]")
 
 
 PathFn: tp.TypeAlias = tp.Callable[[Path, tp.Any], tp.Any]
@@ -82,6 +80,8 @@ class State(Shown, _Base[K, V]):
         # Any number of parameters, as in the annotation `State[str]`.
         __class_getitem__ = classmethod(types.GenericAlias)
         get = abc.MutableMapping.get
+        setdefault = abc.MutableMapping.setdefault
+        pop = abc.MutableMapping.pop
         popitem = abc.MutableMapping.popitem
         clear = abc.MutableMapping.clear
         update = abc.MutableMapping.update
@@ -97,7 +97,12 @@ class State(Shown, _Base[K, V]):
         if type(source) in STATES:
             source = source._mapping
         elif not isinstance(source, abc.Mapping):
-            source = _as_dict(type(self), source)
+            if not isinstance(source, abc.Iterable):
+                raise TypeError(
+                    f"{type(self).__name__} needs a mapping or an iterable of (key, value) pairs, got "
+                    f"{type(source).__name__}."
+                )
+            source = dict(source)
         if _copy or not isinstance(source, dict):
             source = transformed(source, type(self)._nnx_wrap)
         try:
@@ -217,30 +222,6 @@ class State(Shown, _Base[K, V]):
             raise AttributeError(self._nnx_no_attribute(name))
         del self[tp.cast(tp.Any, name)]
 
-    def pop(self, key: K, default: tp.Any = MISSING) -> tp.Any:
-        """Take out a key; its value, or `default` (KeyError without one) where it is not there.
-
-        Args:
-            key: the key.
-            default: what to return where there is none.
-        """
-        if key not in self._mapping and default is not MISSING:
-            return default
-        value = self[key]
-        del self[key]
-        return value
-
-    def setdefault(self, key: K, default: tp.Any = None) -> tp.Any:
-        """The value under a key, put there first if there is none.
-
-        Args:
-            key: the key.
-            default: the new value.
-        """
-        if key not in self._mapping:
-            self[key] = default
-        return self[key]
-
     # comparing and copying -------------------------------------------------------------------
 
     __hash__ = None  # pyright: ignore[reportAssignmentType] - mutable
@@ -264,7 +245,7 @@ class State(Shown, _Base[K, V]):
         return new
 
     def __reduce__(self) -> tp.Any:
-        return _restored, (type(self), self.raw_mapping)
+        return type(self), (self.raw_mapping,)
 
     def __nnx_text__(self) -> Text:
         return mapping_node(self, self._mapping)
@@ -335,19 +316,6 @@ _SLOTS = frozenset({"_mapping", "_nnx_version"})
 _set_mapping = State.__dict__["_mapping"].__set__
 _set_version = State.__dict__["_nnx_version"].__set__
 _get_version = State.__dict__["_nnx_version"].__get__
-
-
-def _as_dict(cls: type, pairs: tp.Any) -> dict[tp.Any, tp.Any]:
-    if not isinstance(pairs, abc.Iterable):
-        raise TypeError(
-            f"{cls.__name__} needs a mapping or an iterable of (key, value) pairs, got "
-            f"{type(pairs).__name__}."
-        )
-    return dict(pairs)
-
-
-def _restored(cls: type[S], mapping: dict[tp.Any, tp.Any]) -> S:
-    return cls(mapping, _copy=False)
 
 
 # States as pytrees: one DictKey a level, sorted; the static data are the keys. Inner States are dicts

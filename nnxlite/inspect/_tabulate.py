@@ -9,7 +9,7 @@ import typing as tp
 
 import numpy as np
 
-from nnxlite._base.text import HasText, human_bytes, safely, short
+from nnxlite._base.text import human_bytes, safely, short
 from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._calls import CallInfo, Path, field_text, is_called, layout, trace_calls
 from nnxlite.objects._rngs import RngStream
@@ -151,7 +151,7 @@ def _path_text(path: Path) -> str:
     return "/".join(map(str, path))
 
 
-def _variable_line(path: Path, variable: HasText) -> str:
+def _variable_line(path: Path, variable: tp.Any) -> str:
     value, *metadata = variable.__nnx_text__().entries
     line = field_text(_path_text(path), value.child)
     notes = ", ".join(f"{entry.key}={short(entry.child)}" for entry in metadata)

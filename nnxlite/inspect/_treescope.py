@@ -13,13 +13,13 @@ import typing as tp
 from treescope import formatting_util
 from treescope import rendering_parts as parts
 
-from nnxlite._base.text import Atom, Entry, HasText, comment_of, expanded
+from nnxlite._base.text import Atom, Entry, comment_of, expanded
 
 Renderer = tp.Callable[..., parts.RenderableAndLineAnnotations]
 
 
 def render(
-    obj: HasText, path: str | None, subtree_renderer: Renderer
+    obj: tp.Any, path: str | None, subtree_renderer: Renderer
 ) -> parts.RenderableAndLineAnnotations:
     """The drawing of one object, for its `__treescope_repr__`.
 
@@ -54,7 +54,7 @@ def _shared_paths(obj: tp.Any) -> Shared:
 
 
 def _rendered(
-    obj: HasText, path: str | None, subtree_renderer: Renderer, shared: Shared
+    obj: tp.Any, path: str | None, subtree_renderer: Renderer, shared: Shared
 ) -> parts.RenderableAndLineAnnotations:
     text = obj.__nnx_text__()
     opening = text.name + text.opening
