@@ -38,6 +38,7 @@ from nnxlite._state._walk import (
     state_of,
     transformed,
 )
+from nnxlite.variables._definition import MISSING
 
 K = tp.TypeVar("K")
 V = tp.TypeVar("V")
@@ -81,7 +82,6 @@ class State(Shown, _Base[K, V]):
         __class_getitem__ = classmethod(types.GenericAlias)
         get = abc.MutableMapping.get
         setdefault = abc.MutableMapping.setdefault
-        pop = abc.MutableMapping.pop
         popitem = abc.MutableMapping.popitem
         clear = abc.MutableMapping.clear
         update = abc.MutableMapping.update
@@ -221,6 +221,19 @@ class State(Shown, _Base[K, V]):
         if name not in self._mapping:
             raise AttributeError(self._nnx_no_attribute(name))
         del self[tp.cast(tp.Any, name)]
+
+    def pop(self, key: K, default: tp.Any = MISSING) -> tp.Any:
+        """Take out a key; its value, or `default` (KeyError without one) where it is not there.
+
+        Args:
+            key: the key.
+            default: what to return where there is none.
+        """
+        if key not in self._mapping and default is not MISSING:
+            return default
+        value = self[key]
+        del self[key]
+        return value
 
     # comparing and copying -------------------------------------------------------------------
 
