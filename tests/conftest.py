@@ -92,7 +92,6 @@ SLOW = frozenset(
     numerics/test_edges.py numerics/test_gradients.py numerics/test_values.py
     reliability/test_long_run.py reliability/test_machine.py
     test_docs.py test_notebooks.py
-    training/test_real_data.py
     typing/test_types.py
     """.split()
 )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(OLDER, reason="the reference is older than the o
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("start", batches(30))
+@pytest.mark.parametrize("start", batches(160))
 def test_both_do_the_same(start):
     text = differences(start, lambda seed: difference(program_of(seed), nnx, ref))
     assert not text, text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import typing as tp
 
 import jax
 import jax.numpy as jnp
@@ -11,112 +10,13 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from tests.nn.quick import QUICK, normal, quick
+from tests.nn.quick import normal
 from tests.parity.layers import (
-    OLDER,
     assert_equal_results,
-    assert_equal_state,
-    assert_same_programs,
-    leaves,
     ref,
-    static_attributes,
 )
 
 F32, BF16, F16 = jnp.float32, jnp.bfloat16, jnp.float16
-SHAPE = (4, 5, 6)
-MASK = jnp.asarray(np.random.default_rng(1).random(SHAPE) < 0.7)
-
-
-class Case(tp.NamedTuple):
-    name: str
-    args: tuple[tp.Any, ...]
-    kwargs: dict[str, tp.Any]
-    x: tp.Any
-    shape: tuple[int, ...]
-
-    def build(self, lib):
-        inits = {"scale_init": quick, "bias_init": quick}
-        if self.name == "RMSNorm":
-            inits.pop("bias_init")
-        return getattr(lib, self.name)(*self.args, **{**inits, **self.kwargs}, rngs=lib.Rngs(3))
-
-    def example(self):
-        return jnp.asarray(normal(*self.shape) * 2 + 1, self.x)
-
-
-def case(name, *args, x=F32, shape=SHAPE, **kwargs):
-    label = [
-        name,
-        *map(str, args),
-        *(f"{k}={getattr(v, '__name__', v)}" for k, v in kwargs.items()),
-    ]
-    return pytest.param(
-        Case(name, args, kwargs, x, shape), id=" ".join([*label, jnp.dtype(x).name, str(shape)])
-    )
-
-
-KINDS = [
-    ("BatchNorm", (6,)),
-    ("LayerNorm", (6,)),
-    ("RMSNorm", (6,)),
-    ("GroupNorm", (6, 3)),
-    ("InstanceNorm", (6,)),
-]
-DTYPES = [
-    {},
-    {"x": BF16},
-    {"x": F16, "param_dtype": F16},
-    {"dtype": BF16},
-    {"dtype": F16, "x": BF16},
-    {"param_dtype": BF16},
-    {"x": jnp.int32},
-]
-CASES = [
-    *[case("BatchNorm", 6, **options) for options in DTYPES],
-    *[case(name, *args, **options) for name, args in KINDS[1:] for options in DTYPES[:6:4]],
-    *[case(name, *args, use_fast_variance=False, use_scale=False) for name, args in KINDS[:4]],
-    case("InstanceNorm", 6, epsilon=0.3, use_bias=False),
-    *[case("LayerNorm", 6, shape=(*b, 6)) for b in [(), (2, 3, 4)]],
-    case("BatchNorm", 5, axis=1, momentum=0.5),
-    case("LayerNorm", 30, reduction_axes=(1, 2), feature_axes=(1, 2)),
-    case("LayerNorm", 5, reduction_axes=(0, -1), feature_axes=1),
-    case("RMSNorm", 5, reduction_axes=(1, 2), feature_axes=1),
-    case("GroupNorm", 6, None, 2, shape=(2, 3, 4, 6)),
-    case("GroupNorm", 6, 2, reduction_axes=(1, 2)),
-    case("GroupNorm", 6, 6, shape=(3, 6)),
-    case("InstanceNorm", 5, feature_axes=1),
-]
-
-
-@pytest.mark.parametrize("c", CASES)
-def test_a_normalisation_computes_as_the_reference(c):
-    ours, theirs = c.build(nnx), c.build(ref)
-    assert_equal_state(ours, theirs)
-    assert static_attributes(nnx, ours) == static_attributes(ref, theirs)
-    # gradients through a variance of few elements magnify the last bits
-    assert_same_programs(ours, theirs, c.example(), factor=20)
-
-
-@pytest.mark.parametrize("options", [{}, {"x": F16}, {"dtype": BF16}])
-@pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize(("name", "args"), KINDS)
-def test_masks_and_statistics_are_those_of_the_reference(name, args, fast, options):
-    c = Case(name, args, {"use_fast_variance": fast, **options}, options.get("x", F32), SHAPE)
-    c.kwargs.pop("x", None)
-    ours, theirs, x = c.build(nnx), c.build(ref), c.example()
-    for mask in (MASK, None):
-        assert_equal_results(ours(x, mask=mask), theirs(x, mask=mask))
-    if name == "BatchNorm":
-        for _, _, value in leaves(nnx, nnx.state(ours, nnx.BatchStat)):
-            assert value.dtype == F32
-        assert_equal_results(
-            [v for _, _, v in leaves(nnx, nnx.state(ours, nnx.BatchStat))],
-            [v for _, _, v in leaves(ref, ref.state(theirs, ref.BatchStat))],
-        )
-        for layer in (ours, theirs):
-            layer.eval()
-            assert layer.use_running_average
-        assert_equal_results(ours(x), theirs(x))
 
 
 @pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types")  # of the reference
@@ -136,37 +36,6 @@ def test_without_parameters_any_number_of_features_does(name):
     x = jnp.asarray(normal(2, 4, 6))
     ours, theirs = (getattr(lib, name)(3, rngs=lib.Rngs(0), **options) for lib in (nnx, ref))
     assert_equal_results(ours(x), theirs(x))
-
-
-def test_named_axes_are_those_of_the_reference():
-    x = jnp.asarray(normal(2, 4, 6))
-
-    def run(lib, fast):
-        layer = lib.BatchNorm(6, axis_name="d", use_fast_variance=fast, rngs=lib.Rngs(0))
-        graphdef, state = lib.split(layer)
-
-        def one(x):
-            layer = lib.merge(graphdef, state, copy=True)
-            y = layer(x)
-            return y, [v.get_value() for _, v in lib.to_flat_state(lib.state(layer, lib.BatchStat))]
-
-        return jax.vmap(one, axis_name="d")(x)
-
-    for fast in (True, False):
-        assert_equal_results(run(nnx, fast), run(ref, fast), 5)
-
-
-@pytest.mark.parametrize(("name", "args"), KINDS)
-def test_metadata_is_that_of_the_reference(name, args):
-    options = {"scale_metadata": {"tag": 1}}
-    if name != "RMSNorm":
-        options["bias_metadata"] = {"note": "b"}
-    ours = getattr(nnx, name)(*args, rngs=nnx.Rngs(0), **options)
-    theirs = getattr(ref, name)(*args, rngs=ref.Rngs(0), **options)
-    for (_, mine), (_, other) in zip(
-        nnx.to_flat_state(nnx.state(ours)), ref.to_flat_state(ref.state(theirs)), strict=True
-    ):
-        assert mine.get_metadata() == other.get_metadata()
 
 
 @pytest.mark.parametrize("name", ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm"])
@@ -195,61 +64,6 @@ def test_bad_input_raises_what_the_reference_raises(name):
 
 
 # Normalisation of weights -----------------------------------------------------------------------
-
-
-def block(lib):
-    class Block(lib.Module):
-        def __init__(self):
-            rngs = lib.Rngs(0)
-            self.a = lib.Linear(3, 4, **QUICK, rngs=rngs)
-            self.b = lib.LinearGeneral(4, (1, 5), **QUICK, rngs=rngs)
-            self.c = lib.Linear(5, 2, **QUICK, param_dtype=BF16, rngs=rngs)
-            self.norm = lib.BatchNorm(5, use_running_average=True, rngs=rngs)
-
-        def __call__(self, x):
-            return self.c(self.norm(self.b(self.a(x))))
-
-    return Block()
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"n_steps": 3}, {"dtype": BF16}, {"epsilon": 0.1}], ids=str
-)
-@pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types")  # of the reference
-def test_spectral_norm_is_that_of_the_reference(options):
-    x = jnp.asarray(normal(2, 3))
-    ours = nnx.SpectralNorm(block(nnx), **options, rngs=nnx.Rngs(1))
-    theirs = ref.SpectralNorm(block(ref), **options, rngs=ref.Rngs(1))
-    assert_equal_state(ours, theirs)
-    for update_stats in (True, False, None):
-        assert_equal_results(ours(x, update_stats), theirs(x, update_stats))
-        assert_equal_results(
-            [v for _, _, v in leaves(nnx, nnx.state(ours))],
-            [v for _, _, v in leaves(ref, ref.state(theirs))],
-            10,
-        )
-
-
-@pytest.mark.skipif(OLDER, reason="the installed reference keeps the scales as plain arrays")
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"use_scale": False}, {"feature_axes": None}, {"feature_axes": 0}, {"epsilon": 0.1}],
-    ids=str,
-)
-def test_weight_norm_is_that_of_the_reference(options):
-    x = jnp.asarray(normal(2, 3))
-    layers = [
-        lib.WeightNorm(lib.Linear(3, 4, **QUICK, rngs=lib.Rngs(0)), **options, rngs=lib.Rngs(1))
-        for lib in (nnx, ref)
-    ]
-    assert_equal_state(*layers)
-    for _ in range(2):
-        assert_equal_results(layers[0](x), layers[1](x))
-        assert_equal_results(
-            [v for _, _, v in leaves(nnx, nnx.state(layers[0]))],
-            [v for _, _, v in leaves(ref, ref.state(layers[1]))],
-        )
-    assert_same_programs(*layers, x, factor=10)
 
 
 @pytest.mark.parametrize("name", ["BatchNorm", "LayerNorm", "RMSNorm", "InstanceNorm"])

@@ -12,12 +12,9 @@ from tests.nn.quick import normal, quick
 from tests.parity.layers import (
     assert_equal_results,
     assert_equal_state,
-    assert_same_programs,
     ref,
-    static_attributes,
 )
 
-BF16 = jnp.bfloat16
 QUICK = {"kernel_init": quick, "recurrent_kernel_init": quick, "bias_init": quick}
 X = jnp.asarray(normal(2, 5, 3))
 CELLS = ["SimpleCell", "LSTMCell", "OptimizedLSTMCell", "GRUCell"]
@@ -38,15 +35,6 @@ def carry_of(name, *batch, dtype=jnp.float32):
     return arrays if "LSTM" in name else arrays[0]
 
 
-@pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("options", [{}, {"keep_rngs": True}, {"dtype": BF16}], ids=str)
-@pytest.mark.parametrize("name", CELLS)
-def test_a_cell_starts_as_the_reference(name, options, fast):
-    ours, theirs = (cell_of(lib, name, fast=fast, **options) for lib in (nnx, ref))
-    assert_equal_state(ours, theirs)
-    assert static_attributes(nnx, ours) == static_attributes(ref, theirs)
-
-
 @pytest.mark.parametrize("options", [{}, {"param_dtype": jnp.complex64}], ids=str)
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("name", CELLS)
@@ -55,63 +43,6 @@ def test_a_cell_starts_as_the_reference_in_every_precision(name, wide, options):
         options = {"kernel_init": quick, **options}
         ours, theirs = (getattr(lib, name)(3, 4, **options, rngs=lib.Rngs(0)) for lib in (nnx, ref))
         assert_equal_state(ours, theirs)
-
-
-STEPS = [
-    *[(name, {}, (2,)) for name in CELLS],
-    *[(name, {"dtype": BF16}, (2,)) for name in CELLS[:2]],
-    *[(name, {"param_dtype": BF16}, (2,)) for name in CELLS[2:]],
-    *[("GRUCell", {}, batch) for batch in ((), (2, 3))],
-    ("SimpleCell", {"residual": True}, (2,)),
-    ("OptimizedLSTMCell", {"gate_fn": jax.nn.hard_sigmoid, "activation_fn": jax.nn.relu}, (2,)),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "batch"), STEPS)
-def test_a_step_computes_as_the_reference(name, options, batch):
-    ours, theirs = (cell_of(lib, name, **options) for lib in (nnx, ref))
-    carry = carry_of(name, *batch)
-    x = jnp.asarray(normal(*batch, 3))
-    assert_same_programs(ours, theirs, x, lambda cell, x: cell(carry, x), 5)
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_carries_start_as_in_the_reference(name):
-    for options, seeds in (({}, {"carry": 3}), ({"carry_init": quick}, {"default": 3})):
-        carries, counts = [], []
-        for lib in (nnx, ref):
-            rngs = lib.Rngs(**seeds)
-            carries.append(cell_of(lib, name, **options).initialize_carry((2, 7, 3), rngs))
-            counts.append([int(s.count.get_value()) for _, s in rngs.items()])
-        assert counts[0] == counts[1]
-        assert jax.tree.structure(carries[0]) == jax.tree.structure(carries[1])
-        assert_equal_results(*carries)
-
-
-NETWORKS = [
-    ("LSTMCell", {"reverse": True, "return_carry": True}, [2, 5]),
-    ("GRUCell", {"reverse": True, "keep_order": True, "unroll": 2}, None),
-    ("GRUCell", {"reverse": True, "keep_order": True, "return_carry": True}, [1, 4]),
-    ("SimpleCell", {"return_carry": True, "rngs": False}, [5, 3]),
-    ("OptimizedLSTMCell", {"time_major": True, "return_carry": True}, [2, 2, 1, 2, 1]),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "lengths"), NETWORKS)
-def test_an_rnn_computes_as_the_reference(name, options, lengths):
-    ours, theirs = (lib.RNN(cell_of(lib, name), **options) for lib in (nnx, ref))
-    assert_equal_state(ours, theirs)
-    assert static_attributes(nnx, ours).keys() == static_attributes(ref, theirs).keys()
-    lengths = None if lengths is None else jnp.asarray(lengths)
-    batch = 5 if options.get("time_major") else 2
-    start = None if options.get("rngs", True) else carry_of(name, batch)
-
-    def run(layer, x):
-        return layer(x, seq_lengths=lengths, initial_carry=start)
-
-    assert_same_programs(ours, theirs, X, run, 10)
-    assert_equal_results(run(ours, X), run(theirs, X), 5)
-    assert_equal_state(ours, theirs)
 
 
 def noisy(lib):
@@ -151,31 +82,6 @@ def test_state_in_a_cell_ends_as_in_the_reference(options):
         assert_equal_state(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        lambda lib: {},
-        lambda lib: {"return_carry": True, "merge_fn": jnp.add},
-        lambda lib: {"rngs": False},
-        lambda lib: {"rngs": lib.Rngs(5), "time_major": True},
-        lambda lib: {"rngs": lib.Rngs(5).carry},
-    ],
-)
-@pytest.mark.parametrize("lengths", [None, [2, 4]])
-def test_bidirectional_computes_as_the_reference(options, lengths):
-    ours, theirs = (
-        lib.Bidirectional(
-            lib.RNN(cell_of(lib, "GRUCell")), lib.RNN(cell_of(lib, "GRUCell")), **options(lib)
-        )
-        for lib in (nnx, ref)
-    )
-    x = X.swapaxes(0, 1) if ours.time_major else X
-    given = None if lengths is None else jnp.asarray(lengths)
-    assert_equal_state(ours, theirs)
-    assert_equal_results(ours(x, seq_lengths=given), theirs(x, seq_lengths=given), 5)
-    assert_equal_state(ours, theirs)
-
-
 @pytest.mark.parametrize("both", [False, True])
 def test_keys_given_to_a_call_are_drawn_as_in_the_reference(both):
     def run(lib):
@@ -207,12 +113,6 @@ def test_a_missing_stream_raises_what_the_reference_raises():
                 bad(lib, lib.Rngs(params=0))
             kinds.append(caught.type)
         assert kinds[0] is kinds[1]
-
-
-def test_both_directions_are_merged_as_by_the_reference():
-    np.testing.assert_array_equal(
-        nnx.Bidirectional.merge_fn(X, X), ref.Bidirectional.merge_fn(X, X)
-    )
 
 
 @pytest.mark.parametrize("name", ["SimpleCell", "GRUCell", "LSTMCell", "OptimizedLSTMCell"])

@@ -1,0 +1,242 @@
+"""Every example with `--quick`, run as a user would run it, and judged by what it prints and writes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import typing as tp
+
+import pytest
+
+from tests.examples.process import EXAMPLES, quick_run
+
+JUDGES: dict[str, tp.Any] = {}
+
+
+def example(name, last="", needs=("sklearn", "matplotlib")):
+    """A judge of an example: it gets the numbers of the last line, all of the output, the folder."""
+
+    def add(judge):
+        JUDGES[name] = judge, last, needs
+        return judge
+
+    return add
+
+
+@example(
+    "char_transformer",
+    r"held-out text: (\S+) bits per character, (\S+) by xz, (\S+) by the frequency of characters alone",
+    needs=["matplotlib"],
+)
+def _(learned, xz, frequency, output, out):
+    assert learned < frequency - 0.8
+    assert output.count(" goes on:\n") == 4
+
+
+@example("checkpoint_resume", needs=["sklearn", "matplotlib", "orbax.checkpoint"])
+def _(output, out):
+    assert output.splitlines()[-1] == "the resumed run ended with the same bits after 60 steps"
+    digests = re.findall(r"│ ([0-9a-f]{16}) ", output)
+    assert len(digests) == 2 and digests[0] == digests[1]
+
+
+@example(
+    "deep_equilibrium",
+    r"test accuracy (\S+) %; (\S+) steps to the fixed point, (\S+) without acceleration;"
+    r" implicit and unrolled gradients differ by (\S+)",
+)
+def _(accuracy, steps, plain, difference, output, out):
+    assert "SpectralNorm" in output  # in the table at the start
+    contraction = re.search(r"the factor (\S+) at the .*, (\S+) at most; .* allows (\S+)\n", output)
+    median, largest, bound = map(float, contraction.groups())
+    memory = re.search(r"takes (\S+) MB of temporary memory, (\S+) MB if it goes back", output)
+    assert median < largest <= bound < 1
+    assert float(memory[1]) < float(memory[2]) / 5
+    assert accuracy >= 93 and steps < plain and difference < 1e-3
+
+
+@example(
+    "diffusion",
+    r"intended digit recognised in (\S+) % of 300 samples, (\S+) % without guidance; "
+    r"(\S+) % of real test scans",
+)
+def _(guided, plain, real, output, out):
+    assert guided > 60 and guided > plain + 5 and real > 95
+
+
+@example("ensemble", r"accuracy (\S+) %, expected calibration error (\S+) %; (\S+) % before .*")
+def _(accuracy, after, before, output, out):
+    assert accuracy >= 78
+    assert after <= 5 and after < before
+    assert float(re.search(r"│ calibrated ensemble │ .* │ (0\.\d{3}) ", output)[1]) > 0.7
+
+
+@example(
+    "export",
+    r"100 requests of 1 to 63 scans ran 3 programs; (\d+) of 297 scans read right, (\d+) before export",
+    needs=["sklearn", "matplotlib", "flatbuffers"],
+)
+def _(exported, before, output, out):
+    assert abs(exported - before) <= 1 and exported > 240
+    assert "Exported(classify: inputs=float32[batch, 8, 8], platforms=cpu, weights=10)" in output
+    assert re.search(r"│ 32 +│ \d+ +│ 9 to 32 +│ \d+\.\d\d ms", output)
+
+
+@example(
+    "find_the_mistakes",
+    r"(\d) of 9 mistakes found; test accuracy (\d+\.\d)% before, (\d+\.\d)% after",
+)
+def _(found, before, after, output, out):
+    assert found == 9 and before < 20 < 85 <= after
+    drawing = (out / "find_the_mistakes.svg").read_text()
+    assert drawing.startswith("<svg") and "2 x RNN" in drawing
+
+
+@example("frozen_layer", needs=["matplotlib"])
+def _(output, out):
+    assert float(re.search(r"the last layer alone: mean squared error (\S+)", output)[1]) <= 0.3
+    assert "the first layer is as it was: True" in output
+
+
+@example("build_model", needs=["matplotlib"])
+def _(output, out):
+    assert float(re.search(r"loss \S+ -> (\S+)", output)[1]) <= 0.1
+
+
+@example("spiral_rnn", needs=["matplotlib"])
+def _(output, out):
+    assert float(re.search(r"test accuracy (\S+) %", output)[1]) >= 95
+
+
+@example("fsdp", needs=["matplotlib"])
+def _(output, out):
+    rows = re.findall(r"│ ([a-z+ ]+?) +│ (\d+) kB of (\d+) ", output)
+    held = {plan: (int(most), int(whole)) for plan, most, whole in rows}
+    whole = held["one device"][0]
+    assert held["data"] == (whole, whole)
+    assert held["fsdp"][0] < whole / 3 and held["fsdp+tensor"][0] < whole / 6
+    assert re.search(r"│ data .*all-reduce", output)
+
+
+@example("generate", r"validation (\S+) bits per letter; (\S+) before training, (\S+) by the .*")
+def _(trained, before, frequency, output, out):
+    assert trained < frequency < before
+    assert re.search(r"│ 5 +│ +[\d,]+ +│ +[\d,]+ +│", output)
+    written = (out / "generate.txt").read_text()
+    assert written.count("The data set contains") == 6
+    assert output.split("\n\n")[0] in written  # streamed with the same key
+
+
+@example("long_sequences", needs=["matplotlib"])
+def _(output, out):
+    held = {m[1].strip(): int(m[2]) for m in re.finditer(r"│ ([a-z ]+?) +│.*?(\d+) kB a", output)}
+    assert held["ring"] == held["one device"] > 3 * held["stages"]
+    apart = [float(m[1]) for m in re.finditer(r"│ \d\.\d{4} │ (\d+e[+-]\d+) ", output)]
+    assert len(apart) == 3 and max(apart) < 1e-3
+    assert int(re.search(r"needs (\d+) % of the memory along the ring", output)[1]) < 10
+
+
+@example("lora", r"turned digits: (\S+) % before, (\S+) % with 5\.2 % of the weights")
+def _(before, after, output, out):
+    from safetensors.numpy import load_file
+
+    assert before < 40 and after > 80
+    assert "taken out: the network is as it was" in output
+    adapters = load_file(out / "lora.safetensors")
+    assert sum(array.size for array in adapters.values()) == 4392
+    assert adapters["layers.0.kernel.lora_a"].shape == (64, 4)
+
+
+@example("mixed_precision", r"each of the six networks reads at least (\S+) % .*")
+def _(least, output, out):
+    rows = re.findall(r"│ (\w+) +│ [\d.]+ │ (\d+) +│ ([\d.]+) % +│ ([\d.]+) % +│", output)
+    assert [name for name, *_ in rows] == ["float32", "bfloat16", "float16"]
+    assert [skipped == "0" for _, skipped, *_ in rows] == [True, True, False]
+    assert all(abs(float(whole) - float(half)) <= 1 for *_, whole, half in rows)
+    assert least >= 90
+
+
+@example(
+    "moe", r"8 experts on 8 devices: accuracy (\S+); (\S+) before training", needs=["matplotlib"]
+)
+def _(after, before, output, out):
+    assert before < 0.15 and after > 0.8
+    loads = [int(load) for load in re.findall(r"│ \d +│ +(\d+)% +│", output)]
+    assert len(loads) == 8 and max(loads) < 50
+
+
+@example("multihost", needs=["sklearn", "orbax.checkpoint"])
+def _(output, out):
+    trained = re.findall(r"^(data|fsdp): .*, (\d+\.\d)% of 320 test scans right", output, re.M)
+    assert [plan for plan, _ in trained] == ["data", "fsdp"]
+    restored = re.search(r"restored on one copy each: \d+ arrays, (\d+\.\d)% right$", output)
+    assert restored[1] == trained[1][1] and float(restored[1]) >= 90
+
+
+@example(
+    "neural_ode",
+    r"error of the populations: (\S+) % within the time of training, (\S+) % in 4 times as long; "
+    r"noise 2 %",
+    needs=["matplotlib", "diffrax"],
+)
+def _(within, beyond, output, out):
+    assert within <= 15 and beyond <= 40
+
+
+@example(
+    "ppo",
+    r"mean return of 64 episodes (\S+), lowest (\d+); (\S+) before training",
+    needs=["matplotlib"],
+)
+def _(mean, lowest, before, output, out):
+    assert before < 120 and 200 <= mean <= 500 and lowest <= mean
+
+
+@example(
+    "vae",
+    r"test scans take (\S+) bits per pixel with 16 latent variables, (\S+) with 2, "
+    r"(\S+) by the frequency of each pixel's values alone",
+)
+def _(many, two, frequency, output, out):
+    assert max(many, two) < frequency < 2.5
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_a_quick_run_gives_what_it_promises(name, tmp_path, monkeypatch):
+    judge, last, needs = JUDGES[name]
+    for package in needs:
+        pytest.importorskip(package)
+    if name == "neural_ode":  # without optimisations the solver takes minutes
+        monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS", raising=False)
+    output = quick_run(f"{name}.py", tmp_path)
+    figures = re.fullmatch(last or ".*", output.splitlines()[-1])
+    assert figures, output
+    judge(*map(float, figures.groups()), output=output, out=tmp_path / "out")
+    if "matplotlib" in needs:
+        pictures = list((tmp_path / "out").glob("*.png"))
+        assert pictures and all(p.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for p in pictures)
+
+
+BAD = {
+    "deep_equilibrium --limit 0": r"argument --limit: a whole number from 1 up, not '0'",
+    "ensemble --members 1": "argument --members: a whole number from 2 up, not '1'",
+    "neural_ode --steps many": "argument --steps: a whole number from 1 up, not 'many'",
+    "ppo --updates 0": "argument --updates: a whole number from 1 up, not '0'",
+    "deep_equilibrium --quick --limit 5": (
+        r"64 of 64 states did not converge in 5 steps: the largest residual is \de-02,"
+        r" the tolerance 1e-05; --limit allows more steps"
+    ),
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_an_error_is_one_clear_line(line, tmp_path):
+    name, *options = line.split()
+    for package in JUDGES[name][2]:
+        pytest.importorskip(package)
+    command = [sys.executable, EXAMPLES / f"{name}.py", *options]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ)
+    assert run.returncode == (1 if "--quick" in options else 2)
+    assert re.fullmatch(f"{name}.py: error: {BAD[line]}\n", run.stderr), run.stderr
