@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import nnxlite as nnx
 from nnxlite._base import versions as _versions
@@ -29,16 +27,6 @@ def variables():
             "z": 5,
         }
     )
-
-
-KEYS = st.one_of(st.text("abc", min_size=1, max_size=2), st.integers(0, 12))
-LEAVES = st.one_of(st.integers(), st.none(), st.text(max_size=2))
-# Without empty inner mappings, which hold no leaf.
-TREES = st.recursive(
-    st.dictionaries(KEYS, LEAVES, min_size=1, max_size=3),
-    lambda inner: st.dictionaries(KEYS, st.one_of(inner, LEAVES), min_size=1, max_size=3),
-    max_leaves=10,
-)
 
 
 # The mapping --------------------------------------------------------------------------------
@@ -201,18 +189,6 @@ def test_reading_and_unobserved_edits_leave_the_epoch():
 # Comparing and copying ------------------------------------------------------------------------
 
 
-def test_states_are_equal_by_content():
-    assert State({"a": 1, "b": {"c": 2}}) == State({"b": {"c": 2}, "a": 1})
-    assert State({"a": {"b": 1}}) == {"a": {"b": 1}}
-    assert {"a": 1} == State({"a": 1})
-    assert State({"a": 1}) != State({"a": 2})
-    assert State({"a": 1}) != State({"a": 1, "b": 1})
-    assert State({"a": 1}) != State({"b": 1})
-    assert State({"a": None}) != State({"b": None})
-    assert State({"a": {}}) != State({"a": 1})
-    assert State({}) != 3
-
-
 def test_arrays_are_equal_by_shape_dtype_and_elements():
     one = State({"a": jnp.arange(3)})
     assert one == State({"a": jnp.arange(3)})
@@ -300,30 +276,6 @@ def test_a_subclass():
 # Pytree -------------------------------------------------------------------------------------
 
 
-def test_as_a_pytree_it_has_one_key_a_level():
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(
-        State({"b": {"y": 1, "x": 2}, "a": 3, 7: nnx.Param(4)})
-    )
-    assert [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves] == [
-        ("[7].value", 4),
-        ("['a']", 3),
-        ("['b']['x']", 2),
-        ("['b']['y']", 1),
-    ]
-    entry = leaves[1][0][0]
-    assert entry == jax.tree_util.DictKey("a")
-
-
-@given(TREES)
-def test_flattening_and_unflattening_are_inverse(tree):
-    state = State(tree)
-    leaves, treedef = jax.tree.flatten(state, is_leaf=lambda x: x is None)
-    assert jax.tree.unflatten(treedef, leaves) == state
-    assert leaves == state.flat_state().leaves
-    with_path, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=lambda x: x is None)
-    assert tuple(tuple(k.key for k in path) for path, _ in with_path) == state.flat_state().paths
-
-
 def test_the_order_of_leaves_does_not_depend_on_insertion():
     items = [("b", 1), ("a", 2), (10, 3), (9, 4), (("t", 1), 5)]
     expected = [9, 10, "a", "b", ("t", 1)]
@@ -407,23 +359,6 @@ def test_a_flat_state_is_a_pytree_of_its_leaves():
     doubled = jax.tree.map(lambda x: 2 * x, flat)
     assert type(doubled) is FlatState
     assert doubled == State({"b": 2, "a": {"c": 4}}).flat_state()
-
-
-# Algebra ------------------------------------------------------------------------------------
-
-
-@given(TREES, TREES)
-def test_difference_and_union_restore_the_whole(x, y):
-    a, b = State(x), State(y)
-    try:
-        both = a | b
-    except TypeError:  # a leaf of one is an inner mapping of the other
-        return
-    paths = set(both.flat_state().paths)
-    assert set(b.flat_state().paths) <= paths
-    assert (both - b) | b == both
-    if paths == set(a.flat_state().paths) | set(b.flat_state().paths):
-        assert both - b == a - b
 
 
 # Flat states ----------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import harness, plot, report
-from benchmarks.harness import Budget, Calls, Case, Pace, Prepared, SelfTimed, Spread, measure
+from benchmarks import harness, report
+from benchmarks.harness import Budget, Calls, Case, Pace, SelfTimed, Spread, measure
 
 PACE = Pace(rounds=4, batch=0.001, warm_calls=2)
 
@@ -62,14 +62,6 @@ def test_calls_counts_units_and_fills_the_batch():
     assert 0 < calls.sample() < PACE.batch
 
 
-def test_preparation_is_not_timed():
-    slow = []
-    work = Prepared(lambda: slow.append(sum(range(300_000))), lambda _: None)
-    work.warm(Pace(warm_calls=1))
-    assert work.sample() < 1e-4
-    assert len(slow) == 1 + work.count
-
-
 def test_budgets_say_what_they_limit_and_whether_they_are_met():
     result = measured(
         {"limit": steady(1.0), "nnxlite": steady(1.05), "flax": steady(42.0)},
@@ -112,29 +104,6 @@ def test_a_contender_that_cannot_run_does_not_hide_the_others():
     assert result.figure("nnxlite") is None
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (2.5, "seconds", "2.5 s"),
-        (0.00461, "seconds", "4.61 ms"),
-        (13e-6, "seconds", "13 us"),
-        (3.217e-8, "seconds", "32.2 ns"),
-        (196.06, "bytes", "196 B"),
-        (1023.0, "bytes", "1023 B"),
-        (1690.0, "bytes", "1.65 KiB"),
-        (3 * 2.0**30, "bytes", "3 GiB"),
-        (0.64, "bytes", "0.64 B"),
-    ],
-)
-def test_a_quantity_has_three_digits_and_a_unit(value, unit, text):
-    assert harness.quantity(value, unit) == text
-
-
-def test_budgets_of_bytes_are_in_bytes():
-    assert Budget(2048.0).text("bytes") == "at most 2 KiB"
-    assert Budget(0.25, "flax").text("bytes") == "4x less than flax"
-
-
 def test_a_change_within_the_spread_is_not_called_one():
     assert report.change(Spread(1, 0.9, 1.4), Spread(1.3, 1.2, 1.4)) == ""
     assert "slower" in report.change(Spread(1, 0.9, 1.1), Spread(1.3, 1.2, 1.4))
@@ -162,61 +131,6 @@ def test_command_prints_a_table_and_writes_and_compares_json(one_case, tmp_path,
     printed = capsys.readouterr().out
     assert "1.50x" in printed and "at most 2x limit" in printed and "met" in printed
     assert "compared" in printed and "1.00x" in printed
-
-
-def test_figures_kept_in_a_file_are_shown_and_drawn_without_measuring(
-    one_case, tmp_path, monkeypatch, capsys
-):
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "figures.json"
-    command.main(["--rounds", "2", "--json", str(file)])
-    measured = capsys.readouterr().out
-    monkeypatch.setattr(command, "CASES", [])
-    again, picture = tmp_path / "again.json", tmp_path / "ratios.svg"
-    arguments = ["--load", str(file), "--json", str(again), "--plot", str(picture)]
-    assert command.main(arguments) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(measured) and "ratios.svg" in shown
-    assert again.read_text() == file.read_text()
-    assert picture.read_text().count("<svg") == 1
-    command.main(["--load", str(file), "--only", "growth"])
-    assert "at most" not in capsys.readouterr().out
-
-
-def test_of_several_files_the_worst_of_each_budget_is_shown(tmp_path, monkeypatch, capsys):
-    files = []
-    for number, ours in enumerate([1.5, 2.5, 1.0]):
-        build = lambda ours=ours: {"limit": steady(1.0), "nnxlite": steady(ours)}
-        budgets = (Budget(2, "limit"), Budget(3.0))
-        monkeypatch.setattr(command, "CASES", [Case("eager", "work", build, budgets)])
-        files += ["--load", str(tmp_path / f"{number}.json")]
-        command.main(["--rounds", "2", "--json", files[-1]])
-    both = tmp_path / "worst.json"
-    assert command.main([*files, "--json", str(both)]) == 0
-    [case] = json.loads(both.read_text())["cases"]
-    assert case["seconds"]["nnxlite"]["median"] == 2.5
-    assert [b["met"] for b in case["budgets"]] == [False, True]
-    assert math.isclose(case["budgets"][1]["spent"]["median"], 2.5)
-    assert capsys.readouterr().out.count("MISSED") == 2  # as it was measured, and of all three
-
-
-def test_quick_figures_are_not_held_against_budgets(monkeypatch, tmp_path, capsys):
-    build = lambda: {"limit": steady(1.0), "nnxlite": steady(9.0)}
-    monkeypatch.setattr(command, "CASES", [Case("eager", "work", build, (Budget(2, "limit"),))])
-    file = tmp_path / "figures.json"
-    for arguments in (["--quick", "--json", str(file)], ["--load", str(file)]):
-        assert command.main(arguments) == 0
-        printed = capsys.readouterr().out
-        assert "9.00x" in printed and "at most 2x limit" in printed
-        assert "MISSED" not in printed and " met" not in printed
-        assert "Few rounds: such figures are not held against the budgets." in printed
-    figures = json.loads(file.read_text())
-    assert figures["judged"] is False and figures["cases"][0]["budgets"][0]["met"] is None
-    [row] = plot.rows(figures["cases"][0])
-    assert row.met is None  # so that a picture has no red bar
-    assert command.main(["--rounds", "2"]) == 0
-    printed = capsys.readouterr().out
-    assert "MISSED" in printed and "Few rounds" not in printed
 
 
 def test_exit_status_tells_that_our_own_contender_failed(monkeypatch, capsys):

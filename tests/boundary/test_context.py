@@ -69,18 +69,6 @@ def test_the_four_steps_give_back_the_same_object_with_its_changes():
     assert m1.ref is m1
 
 
-def test_the_decorator_opens_a_context_for_each_call():
-    def change(m):
-        m.a = 1
-        m.ref = m
-
-    g = crossing(change, "example")
-    for m in (Foo(), Foo()):
-        assert g(m)[0] is m
-        assert (m.a, m.ref is m) == (1, True)
-    assert len(g.traces) == 1
-
-
 def test_values_metadata_and_new_objects_arrive_in_the_same_variables():
     m = Foo()
     m.p = nnx.Param(jnp.ones(2), tag="a")
@@ -300,25 +288,6 @@ def test_merge_context_wants_to_know_the_side():
         with pytest.raises(ValueError, match="inner_merge must be specified"):
             with nnx.merge_context("x"):
                 pass
-
-
-def test_a_step_is_closed_after_its_block():
-    with nnx.split_context() as split:
-        parts = split.split(Foo())
-    with nnx.merge_context() as merge:
-        pass
-    with pytest.raises(AttributeError, match="This SplitContext has ended"):
-        split.split(Foo())
-    with pytest.raises(AttributeError, match="This MergeContext has ended"):
-        merge.merge(*parts)
-
-
-def test_flatten_sorts_by_filter_only_with_paths():
-    with nnx.split_context() as ctx:
-        with pytest.raises(ValueError, match="with_paths=True"):
-            ctx.flatten(Foo(), nnx.Param, with_paths=False)
-        with pytest.raises(ValueError, match="Non-exhaustive"):
-            ctx.split(Box(1.0), nnx.BatchStat)
 
 
 def test_the_manager_is_shown_with_its_tag():

@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import gc
-import pickle
 import threading
 import types
-import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import nnxlite as nnx
@@ -137,24 +133,6 @@ def test_taken_apart_and_compared(make):
     assert jax.tree.structure(model) == jax.tree.structure(equal)
 
 
-@every_kind
-def test_equal_ones_share_a_program(make):
-    traces = []
-
-    @nnx.jit
-    def step(model, x):
-        traces.append(model.settings)
-        model.count[...] += 1
-        return model(x)
-
-    first, equal = Model(make()), Model(make())
-    held = first.settings
-    for model in (first, first, equal, nnx.clone(first)):
-        np.testing.assert_array_equal(step(model, 3.0), 6 * ONE)
-    assert len(traces) == 1 and first.count[...] == 2 and equal.count[...] == 1
-    assert first.settings is held
-
-
 @pytest.mark.parametrize(
     "make", [Settings, Slotted, Compared, lambda: MAKERS["namespace"](), Hashed, ComparedWithHash]
 )
@@ -207,17 +185,6 @@ def test_an_edit_of_what_has_a_hash_is_seen_in_its_own_models(make, inside, edit
         for model, note in zip(models, notes):
             np.testing.assert_array_equal(run(model), note.scale * ONE)
         assert [note.scale for note in notes].count(5.0) == (1 if edited == 0 else 2)
-
-
-def test_an_edit_of_another_model_s_settings_changes_nothing_here():
-    one, two = Model(Settings()), Model(Settings())
-    call = nnx.jit(lambda model, x: model(x))
-    np.testing.assert_array_equal(call(one, 1.0), 2 * ONE)
-    np.testing.assert_array_equal(call(two, 1.0), 2 * ONE)
-    one.settings.scale = 9.0
-    np.testing.assert_array_equal(call(two, jnp.ones(2)), 2 * ONE)  # traced anew, for a new shape
-    np.testing.assert_array_equal(call(one, jnp.ones(2)), 9 * ONE)
-    assert nnx.merge(*nnx.split(two)).settings.scale == 2.0
 
 
 def test_fields_that_do_not_count_do_not_count():
@@ -281,87 +248,3 @@ def test_arrays_and_secrets_count_by_identity():
     lock = threading.Lock()  # what it holds counts by its own hash
     holder = types.SimpleNamespace(lock=lock, scale=2.0)
     assert nnx.graphdef(Model(holder)) == nnx.graphdef(Model(copy.copy(holder)))
-
-
-def test_inside_containers_and_metadata():
-    class Holder(nnx.Module):
-        def __init__(self, settings):
-            self.held = [ONE, settings]
-            self.weight = nnx.Param(ONE, settings=settings)
-
-    call = nnx.jit(lambda m: m.held[0] * m.held[1].scale)
-    holder, equal = Holder(Settings()), Holder(Settings())
-    assert nnx.graphdef(holder) == nnx.graphdef(equal) != nnx.graphdef(Holder(Settings(3.0)))
-    built = nnx.merge(*nnx.split(holder))
-    assert built.held[1] is holder.held[1] and built.weight.settings is holder.weight.settings
-    np.testing.assert_array_equal(call(holder), 2 * ONE)
-    holder.held[1].scale = 5.0
-    np.testing.assert_array_equal(call(holder), 5 * ONE)
-    np.testing.assert_array_equal(call(equal), 2 * ONE)
-
-
-def loss(model, x):
-    return model(x).sum()
-
-
-def train(model):
-    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
-    optimizer.update(model, nnx.grad(loss)(model, 1.0))
-    return model.weight[...]
-
-
-TRANSFORMS = {
-    "jit": (lambda m: nnx.jit(loss)(m, 1.0), 4.0),
-    "jit, values only": (lambda m: nnx.jit(loss, graph_updates=False)(m, 1.0), 4.0),
-    "jit, trees": (lambda m: nnx.jit(loss, graph=False)(m, 1.0), 4.0),
-    "jax.jit": (lambda m: jax.jit(loss)(m, 1.0), 4.0),
-    "grad": (lambda m: nnx.grad(loss)(m, 1.0)["weight"][...], [2.0, 2.0]),
-    "jitted grad": (lambda m: nnx.jit(nnx.grad(loss))(m, 1.0)["weight"][...], [2.0, 2.0]),
-    "vmap": (lambda m: nnx.vmap(loss, in_axes=(None, 0))(m, jnp.ones(3)), [4.0] * 3),
-    "scan": (
-        lambda m: nnx.scan(lambda m, x: (m, loss(m, x)), in_axes=(nnx.Carry, 0))(m, ONE)[1],
-        [4.0] * 2,
-    ),
-    "remat": (lambda m: nnx.remat(loss)(m, 1.0), 4.0),
-    "cond": (lambda m: nnx.cond(True, loss, loss, m, 1.0), 4.0),
-    "while": (
-        lambda m: nnx.while_loop(lambda c: c[1] < 2, lambda c: (c[0], c[1] + 1), (m, 0))[1],
-        2,
-    ),
-    "cached_partial": (lambda m: nnx.cached_partial(nnx.jit(loss), m)(1.0), 4.0),
-    "eval_shape": (lambda m: nnx.eval_shape(loss, m, 1.0).size, 1),
-    "filter_jit": (lambda m: nnx.filter_jit(loss)(m, 1.0), 4.0),
-    "train": (lambda m: nnx.jit(train)(m), [0.0, 0.0]),
-}
-
-
-@pytest.mark.parametrize(("run", "expected"), TRANSFORMS.values(), ids=TRANSFORMS)
-def test_in_every_transform(run, expected):
-    settings = Settings()
-    model = Model(settings)
-    np.testing.assert_allclose(run(model), expected)
-    assert model.settings is settings and settings == Settings()
-
-
-def test_set_inside_a_compiled_function():
-    @nnx.jit
-    def change(model):
-        model.settings = Settings(scale=4.0)
-
-    model = Model(Settings())
-    change(model)
-    assert model.settings == Settings(scale=4.0)
-
-
-def test_pickled_and_freed():
-    graphdef = nnx.graphdef(Model(Settings()))
-    assert pickle.loads(pickle.dumps(graphdef)) == graphdef
-
-    settings = Settings()
-    model = Model(settings)
-    nnx.jit(loss)(model, 1.0)
-    gone = weakref.ref(settings)
-    del model, settings
-    jax.clear_caches()
-    gc.collect()
-    assert gone() is None

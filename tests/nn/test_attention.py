@@ -194,14 +194,6 @@ def turned(x, positions, theta=10000.0):
     return np.concatenate([z.real, z.imag], axis=-1)
 
 
-def test_rope_turns_pairs_of_features():
-    x = normal(2, 3, 5, 8)
-    np.testing.assert_allclose(nnx.RoPE()(jnp.asarray(x)), turned(x, np.arange(5)), atol=1e-5)
-    positions = np.array([7, 0, 3, 3, 100])
-    y = nnx.RoPE(100.0)(jnp.asarray(x), jnp.asarray(positions))
-    np.testing.assert_allclose(y, turned(x, positions, 100.0), atol=1e-4)
-
-
 def test_rope_takes_positions_of_each_example():
     x, positions = normal(2, 3, 5, 8), np.arange(10).reshape(2, 1, 5)
     y = nnx.RoPE()(jnp.asarray(x), jnp.asarray(positions))
@@ -216,45 +208,6 @@ def test_kept_angles_are_the_computed_ones():
     far = jnp.asarray([20] * 5)  # given positions need no table
     np.testing.assert_array_equal(kept(x, far), nnx.RoPE()(x, far))
     assert nnx.RoPE().cached_sin is None
-
-
-def test_products_depend_on_the_distance_alone():
-    rope = nnx.RoPE()
-    q, k = jnp.asarray(normal(1, 16, seed=1)), jnp.asarray(normal(1, 16, seed=2))
-
-    def product(at, other):
-        return float((rope(q, jnp.array([at])) @ rope(k, jnp.array([other])).T)[0, 0])
-
-    np.testing.assert_allclose(product(3, 1), product(12, 10), rtol=1e-4)
-    assert abs(product(3, 1) - product(3, 2)) > 1e-3
-
-
-def test_attention_with_rope_turns_queries_and_keys():
-    query, key, value = arrays(kv_heads=2)
-
-    def by_heads(x, positions):
-        return np.swapaxes(turned(np.swapaxes(x, -3, -2), positions), -3, -2)
-
-    rope = nnx.RoPE()
-    y = nnx.dot_product_attention_with_rope(query, key, value, rope=rope, is_causal=True)
-    wanted, _ = reference(
-        by_heads(query, np.arange(5)), by_heads(key, np.arange(7)), value, is_causal=True
-    )
-    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
-
-    positions = np.arange(10).reshape(2, 5) ** 2  # for each example; shared by as many keys
-    y = nnx.dot_product_attention_with_rope(
-        query, key[:, :5], value[:, :5], rope=rope, input_positions=jnp.asarray(positions)
-    )
-    at = positions[:, None]
-    wanted, _ = reference(by_heads(query, at), by_heads(key[:, :5], at), value[:, :5])
-    np.testing.assert_allclose(y, wanted, rtol=1e-3, atol=1e-4)
-
-    y = nnx.dot_product_attention_with_rope(  # other keys stand at 0, 1, 2, ...
-        query, key, value, rope=rope, input_positions=jnp.arange(5) + 2
-    )
-    wanted, _ = reference(by_heads(query, np.arange(5) + 2), by_heads(key, np.arange(7)), value)
-    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_rope_messages():

@@ -43,11 +43,6 @@ class Cached(nnx.Pytree):
         self.extra = tuple(kwargs)
 
 
-class Needy(nnx.Module):
-    def set_view(self, mode):
-        self.mode = mode
-
-
 class Model(nnx.Module):
     def __init__(self):
         self.drop = Drop()
@@ -57,33 +52,6 @@ class Model(nnx.Module):
 
 
 # view --------------------------------------------------------------------------------------------
-
-
-def test_a_view_has_other_modes_and_the_same_variables():
-    model = Model()
-    seen = view(model, deterministic=True)
-    assert seen.drop.deterministic is True and model.drop.deterministic is False
-    assert seen.table[0].deterministic is True and seen.table is not model.table
-    assert seen is not model and seen.drop is not model.drop and seen.drop is seen.again
-    assert seen.plain is model.plain and seen.drop.w is model.drop.w
-    seen.plain.value = jnp.ones(2)
-    assert model.plain.value.tolist() == [1.0, 1.0]
-
-
-def test_only_selects_objects():
-    seen = view(Model(), only=nnx.PathContains("table"), deterministic=True)
-    assert seen.drop.deterministic is False and seen.table[0].deterministic is True
-
-
-def test_each_object_gets_the_keywords_it_takes():
-    model = nnx.Dict(a=Drop(), b=Cached(), c=Drop())
-    seen = view(model, deterministic=True, size=3, other=1)
-    assert seen.a.deterministic is True and seen.b.size == 3 and seen.b.extra == ("other",)
-    assert seen.b.cache.value.shape == (3,) and model.b.cache.value.shape == (1,)
-    assert not hasattr(model.b, "extra")
-    assert view(Needy(), mode="fast").mode == "fast"
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'mode'"):
-        view(nnx.Dict(a=Drop(), b=Needy()), deterministic=True)
 
 
 def test_unused_keywords_are_refused():
@@ -97,12 +65,6 @@ def test_unused_keywords_are_refused():
     with pytest.raises(ValueError, match=r"\['deterministic'\]"):
         view(model, only=nnx.Param, deterministic=True)
     assert view(model, foo=1, raise_if_not_found=False).drop.deterministic is False
-
-
-def test_any_pytree_of_models_can_be_viewed():
-    first, (second,) = view((Drop(), [Drop()]), deterministic=True)
-    assert first.deterministic and second.deterministic
-    assert view(Model()).drop.deterministic is False
 
 
 def test_cycles_are_kept_and_sharing_can_be_refused():
@@ -144,17 +106,6 @@ def test_view_info_lists_modes_by_class():
 
 
 # with_attributes ---------------------------------------------------------------------------------
-
-
-def test_with_attributes_sets_them_on_a_copy():
-    model = Model()
-    seen = with_attributes(model, deterministic=True)
-    assert seen.drop.deterministic is True and model.drop.deterministic is False
-    assert seen.drop.w is model.drop.w and not hasattr(seen, "deterministic")
-    seen = with_attributes(model, only=nnx.PathContains("table"), deterministic=3)
-    assert seen.drop.deterministic is False and seen.table[0].deterministic == 3
-    assert with_attributes([model, Drop()], deterministic=1)[1].deterministic == 1
-    assert with_attributes(model, w=nnx.Param(jnp.zeros(1))).drop.w.value == 0.0
 
 
 def test_with_attributes_refuses_unknown_names_and_bad_values():

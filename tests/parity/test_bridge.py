@@ -191,12 +191,6 @@ def to_nnx_streams(nnx):
 
 
 @program
-def to_nnx_without_streams(nnx):
-    model = nnx.bridge.ToNNX(nn.Dense(3))
-    return model.lazy_init(X, rngs=jax.random.key(0))(X), model
-
-
-@program
 def to_nnx_in_a_model(nnx):
     model = modules(nnx).Both(nnx.Rngs(0))
     nnx.bridge.lazy_init(model, X)
@@ -234,13 +228,6 @@ def to_nnx_made_and_called_in_vmap_and_scan(nnx):
     return models, mapped, scanned, nnx.eval_shape(lambda: make(jnp.stack([jax.random.key(0)])))
 
 
-@program
-def to_nnx_of_a_shared_linen_module(nnx):
-    dense = nn.Dense(3)
-    pair = nnx.List([nnx.bridge.ToNNX(dense, nnx.Rngs(i)).lazy_init(X) for i in range(2)])
-    return pair, [m(X) for m in pair]
-
-
 class Writes(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -255,30 +242,6 @@ class Writes(nn.Module):
 def to_nnx_of_values_that_are_trees(nnx):
     model = nnx.bridge.ToNNX(Writes(), nnx.Rngs(0)).lazy_init(X)
     return [model, model(X, mutable=["cache", "losses"]), model, model(X, mutable=True), model]
-
-
-@program
-def metadata_of_the_user_survives_a_call(nnx):
-    model = nnx.bridge.ToNNX(Net(), nnx.Rngs(0)).lazy_init(X)
-    model.calls.set_metadata(tag="t")
-    return model(X, mutable=True), model
-
-
-class Named(nn.Module):
-    name_of: str
-
-    @nn.compact
-    def __call__(self, x):
-        return x + self.param(self.name_of, nn.initializers.ones, (3,))
-
-
-@program
-def variables_named_as_methods(nnx):
-    models = [
-        nnx.bridge.ToNNX(Named(name), nnx.Rngs(0)).lazy_init(X)
-        for name in ("train", "sow", "lazy_init", "__call__", "_x", "a.b", "0")
-    ]
-    return models, [model(X) for model in models]
 
 
 # ToLinen -------------------------------------------------------------------------------------------
@@ -349,19 +312,6 @@ def to_linen_streams(nnx):
     v = module.init(KEYS, X)
     given = [None, jax.random.key(0), {"params": jax.random.key(4)}, DROPOUT, KEYS]
     return v, [module.apply(v, X, rngs=rngs) for rngs in given]
-
-
-@program
-def to_linen_of_what_takes_no_streams(nnx):
-    class Scale(nnx.Module):
-        def __init__(self, size):
-            self.scale = nnx.Param(jnp.ones(size))
-
-        def __call__(self, x):
-            return x * self.scale
-
-    module = nnx.bridge.to_linen(Scale, 3, skip_rng=True, abstract_init=False, name="s")
-    return module.name, module.init({}, X), module.init_with_output(jax.random.key(0), X)
 
 
 @program
@@ -628,24 +578,6 @@ def bridge_module_interop(nnx):
     v, w = Mixed().init(0, X), Parts().init(0, X)
     applied = [Mixed().apply(v, X, rngs=r, mutable=True) for r in (1, {"params": 0, "dropout": 2})]
     return v, applied, w, Parts().apply(w, X), Parts().apply(w, X, rngs=1)
-
-
-@program
-def bridge_module_priorities(nnx):
-    dense = modules(nnx).Dense
-
-    class Two(nnx.bridge.Module):
-        high: bool
-
-        def setup(self):
-            self.z = self.a = dense(3)
-            if self.high:
-                self.set_attr_priority("z", nnx.bridge.AttrPriority.HIGH)
-
-        def __call__(self, x):
-            return self.a(x)
-
-    return [Two(high).init(0, X) for high in (False, True)], [*nnx.bridge.AttrPriority]
 
 
 # variables, sharding -------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-from nnxlite._base.jax import EAGER, trace_state
 
 SWITCHES: dict[str, tuple[tp.Callable[[], tp.Any], tp.Callable[[], bool], bool]] = {
     "graph mode": (lambda: nnx.set_graph_mode(False), nnx.set_graph_mode.current_value, True),
@@ -85,30 +84,6 @@ def test_a_setting_made_in_a_thread_stays_there():
     assert asyncio.run(main()) == (False, True)
 
 
-def test_tasks_train_models_of_their_own_with_one_function():
-    traces = []
-
-    @nnx.jit
-    def step(model: Model, x: jax.Array) -> jax.Array:
-        traces.append(1)
-        model.w[...] += x
-        return model(x)
-
-    async def train(number: int) -> float:
-        model = Model(float(number))
-        for _ in range(4):
-            step(model, jnp.array(1.0))
-            await asyncio.sleep(0)
-            assert trace_state.value is EAGER
-        return float(model.w[...])
-
-    async def main() -> list[float]:
-        return await asyncio.gather(*map(train, range(3)))
-
-    assert asyncio.run(main()) == [4.0, 5.0, 6.0]
-    assert len(traces) == 1
-
-
 def test_programs_are_of_the_settings_in_which_they_were_called():
     """The same function and model, called by two tasks under different settings: two programs."""
     seen: list[bool] = []
@@ -178,45 +153,3 @@ def test_a_cancelled_task_leaves_no_setting():
         assert nnx.set_graph_mode.current_value()
 
     asyncio.run(main())
-
-
-def test_an_async_generator_shares_the_settings_of_the_task_that_iterates():
-    """As with every context variable of Python: a generator has no context of its own."""
-
-    async def batches() -> tp.AsyncIterator[bool]:
-        with nnx.set_graph_mode(False):
-            yield nnx.set_graph_mode.current_value()
-
-    async def main() -> list[bool]:
-        seen = []
-        async for inside in batches():
-            seen += [inside, nnx.set_graph_mode.current_value()]
-        return [*seen, nnx.set_graph_mode.current_value()]
-
-    assert asyncio.run(main()) == [False, False, True]
-
-
-def test_threads_that_prepare_batches_for_a_loop():
-    """`asyncio.to_thread` draws keys and splits beside the training step."""
-    rngs = nnx.Rngs(0)
-    model = Model(1.0)
-
-    def load() -> tuple[tp.Any, tp.Any]:
-        graphdef, _ = nnx.split(model)
-        return graphdef, tuple(jax.random.key_data(rngs()).tolist())
-
-    @nnx.jit
-    def step(model: Model) -> None:
-        model.w[...] += 1.0
-
-    async def main() -> list[tuple[tp.Any, tp.Any]]:
-        loads = [asyncio.create_task(asyncio.to_thread(load)) for _ in range(8)]
-        for _ in range(4):
-            step(model)
-            await asyncio.sleep(0)
-        return [await task for task in loads]
-
-    loaded = asyncio.run(main())
-    assert {graphdef for graphdef, _ in loaded} == {nnx.graphdef(model)}
-    assert len({key for _, key in loaded}) == 8
-    assert float(model.w[...]) == 5.0

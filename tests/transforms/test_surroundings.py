@@ -13,7 +13,6 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import nnxlite as nnx
@@ -43,38 +42,6 @@ def cell(patch):
         n = 3.0
 
     return (lambda x: x * n), change
-
-
-@way
-def cell_with_a_dict(patch):
-    held = {"n": 2.0}
-    return (lambda x: x * held["n"]), lambda: held.update(n=3.0)
-
-
-@way
-def default(patch):
-    def f(x, n=2.0):
-        return x * n
-
-    return f, lambda: setattr(f, "__defaults__", (3.0,))
-
-
-@way
-def jitted_helper(patch):
-    n = 2.0
-
-    def change():
-        nonlocal n, helper
-        n, helper = 3.0, jax.jit(lambda x: x * n)
-
-    helper = jax.jit(lambda x: x * n)
-    return (lambda x: helper(x)), change
-
-
-@way
-def keywords_of_a_partial(patch):
-    p = functools.partial(lambda x, n: x * n, n=2.0)
-    return (lambda x: p(x)), lambda: p.keywords.update(n=3.0)
 
 
 class Scale:
@@ -117,46 +84,9 @@ def replaced_library_function(patch):
 
 
 @way
-def numpy_array_without_dimensions(patch):
-    a = np.array(2.0, np.float32)
-    return (lambda x: x * a), lambda: a.fill(3)
-
-
-@way
-def array_without_dimensions_in_a_rule(patch):
-    a = np.array(2.0, np.float32)
-    rule = functools.partial(lambda a, primals, tangents: (primals[0], tangents[0] * a), a)
-    helper = jax.custom_jvp(lambda x: x)
-    helper.defjvp(rule)
-    return (lambda x: jax.jvp(helper, (X,), (x,))[1]), lambda: a.fill(3)
-
-
-@way
 def captured_variable(patch):
     v = nnx.Param(jnp.float32(2))
     return (lambda x: x * v.value), lambda: v.set_value(jnp.float32(3))
-
-
-@way
-def captured_module(patch):
-    m = nnx.Dict(v=nnx.Param(jnp.float32(2)))
-    return (lambda x: x * m.v.value), lambda: setattr(m, "v", nnx.Param(jnp.float32(3)))
-
-
-@way
-def global_in_a_property_setter(patch):
-    class Own:
-        def set(self, x):
-            self.x = x * NUMBER
-
-        n = property(lambda self: self.x, set)
-
-    def f(x):
-        own = Own()
-        own.n = x
-        return own.n
-
-    return f, lambda: patch.setitem(globals(), "NUMBER", 3.0)
 
 
 # The transforms ----------------------------------------------------------------------------------
@@ -270,47 +200,15 @@ def global_that_a_method_reads(patch):
 
 
 @brings
-def replaced_method_of_the_class(patch):
-    own = model_class(read=lambda self: 2.0)
-    return own(), lambda: setattr(own, "read", lambda self: 3.0)
-
-
-@brings
 def class_attribute_of_the_argument(patch):
     own = model_class(read=lambda self: self.n, n=2.0)
     return own(), lambda: setattr(own, "n", 3.0)
 
 
 @brings
-def metaclass_of_the_argument(patch):
-    class Meta(type(nnx.Module)):
-        n = 2.0
-
-    own = Meta("Own", (Model,), {"read": lambda self: type(self).n})
-    return own(), lambda: setattr(Meta, "n", 3.0)
-
-
-@brings
-def closure_that_the_argument_holds(patch):
-    n = 2.0
-
-    def change():
-        nonlocal n
-        n = 3.0
-
-    return model_class(read=lambda self: self.held())(lambda: n), change
-
-
-@brings
 def list_that_the_argument_holds(patch):
     m = model_class(read=lambda self: self.held[0])([2.0])
     return m, lambda: operator.setitem(m.held, 0, 3.0)
-
-
-@brings
-def object_that_the_argument_holds(patch):
-    m = model_class(read=lambda self: self.held.n)(Scale(2.0))
-    return m, lambda: setattr(m.held, "n", 3.0)
 
 
 @brings
@@ -363,31 +261,6 @@ class Pair:
 def auxiliary_data_of_a_pytree_node(patch):
     held = Scale(2.0)
     return Pair(jnp.float32(1), held), lambda: setattr(held, "n", 3.0)
-
-
-@brings
-def pytree_node_inside_a_variable(patch):
-    return InVariable(), lambda: patch.setitem(globals(), "NUMBER", 3.0)
-
-
-class InVariable(nnx.Module):
-    def __init__(self):
-        self.pair = nnx.Variable(Pair(jnp.float32(1)))
-
-    def __call__(self, x):
-        return self.pair.value(x)
-
-
-class Point(tp.NamedTuple):
-    v: tp.Any
-
-    def __call__(self, x):
-        return self.v * x * NUMBER
-
-
-@brings
-def method_of_a_named_tuple(patch):
-    return Point(jnp.float32(1)), lambda: patch.setitem(globals(), "NUMBER", 3.0)
 
 
 BRINGING = {
