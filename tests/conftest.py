@@ -42,6 +42,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "dev",
+    max_examples=50,  # a law with more says so
     deadline=None,  # the first example compiles, the others do not
     suppress_health_check=[HealthCheck.too_slow],  # for the same reason
 )

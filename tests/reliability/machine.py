@@ -52,7 +52,6 @@ def random_step(
 
 def random_call(rng: random.Random, name: str, depth: int, calls: tp.Sequence[str]) -> Step:
     """A call with a program, whose calls are some of `calls`."""
-    calls = [call for call in calls if call not in programs.NOT_INSIDE.get(name, ())]
     if name in LOOPS or rng.random() < 0.8 * (name in KEEPING):
         inner = [
             Step(rng.choice(VALUE_STEPS), *(rng.randrange(12) for _ in range(3)))

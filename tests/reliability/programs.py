@@ -22,19 +22,14 @@ from tests.laws.graphs import NAMES, Box, Pair
 from tests.laws.programs import STATICS, changeable, pick, put, references, take_away
 from tests.reliability.worlds import (
     Broken,
-    Dual,
     Real,
     Refused,
     Slow,
     World,
     form,
-    frozen,
-    has_array,
     is_float,
-    is_tree,
     on_read,
     on_write,
-    static_items,
     undone_on_failure,
     values_in,
     variables,
@@ -303,8 +298,6 @@ def values_only(program: Program, b: int, *here: tp.Any) -> tuple[tp.Any, ...]:
 def call(w: World, step: Step, here: tuple[tp.Any, ...]) -> None:
     """Call a transform with some of the objects, and put what it returns into one of them."""
     targets = targets_of(w, step, here)
-    if step.name in TREES and static_items(targets):  # which are arrays there
-        step = step._replace(name="jit_values")
     if step.name in DONATING:  # an array that is in two places cannot be donated in one of them
         w.own(targets)
         if any(model.is_array(leaf) for _, leaf in model.leaves(targets)):
@@ -328,9 +321,7 @@ def call(w: World, step: Step, here: tuple[tp.Any, ...]) -> None:
 def targets_of(w: World, step: Step, here: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
     """The objects that a call gets."""
     things = [x for x in references(here) if model.is_object(x)]
-    if step.b % 4:
-        things = [x for x in things if step.name not in TREES or is_tree(x)] or things
-    if step.name in ONE_TARGET or step.c % 3 == 0:
+    if step.name in LOOPS or step.c % 3 == 0:
         return (pick(things, step.a),)
     return pick(things, step.a), pick(things, step.a + step.c)
 
@@ -409,118 +400,6 @@ def _(program, b, *here):
 
 
 SLOW_CALLS["vmap_none"] = run_in_place
-
-
-def total(here: tp.Any) -> tp.Any:
-    values = [x.get_value() for x in variables(here)]
-    return sum(((x * x).sum() for x in values if is_float(x)), jnp.zeros(()))
-
-
-def chosen(here: tp.Any, kind: type) -> list[tp.Any]:
-    found = [leaf for _, leaf in model.leaves(here) if isinstance(leaf, kind) and has_array(leaf)]
-    return [x for x in found if is_float(x.get_raw_value())]
-
-
-def total_and_result(program: tp.Any, b: tp.Any) -> tp.Any:
-    """The function that is differentiated: what a program returns is auxiliary."""
-
-    def f(here):
-        result = enter(program, b, here)
-        return total((here,)), result
-
-    return f
-
-
-@real("grad")
-def _(program, b, here):
-    params = chosen(here, nnx.Param)
-    f = total_and_result(program, b)
-    transform = nnx.grad(f, argnums=nnx.DiffState(0, nnx.Param), has_aux=True)
-    grads, result = transform(here)
-    set_remainders(REAL, params, [x for _, x in nnx.to_flat_state(grads)])
-    return result
-
-
-@real("filter_grad")
-def _(program, b, here):
-    params = chosen(here, nnx.Param)
-    f = total_and_result(program, b)
-    grads, result = nnx.filter_grad(f, arg=nnx.Param, has_aux=True)(here)
-    set_remainders(REAL, params, chosen(grads, nnx.Param))
-    return result
-
-
-@real("vjp")
-def _(program, b, here):
-    found = chosen(here, nnx.Variable)
-    _, pull, result = nnx.vjp(total_and_result(program, b), here, has_aux=True)
-    (cotangents,) = pull(jnp.float32(3))
-    set_remainders(REAL, found, chosen(cotangents, nnx.Variable))
-    return result
-
-
-def set_remainders(w: World, found: list[tp.Any], derivatives: list[tp.Any]) -> None:
-    """Write derivatives into Variables, as numbers that stay small."""
-    for x, derivative in zip(found, derivatives, strict=True):
-        value = derivative.get_raw_value() if model.is_variable(derivative) else derivative
-        x.set_value(w.copy(value % 16))
-
-
-@slow("grad", "filter_grad")
-def _(w, program, b, here):
-    found = chosen(here, objects.Param)
-    result, gradients = differentiated(w, program, b, here, found, gradients_of_total)
-    set_remainders(w, found, gradients)
-    return result
-
-
-@slow("vjp")
-def _(w, program, b, here):
-    found = chosen(here, objects.Cell)
-    result, gradients = differentiated(w, program, b, here, found, gradients_of_total)
-    set_remainders(w, found, [3 * x for x in gradients])
-    return result
-
-
-def gradients_of_total(old, here, factors):
-    """The gradient of the sum of squares, with respect to each of the old values."""
-    gradients = [0 * value for value in old]
-    for x in chosen(here, objects.Cell):
-        for number, factor in factors(x).items():
-            gradients[number] = gradients[number] + x.get_value().value * (2 * factor)
-    return gradients
-
-
-def differentiated(w, program, b, here, params, derivatives):
-    """What a program returns, and the derivatives by the values that some Variables came in with."""
-    the_call = object()
-    everything = references((here,))
-    old = [x.value for x in params]
-    for number, x in enumerate(params):
-        x.value = Dual(x.value, {number: 1.0}, the_call)
-    wrapped = [x.value for x in params]
-
-    def factors(x: tp.Any) -> dict[int, float]:
-        value = x.get_value()
-        return value.factors if getattr(value, "call", None) is the_call else {}
-
-    try:
-        result = run_in_place(w, program, b, here)
-        found = derivatives(old, here, factors)
-    finally:
-        for x, before, value in zip(params, wrapped, old, strict=True):
-            if x.value is before:
-                x.value = value  # not written
-        for x in references((here, *everything)):
-            if model.is_variable(x):
-                x.value = jax.tree.map(lambda v: without_derivative(v, the_call), x.value)
-    return result, [without_derivative(x, the_call) for x in found]
-
-
-def without_derivative(value: tp.Any, the_call: object) -> tp.Any:
-    if isinstance(value, Dual) and value.call is the_call:
-        return frozen(value.value)
-    return value
 
 
 def dropped(f):
@@ -635,70 +514,10 @@ def _(w, program, b, here):
     repeat(w, program, (here,), 1 + b % 2)
 
 
-# Without graph updates
-
-
-def enter_apart(program: Program, b: int, *here: tp.Any) -> tp.Any:
-    """`enter`, with a copy of its result: what came in cannot be returned."""
-    result = enter(program, b, *here)
-    return None if static_items(result) else nnx.clone(result)
-
-
-def apart(tree: bool, f: tp.Callable[..., tp.Any]) -> tp.Callable[..., tp.Any]:
-    """A call on copies, of which only values come back to the Variables; with `tree` without sharing."""
-
-    def g(w, program, b, *here):
-        if tree and not is_tree(here):
-            raise Refused
-        copies: list[tuple[tp.Any, tp.Any]] = []
-
-        def variable(x: tp.Any) -> tp.Any:
-            copies.append((x, model.copied_variable(x)))
-            return copies[-1][1]
-
-        result = f(w, program, b, *model.copied(here, variable=variable))
-        if tree and not static_items(result) and not is_tree(result):
-            raise Refused
-        for x, copy in copies:
-            x.value = copy.value
-        return None if result is None or static_items(result) else w.clone(result)
-
-    return g
-
-
-def without_updates(name: str, tree: bool, **mode: bool) -> None:
-    """`jit`, `vmap` and `scan` in a mode."""
-
-    @real(f"vmap_{name}")
-    def _(program, b, *here):
-        return nnx.vmap(functools.partial(enter_apart, program, b), axis_size=2, **mode)(*here)
-
-    @real(f"scan_{name}")
-    def _(program, b, here):
-        def body(here, x):
-            enter(program, b, here)
-            return here
-
-        axes = nnx.Carry, 0
-        nnx.scan(body, in_axes=axes, out_axes=nnx.Carry, **mode)(here, jnp.zeros(1 + b % 2))
-
-    REAL_CALLS[f"jit_{name}"] = nnx.jit(enter_apart, static_argnums=(0, 1), **mode)
-    for call in ("jit", "vmap", "scan"):
-        SLOW_CALLS[f"{call}_{name}"] = apart(tree, SLOW_CALLS[call])
-
-
-without_updates("values", tree=False, graph_updates=False)
-without_updates("tree", tree=True, graph=False)
-
 CALLS = tuple(REAL_CALLS)
-TREES = ("jit_tree", "vmap_tree", "scan_tree")
-DIFFERENTIATED = ("grad", "filter_grad", "vjp")
-LOOPS = ("scan", "scan_values", "scan_tree")
+LOOPS = ("scan",)
 """Calls whose program has nothing but steps that write values."""
-ONE_TARGET = (*DIFFERENTIATED, *LOOPS)
 KEEPING = ("cond", "switch", "fori_loop", "while_loop", *LOOPS)
 """Calls in which the structure may not change."""
-NOT_INSIDE = dict.fromkeys(DIFFERENTIATED, {"while_loop", *DONATING})
-"""What JAX cannot do inside of a call: a derivative may need an array that a call in it has donated."""
 
 assert set(REAL_CALLS) == set(SLOW_CALLS)

@@ -4,8 +4,7 @@
 arrays: a transform runs its function in place, and what fails is undone from a copy.  What neither
 world should do raises `Refused` in `Slow`, and an error of the library or of JAX in `Real`.
 
-All arithmetic is exact in float32, and gradients are those of a sum of squares, so values are
-compared exactly.
+All arithmetic is exact in float32, so values are compared exactly.
 """
 
 from __future__ import annotations
@@ -57,37 +56,8 @@ def values_in(here: tp.Any) -> list[tp.Any]:
     return [x for x in jax.tree.leaves(held, is_leaf=lambda x: x is None) if hasattr(x, "dtype")]
 
 
-def is_tree(here: tp.Any) -> bool:
-    """Whether no object or Variable that has state can be reached on two ways."""
-    above: list[int] = []
-
-    def visit(value: tp.Any) -> bool:
-        if model.is_reference(value):
-            if id(value) in seen:
-                return id(value) not in above and not model.leaves(value)
-            seen.add(id(value))
-        above.append(id(value))
-        inside = model.children(value) if model.is_branch(value) else ()
-        found = all(visit(child) for _, child, data in inside if data)
-        above.pop()
-        return found
-
-    seen: set[int] = set()
-    return visit(here)
-
-
-def static_items(here: tp.Any) -> bool:
-    """Whether a plain container has something static in it."""
-    return any(
-        child is not None and not data
-        for owner in model.owners(here)
-        if not model.is_object(owner)
-        for _, child, data in model.children(owner)
-    )
-
-
 def arithmetic(x: tp.Any, number: int) -> tp.Any:
-    """Another value: linear and modulo 16, so that numbers stay small and derivatives exact."""
+    """Another value: modulo 16, so that numbers stay small and exact."""
     if objects.is_key(x):
         return jax.random.fold_in(x, number)
     if not is_float(x):
@@ -184,50 +154,6 @@ class Real(World):
 # The slow model -----------------------------------------------------------------------------------
 
 
-class Dual:
-    """A value inside `grad`, and its derivatives by the values that Variables came in with.
-
-    Attributes:
-        value: a Dual itself where the call is inside of another one.
-        factors: by number of the Variable; all operations are linear.
-        call: which call of `grad` it belongs to.
-    """
-
-    __array_ufunc__ = None  # NumPy leaves operations with arrays to this class
-
-    def __init__(self, value: tp.Any, factors: dict[int, float], call: object) -> None:
-        self.value, self.factors, self.call = value, factors, call
-
-    dtype = property(lambda self: self.value.dtype)
-    shape = property(lambda self: self.value.shape)
-    ndim = property(lambda self: self.value.ndim)
-
-    def __add__(self, other: tp.Any) -> Dual:
-        if not isinstance(other, Dual) or other.call is not self.call:
-            return Dual(self.value + other, self.factors, self.call)
-        total = {
-            k: self.factors.get(k, 0) + other.factors.get(k, 0)
-            for k in {*self.factors, *other.factors}
-        }
-        return Dual(self.value + other.value, total, self.call)
-
-    def __mul__(self, other: float) -> Dual:
-        return Dual(self.value * other, {k: f * other for k, f in self.factors.items()}, self.call)
-
-    def __rsub__(self, other: float) -> Dual:
-        return self * -1 + other
-
-    def __mod__(self, other: float) -> Dual:
-        return Dual(self.value % other, self.factors, self.call)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-
-def frozen(value: tp.Any) -> tp.Any:
-    """A value as the model has it."""
-    return value if isinstance(value, Dual) else objects.frozen(value)
-
-
 class Slow(World):
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +175,7 @@ class Slow(World):
     def computed(self, value: tp.Any, number: int) -> tp.Any:
         if objects.is_key(value):
             return self.folded(value, objects.frozen(np.full(value.shape, number, np.uint32)))
-        return frozen(arithmetic(value, number))
+        return objects.frozen(arithmetic(value, number))
 
     def folded(self, keys: tp.Any, numbers: tp.Any) -> tp.Any:
         """Other keys, each made from one and its number."""
@@ -271,8 +197,6 @@ class Slow(World):
 
     def copy(self, value: tp.Any) -> tp.Any:
         """The same value as another array: an array that stays the same one was not written."""
-        if isinstance(value, Dual):
-            return Dual(value.value, value.factors, value.call)
         return objects.frozen(value)
 
     def own(self, here: tp.Any) -> None:
