@@ -87,14 +87,24 @@ QUICK = frozenset(
 SLOW = frozenset(
     """
     checkpoint/test_pretrained.py checkpoint/test_processes.py
+    decoding/test_generate.py
     distributed/test_processes.py
-    flax/test_hook.py flax/test_rest.py
+    flax/test_hook.py flax/test_private_names.py flax/test_rest.py
     graph/test_scale.py
+    layouts/test_shard.py
+    nn/test_adapters.py
     numerics/test_edges.py numerics/test_gradients.py numerics/test_values.py
-    reliability/test_long_run.py reliability/test_machine.py
+    reliability/test_long_run.py reliability/test_machine.py reliability/test_processes.py
+    reliability/test_settings.py
     test_docs.py test_notebooks.py
     typing/test_types.py
     """.split()
+)
+SLOW_FUNCTIONS = frozenset(
+    [
+        "test_docstrings.py::test_examples_in",
+        "test_outline.py::test_a_hundred_thousand_variables_take_few_lines",
+    ]
 )
 """The slow tier, with examples and benchmarks: half of the time, and left out by `python3 tests`."""
 
@@ -106,7 +116,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
         if name in QUICK:
             item.add_marker(pytest.mark.quick)
-        if name in SLOW or name.startswith(("examples/", "benchmarks/")):
+        function = f"{name}::{getattr(item, 'originalname', item.name)}"
+        is_slow = name in SLOW or function in SLOW_FUNCTIONS
+        if is_slow or name.startswith(("examples/", "benchmarks/")):
             item.add_marker(pytest.mark.slow)
 
 

@@ -141,7 +141,7 @@ def expressions():
     return st.recursive(leaves, compose, max_leaves=4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(expressions(), min_size=2, max_size=3), st.sampled_from([*EACH]))
 def test_a_loop_gives_what_its_body_gives(bodies, name):
     for f in bodies:
