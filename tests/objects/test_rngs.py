@@ -220,6 +220,11 @@ def keys(node):
     return [data(v.value).tolist() for _, v in nnx.to_flat_state(nnx.state(node, nnx.RngKey))]
 
 
+def test_split_rngs_squeezes_a_single_key_only():
+    with pytest.raises(ValueError, match="squeeze=True is only supported for splits=1, got.*2"):
+        nnx.split_rngs(nnx.Rngs(0), splits=2, squeeze=True)
+
+
 def test_split_rngs_in_a_with_block_restores_also_after_an_error():
     model = Model()
     before = keys(model)

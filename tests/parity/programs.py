@@ -68,6 +68,12 @@ def models(lib: tp.Any) -> tp.Any:
         def make(w):
             return Counted(w)
 
+    class Foo(lib.Module):
+        def __init__(self, x=1.0, y=2.0):
+            self.x = lib.Param(jnp.array(x))
+            self.y = lib.Param(jnp.array(y))
+            self.n = lib.BatchStat(jnp.array(0.0))
+
     class Vector(Counted):
         def __init__(self, w=(1.0, 2.0, 3.0), c=0.0):
             super().__init__(w, c)

@@ -6,14 +6,13 @@ Each program takes the library and returns what a user would look at; both must 
 from __future__ import annotations
 
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from tests.parity.layers import ref
-from tests.parity.programs import ALL_MODES, PLAIN_MODES, Programs, compare, plain
+from tests.parity.programs import ALL_MODES, PLAIN_MODES, Programs, compare, models, plain
 
 import nnxlite as nnx  # isort: skip
 
@@ -22,45 +21,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the reference warns of its 
 program = Programs()
 in_plain_modes = program(*PLAIN_MODES)
 in_all_modes = program(*ALL_MODES)
-
-
-@functools.cache
-def models(lib):
-    """The modules of the programs, made with one of the libraries."""
-
-    class Counted(lib.Module):
-        def __init__(self):
-            self.w = lib.Param(jnp.array([1.0, 2.0]))
-            self.c = lib.BatchStat(jnp.array(3.0))
-
-        def __call__(self, x):
-            self.c[...] += 1
-            return self.w[...] * x * self.c[...]
-
-    class Foo(lib.Module):
-        def __init__(self, x=1.0, y=2.0):
-            self.x = lib.Param(jnp.array(x))
-            self.y = lib.Param(jnp.array(y))
-            self.n = lib.BatchStat(jnp.array(0.0))
-
-    class Net(lib.Module):
-        def __init__(self, rngs):
-            self.layer = lib.Linear(2, 3, rngs=rngs)
-            self.norm = lib.BatchNorm(3, rngs=rngs)
-            self.drop = lib.Dropout(0.5, rngs=rngs)
-
-        def __call__(self, x):
-            return self.drop(jnp.tanh(self.norm(self.layer(x))))
-
-    class Tied(lib.Module):
-        def __init__(self):
-            self.a = lib.Param(jnp.array([1.0, -2.0]))
-            self.b = self.a
-
-        def __call__(self, x):
-            return jnp.sin(self.a[...]) * self.b[...] * x
-
-    return types.SimpleNamespace(Counted=Counted, Foo=Foo, Net=Net, Tied=Tied)
 
 
 # vjp ---------------------------------------------------------------------------------------------
@@ -73,8 +33,8 @@ def vjp_of_a_network_with_dropout_and_statistics(lib, mode):
     @lib.jit
     def run(net, x):
         y, pull = lib.vjp(lambda net, x: net(x), net, x, **mode)
-        d_net, d_x = pull(jnp.ones((4, 3)))
-        return y, d_x, d_net.layer.kernel[...], d_net.norm.scale[...], d_net.norm.mean[...]
+        d_net, d_x = pull(jnp.ones((4, 2)))
+        return y, d_x, d_net.layers[0].kernel[...], d_net.norm.scale[...], d_net.norm.mean[...]
 
     return run(net, jnp.arange(8.0).reshape(4, 2)), lib.state(net)
 
@@ -189,7 +149,7 @@ def make_jaxpr_of_a_module(lib, mode):
 
 @program()
 def cached_partial_clones(lib):
-    m = models(lib).Counted()
+    m = models(lib).Counted(jnp.ones(2))
     f = lib.cached_partial(lib.jit(lambda m, n, x: (m, n(x))), m)
     clone, y = f(m, 2.0)
     m.w[...] = jnp.zeros(2)

@@ -368,6 +368,11 @@ def test_a_step_that_makes_variables_compiles_for_each_default():
 # Copies ------------------------------------------------------------------------------------------
 
 
+def test_a_variable_is_replaced_by_one_of_its_kind():
+    with pytest.raises(ValueError, match="Cannot replace a Param by a BatchStat"):
+        nnx.Param(ONES).replace(nnx.BatchStat(3))
+
+
 def test_taking_over_another_variable():
     v, w = nnx.Param(ONES, tag="t"), nnx.Param(2 * ONES, other=1)
     v.copy_from(w)
