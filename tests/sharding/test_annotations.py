@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 
 import jax
@@ -10,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -91,31 +89,6 @@ def test_what_is_not_placed(mesh):
     assert param(8, 4, sharding=("data", None), eager_sharding=False).value.is_fully_replicated
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("around", [False, True], ids=["no mesh around", "its mesh around"])
-@pytest.mark.parametrize("jitted", [False, True])
-def test_a_sharding_or_format_as_annotation_brings_its_mesh(kind, around, jitted):
-    whole = NamedSharding(mesh_of(kind), P("data", "model"))
-    turned = Format(Layout((1, 0)), whole)
-
-    def make():
-        return param(8, 4, sharding=whole), nnx.Linear(
-            8, 4, kernel_metadata={"out_sharding": turned}, rngs=nnx.Rngs(0)
-        ).kernel
-
-    with jax.set_mesh(whole.mesh) if around else contextlib.nullcontext():
-        plain, kernel = (nnx.jit(make) if jitted else make)()
-    assert plain.value.sharding == whole and plain.sharding_names == whole
-    assert kernel.value.sharding.is_equivalent_to(whole, 2) and kernel.sharding_names == turned
-    if not jitted or jax.__version_info__ >= (0, 12):  # an older jit returns the usual layout
-        assert kernel.value.format.layout.major_to_minor == (1, 0)
-    assert nnx.get_partition_spec(kernel).value == P("data", "model")
-    _, abstract = nnx.get_abstract_model(lambda: nnx.Dict(v=param(8, 4, sharding=turned)), None)
-    assert abstract["v"].value.sharding == whole
-    with pytest.raises(ValueError, match="has 2 axes, the value has shape \\(8,\\)"):
-        param(8, sharding=whole)
-
-
 def test_an_empty_annotation_moves_nothing(mesh):
     rows = jax.device_put(jnp.zeros((8, 4)), NamedSharding(mesh, P("data")))
     for empty in ((), [], P()):
@@ -183,16 +156,6 @@ def spec(*names, **metadata):
     return nnx.get_partition_spec(param(*[8] * len(names), sharding=names, **metadata)).value
 
 
-def test_rules_of_the_variable_itself():
-    assert spec("batch", "mlp", sharding_rules=RULES) == P("data", "model")
-    with nnx.logical_axis_rules([("batch", "data")]):
-        assert spec("batch", "mlp", sharding_rules=RULES) == P("data", "model")
-        with pytest.raises(
-            ValueError, match="logical axis 'batch': 'data' by logical_axis_rules, 'model' by the"
-        ):
-            spec("batch", sharding_rules=[("batch", "model")])
-
-
 def test_rules_place_parameters(mesh):
     with nnx.logical_axis_rules(RULES):
         layer = linear("batch", "mlp")
@@ -221,29 +184,6 @@ def test_rules_are_pairs(rules):
 # Reading annotations -----------------------------------------------------------------------------
 
 
-def test_specs_and_shardings_of_a_state():
-    layer, mesh = linear("data", "model"), mesh_of()
-    layer.plain = nnx.BatchStat(jnp.zeros(3))
-    layer.number = nnx.Variable(3)
-    layer.array = jnp.zeros(2)
-    state = nnx.state(layer)
-    specs = nnx.get_partition_spec(state)
-    assert isinstance(specs, nnx.State) and type(specs["kernel"]) is nnx.Param
-    assert specs["kernel"].sharding_names == ("data", "model")
-    assert dict(nnx.to_flat_state(nnx.pure(specs))) == {
-        ("array",): P(),
-        ("bias",): P("model"),
-        ("kernel",): P("data", "model"),
-        ("number",): None,
-        ("plain",): P(),
-    }
-    shardings = nnx.get_named_sharding(state, mesh)
-    assert shardings["kernel"].value == NamedSharding(mesh, P("data", "model"))
-    assert shardings["array"] == NamedSharding(mesh, P())
-    assert nnx.spmd.get_var_pspec(layer.bias) == P("model")
-    assert layer.kernel.value.shape == (8, 16)  # the state itself is untouched
-
-
 def test_shardings_of_a_state_place_it():
     mesh = mesh_of()
     layer = linear("data", "model")
@@ -253,20 +193,6 @@ def test_shardings_of_a_state_place_it():
 
 
 # Axes that transforms add and remove -------------------------------------------------------------
-
-
-def test_axes_of_trees_and_what_is_told():
-    told = []
-    note = lambda event: lambda variable, index, name: told.append((event, index, name))
-    shared = param(2, 3, sharding=P("a"), on_add_axis=note("add"), on_remove_axis=note("remove"))
-    plain = param(2)
-    tree = {"one": nnx.Dict(v=shared, again=shared), "state": nnx.state(nnx.Dict(w=plain))}
-    assert nnx.spmd.add_axis(tree, 0, LAYERS) is tree
-    assert shared.sharding_names == ("layers", "a") and isinstance(shared.sharding_names, tuple)
-    assert plain.sharding_names is None
-    nnx.spmd.remove_axis(tree, 0, LAYERS)
-    assert shared.sharding_names == ("a",)
-    assert told == [("add", 0, "layers"), ("remove", 0, "layers")]
 
 
 def test_the_name_of_the_axis_may_be_none_but_not_missing():
@@ -354,34 +280,6 @@ def stacked(**options):
     return make(jnp.arange(3))
 
 
-def test_inside_the_axis_is_gone_and_afterwards_it_is_there_again():
-    seen = []
-
-    def body(x, model):
-        seen.append(model.kernel.sharding_names)
-        model.kernel.value = model.kernel.value * 2
-        model.added = param(4, sharding=("model",))
-        return x + model(x)[:8]
-
-    model = stacked(out_axes=-1, transform_metadata=LAYERS)
-    expected = ("data", "model", "layers")
-    over = {"transform_metadata": LAYERS}
-    nnx.vmap(body, in_axes=(None, -1), **over)(jnp.ones(8), model)
-    assert model.kernel.sharding_names == expected and model.added.sharding_names == (
-        "model",
-        "layers",
-    )
-    del model.added
-    nnx.scan(body, in_axes=(nnx.Carry, -1), out_axes=nnx.Carry, **over)(jnp.ones(8), model)
-    assert model.kernel.sharding_names == expected and model.kernel.value.shape == (8, 16, 3)
-    assert set(seen) == {("data", "model")}
-    axes = nnx.StateAxes({nnx.PathContains("kernel"): None, ...: None})
-    nnx.vmap(lambda m, x: seen.append(m.kernel.sharding_names), in_axes=(axes, 0), **over)(
-        model, jnp.ones(3)
-    )
-    assert seen[-1] == expected  # an axis None adds and removes nothing
-
-
 def test_short_annotations_keep_their_places():
     def make(i):
         return nnx.Param(jnp.zeros((2, 3, 4)), sharding=("data",))
@@ -466,26 +364,6 @@ def test_moments_of_layers_stacked_without_a_name_are_sharded_like_their_kernels
 
 
 # transform_metadata ------------------------------------------------------------------------------
-
-
-def test_transform_metadata_under_vmap_and_by_variable():
-    seen = []
-
-    def f(model, x):
-        seen.append((model.kernel.sharding_names, model.bias.sharding_names))
-        model.extra = param(4, sharding=("model",))
-        return model
-
-    axes = nnx.StateAxes({nnx.PathContains("bias"): None, ...: 0})
-    model = stacked(transform_metadata=LAYERS)
-    model.bias.set_metadata(out_sharding=("model",))
-    model.bias.value = model.bias.value[0]
-    named = nnx.transform_metadata(f, in_axes=(axes, 0), partition="layers")
-    nnx.vmap(named, in_axes=(axes, 0), out_axes=axes)(model, jnp.zeros(3))
-    assert seen == [(("data", "model"), ("model",))]
-    assert model.kernel.sharding_names == ("layers", "data", "model")
-    assert model.extra.sharding_names == ("layers", "model") and model.extra.value.shape == (3, 4)
-    assert model.bias.sharding_names == ("model",)
 
 
 def test_transform_metadata_takes_arguments_by_name_and_shared_ones_once():

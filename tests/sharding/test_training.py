@@ -124,31 +124,6 @@ def test_an_explicit_mesh_carries_shardings_in_types(one_device):
     assert names_of(model.first.kernel) == MODEL
 
 
-def test_data_parallel_by_hand_in_shard_map(one_device):
-    mesh = mesh_of()
-    model, optimizer = build()
-    model.norm.axis_name = ("data", "model")  # statistics of the whole batch
-
-    def step(model, optimizer, x, y):
-        def loss_of(model):
-            return jnp.mean((model(x) - y) ** 2)
-
-        loss, grads = nnx.value_and_grad(loss_of)(model)
-        mean = lambda x: jax.lax.pmean(x, ("data", "model"))
-        optimizer.update(model, jax.tree.map(mean, grads))
-        return mean(loss)
-
-    batch = P(("data", "model"))
-    # Every shard computes the same update; check_vma would want that proved.
-    step = nnx.shard_map(
-        step, mesh=mesh, in_specs=(P(), P(), batch, batch), out_specs=P(), check_vma=False
-    )
-    step = nnx.jit(step)
-    losses = [float(step(model, optimizer, X, Y)) for _ in range(3)]
-    np.testing.assert_allclose(losses, one_device[0], rtol=1e-4)
-    assert_same(arrays(model, optimizer), one_device[1])
-
-
 # Optimizer state ---------------------------------------------------------------------------------
 
 

@@ -133,14 +133,6 @@ def test_branches_may_pass_on_arrays_of_a_state_or_make_new_ones(outer, mode):
     assert float(a["w"][0]) == 1.0
 
 
-def test_captured_variables_are_read_as_they_are_at_each_call():
-    m = Foo(2.0)
-    read = lambda: float(nnx.cond(True, lambda: m.x * 1.0, lambda: m.y * 1.0))
-    assert read() == 2.0
-    m.x.value = jnp.array(5.0)
-    assert read() == 5.0
-
-
 def test_inside_vmap_each_lane_chooses():
     m = Foo(jnp.ones(4), jnp.ones(4))
     m.n.value = jnp.zeros(4)

@@ -302,19 +302,6 @@ def test_what_is_only_read_is_a_constant_of_the_loop(loop):
     assert text == [[(5,)]]
 
 
-def test_captured_variables_are_read_as_they_are_at_each_call():
-    m = Foo(2.0)
-    total = lambda: float(nnx.fori_loop(0, 3, lambda i, c: c + m.x, 0.0))
-    assert total() == 6.0
-    m.x.value = jnp.array(5.0)
-    assert total() == 15.0
-    limit = Foo(4.0)
-    count = lambda: int(nnx.while_loop(lambda c: c < limit.x, lambda c: c + 1, 0))
-    assert count() == 4
-    limit.x.value = jnp.array(2.0)
-    assert count() == 2
-
-
 def test_the_index_of_a_fori_loop_is_as_weak_as_its_bounds():
     add = lambda i, c: c + i
     for bounds in ((0, 3), (jnp.array(0), jnp.array(3)), (np.int64(0), jnp.uint8(3))):

@@ -100,14 +100,6 @@ def test_a_static_argument_out_of_range_is_refused():
         nnx.remat(loss, static_argnums=5)(Counted(), 1.0)
 
 
-def test_captured_objects_are_seen_as_they_are_at_each_call():
-    m = Foo(2.0)
-    f = nnx.remat(lambda x: m.x * x)
-    assert float(f(1.0)) == 2.0
-    m.x[...] = 5.0
-    assert float(f(1.0)) == 5.0
-
-
 def test_a_function_of_its_arguments_is_traced_once_per_structure():
     calls = []
 

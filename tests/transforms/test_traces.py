@@ -232,25 +232,6 @@ def test_values_that_are_bound_to_a_function(make, one, other):
 
 # Optimizers --------------------------------------------------------------------------------------
 
-OPTIMIZERS = {
-    "sgd": lambda: optax.sgd(0.1, momentum=0.9),
-    "adam": lambda: optax.adam(1e-3),
-    "adamw with a schedule": lambda: optax.adamw(optax.cosine_decay_schedule(1e-3, 100)),
-    "chain": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)),
-    "masked": lambda: optax.masked(optax.sgd(0.1), lambda p: jax.tree.map(lambda x: True, p)),
-    "warm-up": lambda: optax.adamw(optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100)),
-    "injected": lambda: optax.inject_hyperparams(optax.adamw)(
-        optax.linear_schedule(1e-3, 0.0, 10), b1=0.8
-    ),
-    "multi steps": lambda: optax.MultiSteps(optax.adam(1e-3), 2),
-    "multi steps as a transformation": lambda: optax.MultiSteps(
-        optax.adam(np.float32(1e-3)), 2
-    ).gradient_transformation(),
-    "labelled": lambda: optax.multi_transform(
-        {"a": optax.sgd(0.1), "b": optax.adam(0.1)}, lambda p: jax.tree.map(lambda x: "b", p)
-    ),
-}
-
 
 @nnx.jit
 def train(m, optimizer, x):
@@ -265,25 +246,6 @@ def trained(transformation):
     train(m, optimizer, X)
     train(m, optimizer, X)
     return m, optimizer
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_freshly_built_equal_optimizer(name):
-    def build():
-        m = Net()
-        return m, nnx.Optimizer(m, OPTIMIZERS[name](), wrt=nnx.Param)
-
-    first, second = build(), build()
-    with traces(1):
-        train(*first, X)
-        train(*first, X)
-    with traces(0):
-        train(*second, X)
-        train(*nnx.clone(second), X)
-        train(*second, X)
-        third = trained(OPTIMIZERS[name]())
-    assert int(first[1].step.value) == int(second[1].step.value) == 2
-    assert first[0].w.value.tolist() == second[0].w.value.tolist() == third[0].w.value.tolist()
 
 
 @pytest.mark.parametrize(
@@ -444,53 +406,6 @@ def test_a_captured_number_is_part_of_the_function():
     m = Counted()
     outs = [run(m, scale) for scale in (1.0, 2.0, 1.0, 2.0)]
     assert [out.tolist() for out in outs] == [[4, 8], [10, 20], [6, 12], [14, 28]]
-
-
-def test_a_captured_variable_is_read_at_each_call():
-    m, other = Counted(), nnx.Variable(jnp.array(1.0))
-    outs = []
-    for _ in range(3):
-        other.value += 1
-        outs.append(float(nnx.cond(True, lambda m: other * 1.0, lambda m: other * 2.0, m)))
-    assert outs == [2.0, 3.0, 4.0]
-
-
-def test_a_changing_list_and_a_global_are_read_at_each_call(monkeypatch):
-    table = [1.0]
-    outs = []
-    for i in range(3):
-        table[0] = float(i)
-        outs.append(float(nnx.fori_loop(0, 2, lambda i, x: x + table[0], 0.0)))
-    assert outs == [0.0, 2.0, 4.0]
-
-    def step(i, x):
-        return x + FACTOR
-
-    outs = []
-    for i in range(3):
-        monkeypatch.setitem(globals(), "FACTOR", float(i))
-        outs.append(float(nnx.fori_loop(0, 2, step, 0.0)))
-    assert outs == [0.0, 2.0, 4.0]
-
-
-FACTOR = 1.0
-
-
-def test_a_method_that_is_exchanged_is_seen():
-    class Own(nnx.Module):
-        def __init__(self):
-            self.w = nnx.Param(2.0)
-
-        def go(self):
-            return self.w * 1.0
-
-    def run(m):
-        return float(nnx.cond(True, lambda m: m.go(), lambda m: 0.0, m))
-
-    m = Own()
-    assert run(m) == 2.0
-    Own.go = lambda self: self.w * 3.0
-    assert run(m) == 6.0
 
 
 @pytest.mark.parametrize("name", EAGER)
