@@ -1,23 +1,178 @@
-"""Programs with branches and loops, in both libraries."""
+"""Programs with jit, branches and loops, and other forms of calls, in both libraries."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from tests.parity.programs import (
     Programs,
     X,
     attempt,
     compare,
+    mesh_of,
     models,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference warns of its own plans
 
 program = Programs()
+plain_modes = ("plain", "tree")
 all_modes = ("updates", "plain", "tree")
+
+
+@program(*all_modes)
+def jit_counts_its_traces(lib, mode):
+    traces = []
+
+    @lib.jit(static_argnames=("k",), **mode)
+    def f(m, x, k=1):
+        traces.append(k)
+        return m(x) * k
+
+    m, other = models(lib).Counted(), models(lib).Counted()
+    out = [f(m, 1.0), f(m, 2.0), f(other, 1.0), f(m, 1.0, k=2), f(m, 1.0, 2), f(m, jnp.ones(2))]
+    other.size = 3
+    return out, f(other, 1.0), len(traces)
+
+
+@program(*all_modes)
+def jit_of_keywords_and_defaults(lib, mode):
+    m = models(lib).Counted()
+
+    @lib.jit(**mode)
+    def f(m, x=2.0, *args, k=3.0, **rest):
+        return m(x) + k + sum(args) + sum(rest.values())
+
+    out = [f(m), f(m, 1.0), f(m=m, x=1.0), f(m, 1.0, 2.0, 3.0, k=1.0, z=2.0, a=1.0)]
+    return out, f.__name__, m
+
+
+@program("updates", "plain", newer=True)
+def jit_of_bound_methods_and_callables(lib, mode):
+    m = models(lib).Counted()
+    cls = models(lib).Counted
+    return lib.jit(cls.make, **mode)(3.0), attempt(lambda: lib.jit(cls, **mode)(3.0)), m
+
+
+@program("updates")
+def jit_swaps_and_replaces(lib, mode):
+    a, b = models(lib).Counted(1.0), models(lib).Counted(2.0)
+    wa, wb, cb = a.w, b.w, b.c
+
+    @lib.jit
+    def f(a, b):
+        a.w, b.w = b.w, a.w
+        a.w[...] += 10
+        b.c = lib.Cache(jnp.ones(2))
+        a.other = b
+
+    f(a, b)
+    return a.w is wb, b.w is wa, b.c is cb, a.other is b, a, b
+
+
+@program("updates")
+def jit_edits_lists_and_dicts(lib, mode):
+    m = lib.Dict(a=lib.List([lib.Param(jnp.array(1.0)), lib.Param(2.0)]), b=lib.Param(3.0))
+    first, b = m.a[0], m.b
+
+    @lib.jit
+    def f(m):
+        m.a.append(lib.Param(m.b * 2))
+        m["c"] = m.a.pop(0)
+        m.a[0][...] = 7.0
+        del m["b"]
+
+    f(m)
+    return m["c"] is first, len(m.a), "b" in m, b, m
+
+
+@program("updates")
+def jit_with_shardings_by_filter(lib, mode):
+    mesh = mesh_of(2)
+    shardings = lib.StateSharding(
+        {lib.Param: NamedSharding(mesh, P("data")), ...: NamedSharding(mesh, P())}
+    )
+
+    @lib.jit(in_shardings=(shardings, None), out_shardings=None)
+    def f(m, x):
+        m.w[...] = m.w * x
+        return m.w.sum()
+
+    @lib.jit(out_shardings=shardings)
+    def make():
+        return models(lib).Counted(jnp.ones(4))
+
+    m, made = models(lib).Counted(jnp.ones(4)), make()
+    return f(m, 2.0), str(m.w[...].sharding.spec), str(made.w[...].sharding.spec), m
+
+
+@program(*all_modes)
+def jit_refusals(lib, mode):
+    m = models(lib).Counted()
+    f = lambda m, x: m(x)
+
+    def kept(m):
+        m.c[...] = 9
+        raise KeyError("inside")
+
+    def branches(m):
+        return 1 if m.w > 0 else 2
+
+    other = models(lib).Counted()
+
+    def captured(x):
+        other.c[...] += 1
+
+    calls = [
+        lambda: lib.jit(f, **mode)(m),
+        lambda: lib.jit(f, **mode)(m, "text"),
+        lambda: lib.jit(f, static_argnums=5, **mode)(m, 1.0),
+        lambda: lib.jit(f, static_argnums=1, **mode)(m, jnp.ones(2)),
+        lambda: lib.jit(f, static_argnames="y", **mode)(m, 1.0),
+        lambda: lib.jit(kept, **mode)(m),
+        lambda: lib.jit(branches, **mode)(m),
+        lambda: lib.jit(captured, **mode)(1.0),
+        lambda: lib.jit(lambda m: "text", **mode)(m),
+        lambda: lib.jit(lambda m: m.missing, **mode)(m),
+        lambda: lib.jit(lambda m: setattr(m.w, "value", "text"), **mode)(m),
+    ]
+    return [attempt(call) for call in calls], m.w, other
+
+
+@program(*plain_modes)
+def jit_without_updates_refuses_aliases(lib, mode):
+    m = models(lib).Counted()
+
+    return [
+        attempt(lambda: lib.jit(lambda m: m, **mode)(m)),
+        attempt(lambda: lib.jit(lambda m: {"w": m.w}, **mode)(m)),
+        attempt(lambda: lib.jit(lambda a, b: a.w * b.w, **mode)(m, m)),
+        attempt(lambda: lib.cond(True, lambda m: m, lambda m: m, m, **mode)),
+        attempt(lambda: lib.vmap(lambda m: m, in_axes=None, axis_size=2, **mode)(m)),
+        attempt(lambda: lib.remat(lambda m: m.w, **mode)(m)),
+        attempt(lambda: lib.grad(lambda m: (m.w * 1.0, m), has_aux=True, **mode)(m)),
+        attempt(lambda: lib.checkify(lambda m: m.w, **mode)(m)),
+        m,
+    ]
+
+
+@program("updates")
+def jit_leaks_are_refused(lib, mode):
+    kept = []
+
+    @lib.jit
+    def f(m):
+        kept.append(m)
+        return m(1.0)
+
+    f(models(lib).Counted())
+    return attempt(lambda: setattr(kept[0], "size", 3))
 
 
 # cond and switch ---------------------------------------------------------------------------------
@@ -248,6 +403,128 @@ def arguments_beside_the_carry(lib):
         attempt(lambda: lib.scan(lambda c, x=1: c, **carry)(1.0, x=2)),
         attempt(lambda: lib.scan(lambda c: c, **carry)()),
         lib.scan(lambda c: c + 1, **carry)(1.0),
+    ]
+
+
+@program("updates", "plain")
+def functions_that_are_methods_and_partials(lib, mode):
+    m = models(lib).Vector()
+    cls = models(lib).Vector
+    return [
+        lib.jit(cls.__call__, **mode)(m, 1.0),
+        lib.vmap(cls.__call__, in_axes=(None, 0), **mode)(m, jnp.ones(3)),
+        lib.remat(cls.__call__, **mode)(m, 1.0),
+        lib.cond(True, cls.__call__, lambda m, x: m.w * x, m, 1.0, **mode),
+        lib.checkify(cls.__call__, **mode)(m, 1.0)[1],
+        lib.jit(functools.partial(lambda k, m: m(k), 2.0), **mode)(m),
+        lib.scan(functools.partial(lambda k, c, x: (c + k, x), 2.0), **mode)(0.0, jnp.ones(2)),
+        lib.eval_shape(cls.__call__, m, 1.0, **mode),
+        m,
+    ]
+
+
+@program("updates", "plain", "tree")
+def arguments_by_name(lib, mode):
+    m = models(lib).Counted()
+    step = lambda i, m: (m(1.0), m)[1]
+    return [
+        lib.fori_loop(lower=0, upper=2, body_fun=step, init_val=m, **mode).c,
+        lib.while_loop(
+            cond_fun=lambda m: m.c[...] < 4, body_fun=lambda m: step(0, m), init_val=m, **mode
+        ).c,
+        attempt(lambda: lib.cond(pred=True, true_fun=lambda: 1.0, false_fun=lambda: 2.0, **mode)),
+        attempt(lambda: lib.switch(index=0, branches=[lambda: 1.0, lambda: 2.0], **mode)),
+        lib.jit(fun=lambda m: m.w * 1, **mode)(m),
+        lib.vmap(f=lambda x: x * 2, **mode)(jnp.ones(2)),
+        lib.scan(f=lambda c, x: (c + x, c), **mode)(0.0, jnp.ones(2)),
+        lib.remat(f=lambda m: m.w * 1, **mode)(m),
+        m,
+    ]
+
+
+@program("plain", "tree")
+def choosers_that_are_variables(lib, mode):
+    m = models(lib).Counted()
+    flag, index = lib.Variable(jnp.array(True)), lib.Variable(jnp.array(1))
+    return [
+        lib.cond(flag, lambda m: m(1.0), lambda m: m.w * 3, m, **mode),
+        lib.switch(index, [lambda m: m.w * 2, lambda m: m.w * 3], m, **mode),
+        lib.fori_loop(0, index[...], lambda i, x: x + i, 1, **mode),
+        lib.while_loop(lambda v: v[...] < 3, bump, index, **mode),
+        index,
+    ]
+
+
+def bump(v):
+    v[...] += 1
+    return v
+
+
+@program("updates", "plain")
+def axes_in_other_containers(lib, mode):
+    m = models(lib).Vector()
+    f = lambda m, d: m.w * d["a"] + d["b"][0]
+    d = {"a": jnp.ones(4), "b": [jnp.ones((3, 4))]}
+    return [
+        attempt(lambda: lib.vmap(f, in_axes=(None, {"a": 0, "b": [1]}), **mode)(m, d)),
+        attempt(lambda: lib.vmap(f, in_axes=(None, {"a": 0}), **mode)(m, d)),
+        attempt(
+            lambda: lib.vmap(lambda x: {"a": x, "b": (x, x)}, out_axes={"a": 0, "b": 0}, **mode)(
+                jnp.ones(2)
+            )
+        ),
+        attempt(lambda: lib.vmap(lambda x: (x, 1.0), out_axes=(0, None), **mode)(jnp.ones(2))),
+        attempt(lambda: lib.vmap(lambda x: x, in_axes=-1, out_axes=-1, **mode)(jnp.ones((2, 3)))),
+        attempt(lambda: lib.vmap(lambda: 1.0, axis_size=2, **mode)()),
+        attempt(lambda: lib.vmap(lambda x, *xs: x + sum(xs), **mode)(*[jnp.ones(2)] * 3)),
+        attempt(lambda: lib.vmap(lambda x: None, **mode)(jnp.ones(2))),
+    ]
+
+
+@program("updates", "plain")
+def axes_of_scan_in_other_containers(lib, mode):
+    c = lib.Carry
+    step = lambda c, x: (c + x["a"], x["b"])
+    x = {"a": jnp.arange(3.0), "b": jnp.ones((2, 3))}
+    return [
+        attempt(lambda: lib.scan(step, in_axes=(c, {"a": 0, "b": 1}), **mode)(0.0, x)),
+        attempt(
+            lambda: lib.scan(step, in_axes=(c, {"a": 0, "b": -1}), out_axes=(c, -1), **mode)(0.0, x)
+        ),
+        attempt(lambda: lib.scan(lambda x: x * 2, in_axes=0, out_axes=0, **mode)(jnp.ones(2))),
+        attempt(lambda: lib.scan(lambda x: x * 2, in_axes=(0,), out_axes=0, **mode)(jnp.ones(2))),
+        attempt(
+            lambda: lib.scan(
+                lambda a, x, b: (x + a, {"y": b}),
+                in_axes=(None, c, 0),
+                out_axes=(c, {"y": 0}),
+                **mode,
+            )(1.0, 0.0, jnp.ones(2))
+        ),
+        attempt(lambda: lib.scan(lambda c, x: (c, x), **mode)(0.0, None)),
+        attempt(lambda: lib.scan(lambda c, x: (c + 1, 1.0), length=2, **mode)(0.0, None)),
+        attempt(lambda: lib.scan(lambda c, x: (c + 1, x), **mode)(0.0, jnp.ones(0))),
+    ]
+
+
+@program("updates", "plain")
+def references_written_from_inside(lib, mode):
+    v = lib.Variable(jnp.array(0.0), ref=True)
+
+    def f(x):
+        v[...] += 1
+        return x * 2
+
+    return [
+        lib.jit(f, **mode)(1.0),
+        lib.grad(f, **mode)(1.0),
+        lib.remat(f, **mode)(1.0),
+        lib.scan(lambda c, x: (f(c), x), **mode)(1.0, jnp.arange(3.0)),
+        lib.fori_loop(0, 3, lambda i, x: f(x), 1.0, **mode),
+        lib.cond(True, f, lambda x: x, 1.0, **mode),
+        jax.lax.fori_loop(0, 3, lambda i, x: f(x), 1.0),
+        jax.jit(lambda x: v.set_value(v[...] + x))(5.0),
+        v[...],
     ]
 
 
