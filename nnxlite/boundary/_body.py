@@ -17,7 +17,7 @@ from nnxlite._base.errors import warn_user
 from nnxlite._base.jax import jaxpr_as_fun
 from nnxlite.boundary._call_def import CallDef, Inner, enter
 from nnxlite.boundary._operands import describe, leaf_names
-from nnxlite.boundary._outdef import CameIn, Fixed, Fresh, OutDef, Outputs
+from nnxlite.boundary._outdef import Fixed, Outputs
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._refusals import refuse_foreign_outputs
 from nnxlite.variables._kinds import RngCount, RngState
@@ -28,20 +28,18 @@ class Body:
 
     Attributes:
         definition: what leaves it.
-        shapes: its outputs, abstract: result, written and fresh values.
+        shapes: its outputs, abstract.
         jaxpr: what was traced.
         consts: the arrays that it captured.
         more: what else the traced function gave; see `trace_body`.
     """
 
     def __init__(self, closed: tp.Any, out: tp.Any) -> None:
-        fixed, result, written, fresh = out
-        self.definition: OutDef = fixed.value[0]
-        self.more = fixed.value[1]
-        self.shapes = Outputs(self.definition, result, written, fresh)
+        self.more, self.shapes = out[0].value, tp.cast(Outputs, out[1])
+        self.definition = self.shapes.definition
         self.jaxpr = closed
         self.consts: list[tp.Any] = [*closed.consts]
-        self._treedef = jax.tree_util.tree_structure(out)
+        self._treedef = jax.tree_util.tree_structure(self.shapes)
         self._avals = closed.in_avals
 
     def __call__(self, leaves: tp.Sequence[tp.Any]) -> Outputs:
@@ -54,8 +52,7 @@ class Body:
 
     def outputs(self, values: tp.Iterable[tp.Any]) -> Outputs:
         """The outputs, from what `flat` returns or something else for each."""
-        _, result, written, fresh = jax.tree_util.tree_unflatten(self._treedef, values)
-        return Outputs(self.definition, result, written, fresh)
+        return jax.tree_util.tree_unflatten(self._treedef, values)
 
     def numbers(self) -> Outputs:
         """The outputs, with the position of each among those that `flat` returns."""
@@ -90,7 +87,7 @@ def trace_body(
     def run(leaves: list[tp.Any], more: tuple[tp.Any, ...]) -> tp.Any:
         tree, inner = enter(call, leaves)
         out, static = fun(inner, tree, *more)
-        return Fixed((out.definition, static)), out.result, out.written, out.fresh
+        return Fixed(static), out
 
     pairs = lambda leaves, more: [*zip(leaf_names(call), leaves), ("more", more)]
     body = describe(run, user, "run", pairs)
@@ -113,19 +110,16 @@ def with_arrays(inner: Inner, out: Outputs) -> Outputs:
 
     Arrays have no identity: a result with an array that came in is the same as one with a copy.
     """
-    definition, graph = out.definition, out.definition.graph
-    if graph is None:
+    left, decoded = out.definition, out.definition.graphdef.decoded
+    if not left.restructures:
         return out
-    decoded = graph.graphdef.decoded
-    sources, fresh = list(graph.sources), list(out.fresh)
+    sources, more, count = list(left.sources), list[tp.Any](), len(out.new)
     for leaf, source in enumerate(sources):
         root = decoded.path(decoded.leaf_frames[leaf])[0]
-        is_array = decoded.leaf_nodes[leaf] < 0
-        if isinstance(source, CameIn) and is_array and root >= graph.first_result:
-            sources[leaf] = Fresh(len(fresh))
-            fresh.append(inner.values[source.leaf])
-    new = dataclasses.replace(graph, sources=tuple(sources))
-    return out._replace(definition=dataclasses.replace(definition, graph=new), fresh=fresh)
+        if source >= 0 and decoded.leaf_nodes[leaf] < 0 and root >= left.first_result:
+            sources[leaf] = ~(count + len(more))
+            more.append(inner.values[source])
+    return Outputs(dataclasses.replace(left, sources=tuple(sources)), [*out.values, *more])
 
 
 def promoted(start: tp.Any, end: tp.Any) -> tp.Any | None:

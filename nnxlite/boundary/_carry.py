@@ -27,7 +27,7 @@ from nnxlite.boundary._differences import (
     tree_difference,
 )
 from nnxlite.boundary._labels import leaves_of_code
-from nnxlite.boundary._outdef import CameIn, OutGraph, Outputs, Source
+from nnxlite.boundary._outdef import OutDef, Outputs, Source, pick
 from nnxlite.boundary._outputs import only_structure_of
 from nnxlite.boundary._prefixes import Carry
 from nnxlite.graph._defs import ObjectDef, StaticDef
@@ -133,40 +133,27 @@ def carried(
 
     Raises ValueError or TypeError where the next iteration would have other objects than this one.
     """
-    call, graph = inner.call, out.definition.graph
-    places: dict[int, Source] = {}
-    if graph is not None:
-        comparison = _Comparison(loop, call, graph, roles, fresh)
-        comparison.compare(pairs)
-        if not loop.updates:
-            out = only_structure_of(out, comparison.backward)
-        if out.definition.graph is not None:
-            comparison.check_edits(out.definition.graph)
-        places = comparison.places
-    decoded, nodes = call.graphdef.decoded, out.definition.nodes
-    for a, b in pairs if graph is None else ():
-        code, path = decoded.roots[a], call.root_paths()[a]
-        if isinstance(code, NodeCode) and code != nodes[b]:
-            raise _moved(loop, call, code.number, nodes[b].number)
-        if not isinstance(code, NodeCode):
-            raise _became(loop, call, (code, decoded), (nodes[b], decoded), path)
+    comparison = _Comparison(loop, inner.call, out.definition, roles, fresh)
+    comparison.compare(pairs)
+    if not loop.updates:
+        out = only_structure_of(inner.call, out, comparison.backward)
+    comparison.check_edits(out.definition)
+    places = comparison.places
     written = dict(zip(out.definition.written, out.written))
     for leaf in written:
         if roles[leaf] is Carry:
-            places.setdefault(leaf, CameIn(leaf))
-    slots = tuple((i, s) for i, s in sorted(places.items()) if s != CameIn(i) or i in written)
-    needed = {source.leaf for _, source in slots if isinstance(source, CameIn)}
+            places.setdefault(leaf, leaf)
+    slots = tuple((i, s) for i, s in sorted(places.items()) if s != i or i in written)
+    needed = {source for _, source in slots if source >= 0}
     written = {i: x for i, x in written.items() if i in needed or roles[i] is not Carry}
     written |= {i: inner.values[i] for i in needed - written.keys()}
-    at = tuple(sorted(written))
-    definition = dataclasses.replace(out.definition, written=at)
-    return out._replace(definition=definition, written=[written[leaf] for leaf in at]), slots
+    return out.with_written(written), slots
 
 
 def next_values(slots: Slots, out: Outputs) -> list[tp.Any]:
     """The next values of the leaves that change, from the outputs of an iteration."""
     written = dict(zip(out.definition.written, out.written))
-    return [source.pick(written, out.fresh) for _, source in slots]
+    return [pick(source, written, out.new) for _, source in slots]
 
 
 def _moved(loop: LoopKind, call: CallDef, old: int, came: int) -> Exception:
@@ -200,12 +187,12 @@ class _Comparison:
         self,
         loop: LoopKind,
         call: CallDef,
-        graph: OutGraph,
+        left: OutDef,
         roles: tp.Sequence[tp.Any],
         fresh: tp.Sequence[tp.Any],
     ) -> None:
-        self.loop, self.call, self.graph, self.roles, self.fresh = loop, call, graph, roles, fresh
-        self.before, self.after = call.graphdef.decoded, graph.graphdef.decoded
+        self.loop, self.call, self.left, self.roles, self.fresh = loop, call, left, roles, fresh
+        self.before, self.after = call.graphdef.decoded, left.graphdef.decoded
         self.children = dict(self.before.children), dict(self.after.children)
         self.compares_references = loop.name == "while_loop" and loop.updates
         self.places: dict[int, Source] = {}
@@ -214,26 +201,28 @@ class _Comparison:
 
     def compare(self, pairs: Pairs) -> None:
         """Compare the roots of the carry, and other arguments that have carried leaves."""
-        paths, arguments = self.call.root_paths(), self.after.roots
-        results = arguments[self.graph.first_result :]
-        pending = [(self.before.roots[a], results[b], paths[a]) for a, b in pairs]
+        paths, arguments, results = self.call.root_paths(), self.after.roots, self.left.roots
+        # With each pair of codes, whether it is the carry itself, and not a part of its objects.
+        pending = [(self.before.roots[a], results[b], paths[a], True) for a, b in pairs]
         for root, code in enumerate(self.before.roots if self.loop.updates else ()):
             if root not in dict(pairs) and any(r is Carry for r in self._roles(code)):
-                pending.append((code, arguments[root], paths[root]))
-        if self.loop.name == "scan" and self.loop.updates:
-            self._refuse_new_objects([results[b] for _, b in pairs], [paths[a] for a, _ in pairs])
-        for old, new, path in pending:  # which grows
+                pending.append((code, arguments[root], paths[root], False))
+        for old, new, path, is_top in pending:  # which grows
+            if old == new and not self.left.restructures:
+                continue
             match old, new:
                 case ContainerCode(), ContainerCode() if new.definition.matches(old.definition):
                     below = zip(old.codes, new.codes, old.definition.keys)
-                    pending += [(a, b, (*path, key)) for a, b, key in below]
+                    pending += [(a, b, (*path, key), is_top) for a, b, key in below]
                     continue
+                case _, NodeCode(number) if is_top and self._is_new_object(number):
+                    raise self._renewed(self.after.node_defs[number].type.__name__, path)
                 case NodeCode(), NodeCode():
                     problem = self._compare_nodes(old.number, new.number, path, pending)
                 case ArrayCode(), ArrayCode():
                     problem = None
                     if self.roles[old.leaf] is Carry:
-                        self.places[old.leaf] = self.graph.sources[new.leaf]
+                        self.places[old.leaf] = self.left.sources[new.leaf]
                 case StaticDef(), StaticDef() if alike(old.value, new.value):
                     problem = None
                 case _:
@@ -241,16 +230,10 @@ class _Comparison:
             if problem is not None and not self._is_free(old, new):
                 raise problem
 
-    def _refuse_new_objects(self, codes: list[Code], paths: list[Path]) -> None:
-        """Raise ValueError where the carry itself, and not a part of its objects, is a new object."""
-        found = list(zip(codes, paths))
-        for code, path in found:  # which grows
-            if isinstance(code, ContainerCode):
-                found += [(c, (*path, key)) for c, key in zip(code.codes, code.definition.keys)]
-            elif isinstance(code, NodeCode) and self.graph.origin[code.number] is None:
-                kind = self.after.node_defs[code.number]
-                if isinstance(kind, ObjectDef):
-                    raise self._renewed(kind.type.__name__, path)
+    def _is_new_object(self, number: int) -> bool:
+        """Whether `scan` refuses a node in the place of the carry."""
+        is_new = isinstance(self.after.node_defs[number], ObjectDef) and self.left.origin[number] is None
+        return is_new and self.loop.name == "scan" and self.loop.updates
 
     def _renewed(self, kind: str, path: Path, references: bool = True) -> Exception:
         """The error for a new object in the place of one of the carry."""
@@ -262,11 +245,11 @@ class _Comparison:
         )
 
     def _compare_nodes(
-        self, old: int, new: int, path: Path, pending: list[tuple[Code, Code, Path]]
+        self, old: int, new: int, path: Path, pending: list[tuple[Code, Code, Path, bool]]
     ) -> Exception | None:
         """Compare two nodes; what is below them becomes pending. Returns the error if they differ."""
         if self.forward.get(old, new) != new or self.backward.get(new, old) != old:
-            if self.graph.origin[new] in (None, old):
+            if self.left.origin[new] in (None, old):
                 return self.loop.differ(
                     self.call,
                     f"the body replaces a part of its carry that is shared with another, at "
@@ -274,7 +257,7 @@ class _Comparison:
                 )
         elif old in self.forward:
             return None
-        came, is_variable = self.graph.origin[new], self.before.node_leaves[old] >= 0
+        came, is_variable = self.left.origin[new], self.before.node_leaves[old] >= 0
         known, kind = self.before.node_defs[old], self.after.node_defs[new]
         if came != old:
             if is_variable and isinstance(kind, VariableDef) and not self.loop.updates:
@@ -293,15 +276,15 @@ class _Comparison:
         self.forward[old], self.backward[new] = new, old
         if is_variable:
             leaf = self.before.node_leaves[old]
-            source = self.graph.sources[self.after.node_leaves[new]]
+            source = self.left.sources[self.after.node_leaves[new]]
             if self.roles[leaf] is Carry:
                 self.places[leaf] = source
-            elif self.roles[leaf] is None and source != CameIn(leaf):
+            elif self.roles[leaf] is None and source != leaf:
                 return self._became(NodeCode(old), NodeCode(new), path)
         else:
             olds, news = self._attributes(old, new)
             for code in news.values() if came is None and self.compares_references else ():
-                moved = self.graph.origin[code.number] if isinstance(code, NodeCode) else None
+                moved = self.left.origin[code.number] if isinstance(code, NodeCode) else None
                 if moved is not None:
                     return self.loop.differ(
                         self.call,
@@ -309,7 +292,7 @@ class _Comparison:
                         "objects of the carry themselves, or new Variables.",
                         references=True,
                     )
-            pending += [(olds[n], news[n], (*path, n)) for n in olds if n in news]
+            pending += [(olds[n], news[n], (*path, n), False) for n in olds if n in news]
         return None
 
     def _attributes(self, old: int, new: int) -> tuple[dict[tp.Any, Code], dict[tp.Any, Code]]:
@@ -324,12 +307,12 @@ class _Comparison:
         same = both and known.type is kind.type and known.layout.data == kind.layout.data
         return self.loop.name == "scan" and same
 
-    def check_edits(self, graph: OutGraph) -> None:
+    def check_edits(self, left: OutDef) -> None:
         """Raise ValueError or TypeError where an object stays, and its attributes change."""
         is_scan = self.loop.name == "scan"
-        changed = any(self.roles[self.before.node_leaves[old]] is Carry for old, _ in graph.kinds)
-        for number, names, removed in graph.edits:
-            olds, news = self._attributes(tp.cast(int, graph.origin[number]), number)
+        changed = any(self.roles[self.before.node_leaves[old]] is Carry for old, _ in left.kinds)
+        for number, names, removed in left.edits:
+            olds, news = self._attributes(tp.cast(int, left.origin[number]), number)
             same = number in self.backward and not self.compares_references
             compared = olds.keys() & news.keys() if same else ()
             for name in {*names, *removed}.difference(compared):
@@ -341,14 +324,14 @@ class _Comparison:
             remedy = ", or give the argument an axis" if is_scan else ""
             raise self.loop.differ(
                 self.call,
-                f"the body changes {edits_text(self.call, graph)}{of}. Do this before the loop or "
+                f"the body changes {edits_text(self.call, left)}{of}. Do this before the loop or "
                 f"after it{remedy}.",
             )
 
     def _is_alias(self, new: Code) -> bool:
         """Whether a new attribute in a `scan` is another name for Variables that stay where they are."""
-        sources = [self.graph.sources[leaf] for leaf, _ in leaves_of_code(self.after, new)]
-        stay = all(isinstance(s, CameIn) and self.places.get(s.leaf, s) == s for s in sources)
+        sources = [self.left.sources[leaf] for leaf, _ in leaves_of_code(self.after, new)]
+        stay = all(s >= 0 and self.places.get(s, s) == s for s in sources)
         constant = all(role is None for role in self._roles(None, new))
         return self.loop.name == "scan" and stay and (self.loop.updates or constant)
 
@@ -361,9 +344,9 @@ class _Comparison:
         """The roles of the leaves in two attributes, one of the arguments and one that leaves."""
         before = leaves_of_code(self.before, old) if old is not None else ()
         after = leaves_of_code(self.after, new) if new is not None else ()
-        sources = [self.graph.sources[leaf] for leaf, _ in after]
+        sources = [self.left.sources[leaf] for leaf, _ in after]
         return [self.roles[leaf] for leaf, _ in before] + [
-            source.pick(self.roles, self.fresh) for source in sources
+            pick(source, self.roles, self.fresh) for source in sources
         ]
 
     def _became(self, old: Code, new: Code, path: Path) -> Exception:

@@ -11,7 +11,7 @@ from nnxlite._base.jax import PyTreeDef, Ref
 from nnxlite._base.outline import array_text
 from nnxlite._base.text import safely, short
 from nnxlite.boundary._call_def import CallDef, paths_of, template_of
-from nnxlite.boundary._outdef import OutGraph, Outputs
+from nnxlite.boundary._outdef import OutDef, Outputs
 from nnxlite.graph._compare import SHOWN, compare, differences_text
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
 
@@ -109,15 +109,13 @@ def call_difference(before: CallDef, after: CallDef) -> str:
     return differences_text(compare(before.graphdef, after.graphdef, before.root_paths()))
 
 
-def edits_text(call: CallDef, graph: OutGraph | None) -> str:
+def edits_text(call: CallDef, left: OutDef) -> str:
     """The structure changes that a function made to its arguments, in words."""
-    if graph is None:
-        return "no structure"
     out = []
-    for number, names, removed in graph.edits:
-        where = node_text(call, tp.cast(int, graph.origin[number]))
+    for number, names, removed in left.edits:
+        where = node_text(call, tp.cast(int, left.origin[number]))
         out.append(f"attributes {[*names, *removed]} of {where}")
-    out += [f"metadata of {node_text(call, old)}" for old, _ in graph.kinds]
+    out += [f"metadata of {node_text(call, old)}" for old, _ in left.kinds]
     return ", ".join(out) or "no structure"
 
 
@@ -151,18 +149,11 @@ def argument_words(call: CallDef) -> list[str]:
 
 def result_words(call: CallDef, out: Outputs) -> list[str]:
     """What each leaf of a result is: an object, a State, or the type of an array."""
-    definition, graph = out.definition, out.definition.graph
-    words = [described(x) for x in jax.tree_util.tree_leaves(out.result)]
-    if graph is None:
-        objects = [node_text(call, code.number) for code in definition.nodes]
-    else:
-        decoded, objects = graph.graphdef.decoded, []
-        for code in decoded.roots[graph.first_result :][: len(definition.where)]:
-            old = graph.origin[code.number] if isinstance(code, NodeCode) else None
-            new = f"a new {code_text(code, decoded)}"
-            objects.append(new if old is None else node_text(call, old))
-    for position, word in zip(definition.where, objects):
-        words.insert(position, word)
+    left = out.definition
+    words = [described(x) for x in left.split(out.values)[0]]
+    for position, code, old in zip(left.where, left.roots, left.known_roots()):
+        new = f"a new {code_text(code, left.graphdef.decoded)}"
+        words.insert(position, new if old is None else node_text(call, old))
     return words
 
 

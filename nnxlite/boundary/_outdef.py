@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing as tp
 
 import jax
@@ -11,84 +12,107 @@ from nnxlite._base.jax import PyTreeDef
 from nnxlite._base.statics import ById
 from nnxlite.boundary._call_def import CallDef, StaticLeaves, paths_of, static_leaves
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._rebuild import NodeCode, Path
+from nnxlite.graph._rebuild import Code, NodeCode, Path
 from nnxlite.variables._definition import VariableDef
 
 
-class Edit(tp.NamedTuple):
-    """The structure changes of an object of the arguments.
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """A static value as a pytree without leaves."""
 
-    Attributes:
-        node: its number in the graph that leaves.
-        names: attributes to write.
-        removed: attributes to remove.
-    """
-
-    node: int
-    names: tuple[tp.Any, ...]
-    removed: tuple[tp.Any, ...]
+    value: tp.Any
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CameIn:
-    """A source: the value is that of a graph leaf of the arguments, or replaces it."""
-
-    leaf: int
-
-    def pick(self, of_arguments: tp.Any, of_fresh: tp.Any) -> tp.Any:
-        """The entry for this value, of a list for graph leaves and one for new values."""
-        return of_arguments[self.leaf]
+# It is its own static data: nothing is made when a program returns (`register_dataclass`: 1.5 us more).
+jax.tree_util.register_pytree_node(Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fresh:
-    """A source: the value did not come in, but is one of the outputs `fresh`."""
+Source: tp.TypeAlias = int
+"""Where an output leaf has its value from: the graph leaf of the arguments with this number, or, if it
+is negative, the new value number `~source`."""
 
-    number: int
-
-    def pick(self, of_arguments: tp.Any, of_fresh: tp.Any) -> tp.Any:
-        """The entry for this value, of a list for graph leaves and one for new values."""
-        return of_fresh[self.number]
+Edit: tp.TypeAlias = tuple[int, tuple[tp.Any, ...], tuple[tp.Any, ...]]
+"""The structure changes of an object of the arguments: its number in the graph that leaves, the
+attributes to write, and those to remove."""
 
 
-Source: tp.TypeAlias = CameIn | Fresh
-"""Where the value of an output leaf comes from."""
+def pick(source: Source, of_arguments: tp.Any, of_new: tp.Any) -> tp.Any:
+    """The entry for a value, of a list for the graph leaves of the arguments and one for new values."""
+    return of_arguments[source] if source >= 0 else of_new[~source]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OutGraph:
-    """The graph below the arguments and results as the function left it.
+class OutDef:
+    """The static side of what leaves a transform.
 
     Attributes:
-        graphdef: its definition; the first roots are those of the arguments.
+        treedef, where: of the result, with roots as leaves, and the positions of these.
+        roots: each root of the result, in the graph.
+        written: numbers of the input leaves (Variables, and arrays outside Variables) whose values are
+            outputs, in order.
+        graphdef: the graph below arguments and result as the function left it; that of the arguments,
+            where only values changed.
         origin: for each node the number it came in with, or None for a new one.
         sources: for each leaf where its value comes from.
+        first_result: how many roots of the graph belong to the arguments; they are the first.
         edits: objects of the arguments whose structure changed.
-        first_result: number of the first root that belongs to the result.
         kinds: input Variables whose metadata changed: (input node, new definition).
         seen: the objects in the static values of the arguments that the trace saw; see `of_call`.
+        static: the structure of all outputs, and the static leaves among them; None if all are arrays.
     """
 
+    treedef: PyTreeDef
+    where: tuple[int, ...]
+    roots: tuple[Code, ...]
     graphdef: GraphDef[tp.Any]
-    origin: tuple[int | None, ...]
-    sources: tuple[Source, ...]
+    origin: tp.Sequence[int | None]
+    sources: tp.Sequence[Source]
     first_result: int
-    edits: tuple[Edit, ...]
-    kinds: tuple[tuple[int, VariableDef], ...]
+    written: tuple[int, ...] = ()
+    edits: tuple[Edit, ...] = ()
+    kinds: tuple[tuple[int, VariableDef], ...] = ()
     seen: tuple[ById, ...] = ()
+    static: tuple[PyTreeDef, StaticLeaves] | None = None
 
     def _key(self) -> tp.Any:
         kinds = [(old, definition.shared) for old, definition in self.kinds]
-        parts = (self.graphdef, self.origin, self.sources, self.first_result, self.edits)
-        return (*parts, *kinds)
+        values = vars(self)
+        return (*[values[f.name] for f in _FIELDS], *kinds)
 
     def __eq__(self, other: tp.Any) -> bool:
-        return self is other or (isinstance(other, OutGraph) and self._key() == other._key())
+        return self is other or (isinstance(other, OutDef) and self._key() == other._key())
 
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def of_call(self, graphdef: GraphDef[tp.Any]) -> OutGraph:
+    @functools.cached_property
+    def restructures(self) -> bool:
+        """Whether anything but values changed, or the result has new objects."""
+        return bool(self.edits or self.kinds) or any(old is None for old in self.known_roots())
+
+    def known_roots(self) -> list[int | None]:
+        """The number that each root of the result came in with; None for a new one."""
+        return [self.origin[c.number] if isinstance(c, NodeCode) else None for c in self.roots]
+
+    @functools.cached_property
+    def num_arrays(self) -> int:
+        """How many leaves of the result are outputs: those that are not roots."""
+        return self.treedef.num_leaves - len(self.where)
+
+    def split(self, outputs: tp.Any) -> tuple[tp.Any, tp.Any, tp.Any]:
+        """Something for each output, as three lists: for the result, for written and for new values."""
+        first = self.num_arrays
+        last = first + len(self.written)
+        return outputs[:first], outputs[first:last], outputs[last:]
+
+    def result(self, arrays: tp.Iterable[tp.Any], roots: tp.Iterable[tp.Any]) -> tp.Any:
+        """The result with these leaves and these roots."""
+        leaves = [*arrays]
+        for position, root in zip(self.where, roots):
+            leaves.insert(position, root)
+        return jax.tree_util.tree_unflatten(self.treedef, leaves)
+
+    def of_call(self, graphdef: GraphDef[tp.Any]) -> OutDef:
         """The same for a call with this graph, which may have other, equal static values.
 
         A program runs for all calls of one structure.  Where the function put a settings object of its
@@ -106,146 +130,95 @@ class OutGraph:
         kinds = tuple((old, swap(definition)) for old, definition in self.kinds)
         return dataclasses.replace(self, graphdef=self.graphdef.mapped(swap), kinds=kinds)
 
-    def fresh_leaves(self) -> dict[int, int]:
+    def new_leaves(self) -> dict[int, int]:
         """The leaf of each value that did not come in, by its number."""
-        return {s.number: leaf for leaf, s in enumerate(self.sources) if isinstance(s, Fresh)}
+        return {~source: leaf for leaf, source in enumerate(self.sources) if source < 0}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class OutDef:
-    """The static side of what leaves a transform.
+_FIELDS = [f for f in dataclasses.fields(OutDef) if f.name not in ("kinds", "seen")]
+
+
+class Outputs(tp.NamedTuple):
+    """What leaves a transform; to JAX, a pytree of the values.
 
     Attributes:
-        written: numbers of the input leaves (Variables, and arrays outside Variables) whose values are
-            outputs, in order.
-        treedef: of a result with graph nodes; None for any other, which crosses as it is.
-        where: positions of the roots among the leaves of the result.
-        nodes: without structure changes, each root of the result, among the nodes that came in.
-        graph: the structure changes, or None.
-        static: the structure of all outputs, and the static leaves among them; None if all are arrays.
+        definition: the static side.
+        values: of the array leaves of the result, of `definition.written`, and of leaves that did not
+            come in. Without the static ones, if there are some.
     """
 
-    written: tuple[int, ...]
-    treedef: PyTreeDef | None
-    where: tuple[int, ...]
-    nodes: tuple[NodeCode, ...]
-    graph: OutGraph | None
-    static: tuple[PyTreeDef, StaticLeaves] | None = None
+    definition: OutDef
+    values: tp.Sequence[tp.Any]
 
-    def __eq__(self, other: tp.Any) -> bool:
-        if not isinstance(other, OutDef) or (self.treedef is None) != (other.treedef is None):
-            return False  # treedefs do not compare with None
-        return self._key() == other._key()
+    @property
+    def written(self) -> tp.Sequence[tp.Any]:
+        """New values of input leaves, in the order of `definition.written`."""
+        return self.definition.split(self.values)[1]
 
-    def __hash__(self) -> int:
-        return hash(self._key())
+    @property
+    def new(self) -> tp.Sequence[tp.Any]:
+        """Values of leaves that did not come in."""
+        return self.definition.split(self.values)[2]
 
-    def _key(self) -> tp.Any:
-        return self.written, self.where, self.nodes, self.graph, self.treedef, self.static
+    def with_written(self, written: dict[int, tp.Any]) -> Outputs:
+        """The same with other written leaves, given with their values."""
+        arrays, _, new = self.definition.split(self.values)
+        at = tuple(sorted(written))
+        definition = dataclasses.replace(self.definition, written=at)
+        return Outputs(definition, [*arrays, *[written[leaf] for leaf in at], *new])
+
+    def as_arrays(self, is_array: tp.Callable[[tp.Any], bool]) -> Outputs:
+        """The same with leaves that are not arrays as a part of the definition."""
+        leaves, treedef = jax.tree_util.tree_flatten([*self.values])
+        static = static_leaves(leaves, [not is_array(leaf) for leaf in leaves])
+        if static is None:
+            return self
+        definition = dataclasses.replace(self.definition, static=(treedef, static))
+        return Outputs(definition, static.split(leaves))
+
+    def whole(self) -> tp.Sequence[tp.Any]:
+        """The values with the static ones."""
+        if self.definition.static is None:
+            return self.values
+        treedef, static = self.definition.static
+        return jax.tree_util.tree_unflatten(treedef, static.join(self.values))
+
+
+jax.tree_util.register_pytree_node(
+    Outputs,
+    lambda out: (out.values, out.definition),
+    lambda definition, values: tuple.__new__(Outputs, (definition, values)),
+)
+
+
+# Paths ----------------------------------------------------------------------------------------------
 
 
 def output_roots(call: CallDef, definition: OutDef) -> list[Path]:
     """The paths of the roots of what leaves: of the arguments, then those of the result."""
-    roots = call.root_paths()
-    if definition.treedef is not None:
-        of_result = paths_of(definition.treedef)
-        roots += [("result", *of_result[position]) for position in definition.where]
-    return roots
+    of_result = paths_of(definition.treedef)
+    roots = call.root_paths()[: definition.first_result]
+    return roots + [("result", *of_result[position]) for position in definition.where]
 
 
-def came_from(call: CallDef, graph: OutGraph, root: int) -> Path:
+def came_from(call: CallDef, definition: OutDef, root: int) -> Path:
     """The number of a root of the arguments, and a path: where an object was that left on its own."""
-    code = tp.cast(NodeCode, graph.graphdef.decoded.roots[root])
+    code = tp.cast(NodeCode, definition.graphdef.decoded.roots[root])
     decoded = call.graphdef.decoded
-    return decoded.path(decoded.node_frames[tp.cast(int, graph.origin[code.number])])
+    return decoded.path(decoded.node_frames[tp.cast(int, definition.origin[code.number])])
 
 
-def output_paths(call: CallDef, definition: OutDef, treedef: PyTreeDef) -> list[Path]:
-    """The path of each output: array leaves of the result, written leaves, new values.
-
-    Args:
-        call, definition: the arguments, and what leaves.
-        treedef: of the result, with roots as leaves.
-    """
-    of_result = enumerate(paths_of(treedef))
+def output_paths(call: CallDef, definition: OutDef) -> list[Path]:
+    """The path of each output: array leaves of the result, written leaves, new values."""
+    of_result = enumerate(paths_of(definition.treedef))
     paths = [("result", *path) for i, path in of_result if i not in definition.where]
-    came_in, graph = call.graph_leaves(), definition.graph
+    came_in, leaves = call.graph_leaves(), definition.new_leaves()
     paths += [came_in[leaf].path for leaf in definition.written]
-    if graph is None:
-        return paths
-    decoded, leaves = graph.graphdef.decoded, graph.fresh_leaves()
-    roots = output_roots(call, definition)
+    decoded, roots = definition.graphdef.decoded, output_roots(call, definition)
     for number in sorted(leaves):
         root, *path = decoded.path(decoded.leaf_frames[leaves[number]])
         if root >= len(roots):
-            root, *above = came_from(call, graph, root)
+            root, *above = came_from(call, definition, root)
             path = [*above, *path]
         paths.append((*roots[root], *path))
     return paths
-
-
-@dataclasses.dataclass(frozen=True)
-class Fixed:
-    """A static value as a pytree without leaves: how an `OutDef` crosses a JAX transform."""
-
-    value: tp.Any
-
-
-# It is its own static data: nothing is made when a program returns (`register_dataclass`: 1.5 us more).
-jax.tree_util.register_pytree_node(Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed)
-
-
-class Outputs(tp.NamedTuple):
-    """What leaves a transform.
-
-    Attributes:
-        definition: the static side.
-        result: the result itself, or its array leaves where it has graph nodes.
-        written: new values of input Variables, in the order of `definition.written`.
-        fresh: values of leaves that did not come in.
-    """
-
-    definition: OutDef
-    result: tp.Any
-    written: list[tp.Any]
-    fresh: list[tp.Any]
-
-    @property
-    def treedef(self) -> PyTreeDef:
-        """Of the result, with roots as leaves."""
-        return self.definition.treedef or jax.tree_util.tree_structure(self.result)
-
-    def values(self) -> list[tp.Any]:
-        """The value of each output, in the order of `output_paths`."""
-        return [*jax.tree_util.tree_leaves(self.result), *self.written, *self.fresh]
-
-    def crossing(self, is_array: tp.Callable[[tp.Any], bool] | None = None) -> Crossing:
-        """The outputs as they cross a JAX transform: a static node, and trees of leaves.
-
-        Leaves that are not arrays are part of the static node, where `is_array` decides about them;
-        without it all leaves are arrays, or JAX refuses them.
-        """
-        definition, result, written, fresh = self
-        if is_array is not None:
-            leaves, treedef = jax.tree_util.tree_flatten((result, written, fresh))
-            static = static_leaves(leaves, [not is_array(leaf) for leaf in leaves])
-            if static is not None:
-                definition = dataclasses.replace(definition, static=(treedef, static))
-                result, written, fresh = static.split(leaves), [], []
-        return Fixed(definition), result, written, fresh
-
-
-Crossing = tuple[Fixed, tp.Any, list[tp.Any], list[tp.Any]]
-"""What leaves a transform: definition, result, written values, fresh values.
-
-Where some leaves are static, the arrays of all three are in the place of the result.
-"""
-
-
-def outputs_of(crossing: Crossing) -> Outputs:
-    """The inverse of `Outputs.crossing`."""
-    fixed, *parts = crossing
-    if fixed.value.static is not None:
-        treedef, static = fixed.value.static
-        parts = jax.tree_util.tree_unflatten(treedef, static.join(parts[0]))
-    return Outputs(fixed.value, *parts)

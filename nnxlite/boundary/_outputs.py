@@ -12,12 +12,12 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.jax import is_ref, trace_state
+from nnxlite._base.jax import PyTreeDef, is_ref, trace_state
 from nnxlite._base.statics import ById, alike
 from nnxlite._base.versions import epoch
-from nnxlite.boundary._call_def import Inner
+from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._inputs import is_root
-from nnxlite.boundary._outdef import CameIn, Edit, Fresh, OutDef, OutGraph, Outputs, Source
+from nnxlite.boundary._outdef import Edit, OutDef, Outputs, Source
 from nnxlite.boundary._refusals import refuse_aliases, refuse_captured, refuse_dead_tracers
 from nnxlite.graph._defs import ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
@@ -58,53 +58,50 @@ def leave(
     values_only = bool(where) and not structure
     if values_only:
         refuse_aliases(inner, result, roots)
-    new = _written(inner, all_written)
+    written = _written(inner, all_written)
     numbers = {id(node): i for i, node in enumerate(inner.nodes)}
     known = [numbers.get(id(root)) for root in roots]
-    graph, fresh = None, list[tp.Any]()
+    new: list[tp.Any] = []
     if values_only or None in known or _restructured(inner):
-        graph, fresh, changed = _graph_of(inner, roots, all_written, captured, values_only)
+        graph, new, changed = _graph_of(inner, roots, all_written, captured, values_only)
+        definition = OutDef(treedef, where, **graph)
         if structure:
-            new.update(changed)
+            written.update(changed)
         else:
-            graph = dataclasses.replace(graph, edits=(), kinds=())
+            definition = dataclasses.replace(definition, edits=(), kinds=())
         for leaf in all_written:  # even if the array was replaced: its buffer is gone
             if inner.call.graphdef.decoded.leaf_nodes[leaf] < 0:
-                new.setdefault(leaf, inner.values[leaf])
-        nodes, graph = _without_graph(graph, len(roots))
+                written.setdefault(leaf, inner.values[leaf])
+        known = definition.known_roots()
+        if not definition.restructures:
+            definition, new = _values_alone(inner.call, treedef, where, known), []
     else:
-        nodes = tuple(map(NodeCode, tp.cast(list[int], known)))
-    at = tuple(sorted(new))
-    written = [new[leaf] for leaf in at]
-    if graph is None:
-        fresh = []
-    if not where:
-        return Outputs(OutDef(at, None, (), (), graph), result, written, fresh)
-    return Outputs(OutDef(at, treedef, where, nodes, graph), arrays, written, fresh)
+        definition = _values_alone(inner.call, treedef, where, known)
+    return Outputs(definition, [*arrays, *new]).with_written(written)
 
 
-def only_structure_of(out: Outputs, nodes: tp.Container[int]) -> Outputs:
+def _values_alone(
+    call: CallDef, treedef: PyTreeDef, where: tuple[int, ...], known: tp.Iterable[int | None]
+) -> OutDef:
+    """The definition where only values changed, given the nodes that are the roots of the result."""
+    roots = tuple(NodeCode(tp.cast(int, number)) for number in known)
+    graph, decoded = call.graphdef, call.graphdef.decoded
+    same = range(len(decoded.node_defs)), range(decoded.num_leaves)
+    return OutDef(treedef, where, roots, graph, *same, len(call.where))
+
+
+def only_structure_of(call: CallDef, out: Outputs, nodes: tp.Container[int]) -> Outputs:
     """The outputs with the structure changes of some objects only, by their new numbers."""
-    definition, graph = out.definition, out.definition.graph
-    if graph is None:
-        return out
-    kept = {graph.origin[new] for new in range(len(graph.origin)) if new in nodes}
-    edits = tuple(edit for edit in graph.edits if edit[0] in nodes)
-    kinds = tuple(kind for kind in graph.kinds if kind[0] in kept)
-    whole = dataclasses.replace(graph, edits=edits, kinds=kinds)
-    known, graph = _without_graph(whole, len(definition.where))
-    definition = dataclasses.replace(definition, nodes=known, graph=graph)
-    return out._replace(definition=definition, fresh=[] if graph is None else out.fresh)
-
-
-def _without_graph(graph: OutGraph, count: int) -> tuple[tuple[NodeCode, ...], OutGraph | None]:
-    """The roots of the result as nodes of the arguments; and the graph, where they are not enough."""
-    codes = graph.graphdef.decoded.roots[graph.first_result :][:count]
-    numbers = [graph.origin[code.number] for code in codes if isinstance(code, NodeCode)]
-    known = tuple(NodeCode(number) for number in numbers if number is not None)
-    if graph.edits or graph.kinds or len(known) < len(codes):
-        return (), graph
-    return known, None
+    left = out.definition
+    kept = {left.origin[new] for new in range(len(left.origin)) if new in nodes}
+    edits = tuple(edit for edit in left.edits if edit[0] in nodes)
+    kinds = tuple(kind for kind in left.kinds if kind[0] in kept)
+    definition = dataclasses.replace(left, edits=edits, kinds=kinds)
+    if definition.restructures:
+        return out._replace(definition=definition)
+    alone = _values_alone(call, left.treedef, left.where, left.known_roots())
+    arrays, written, _ = left.split(out.values)
+    return Outputs(dataclasses.replace(alone, written=left.written), [*arrays, *written])
 
 
 def _written(inner: Inner, all_written: tp.Collection[int]) -> dict[int, tp.Any]:
@@ -149,10 +146,10 @@ def _graph_of(
     all_written: tp.Collection[int],
     captured: bool,
     values_only: bool,
-) -> tuple[OutGraph, list[tp.Any], dict[int, tp.Any]]:
+) -> tuple[dict[str, tp.Any], list[tp.Any], dict[int, tp.Any]]:
     """The graph as it is now, compared with that of the arguments; or, of values only, all new.
 
-    Returns the comparison, the values that did not come in, and, by leaf number, arrays that replaced
+    Returns the comparison, as fields of an `OutDef`, the values that did not come in, and, by leaf number, arrays that replaced
     others.
     """
     arguments, detached = ([], []) if values_only else (inner.roots(), _detached(inner))
@@ -176,28 +173,28 @@ def _graph_of(
     def source(leaf: tp.Any, node: int) -> Source | None:
         if node < 0:
             same = arrays.get(id(leaf))
-            return None if same is None else CameIn(same.pop(0) if len(same) > 1 else same[0])
+            return None if same is None else same.pop(0) if len(same) > 1 else same[0]
         old = origin[node]
-        return None if old is None else CameIn(came_in.node_leaves[old])
+        return None if old is None else came_in.node_leaves[old]
 
     sources = [source(leaf, node) for leaf, node in zip(walk.leaves, decoded.leaf_nodes)]
     edits, moves = _edits(came_in, decoded, origin, sources)
     changed = {old: walk.leaves[now] for old, now in moves.items()}
-    fresh: list[tp.Any] = []
-    refs: dict[int, Source] = {id(x): CameIn(i) for i, x in enumerate(inner.values) if is_ref(x)}
+    new: list[tp.Any] = []
+    refs: dict[int, Source] = {id(x): i for i, x in enumerate(inner.values) if is_ref(x)}
 
     def new_source(leaf: tp.Any) -> Source:
         value = leaf._box.value if isinstance(leaf, Variable) else leaf
-        new: Source = Fresh(len(fresh))
-        found = refs.setdefault(id(value), new) if is_ref(value) else new
-        if found is new:  # a reference leaves as the array in it
-            fresh.append(value[...] if is_ref(value) else value)
+        number: Source = ~len(new)
+        found = refs.setdefault(id(value), number) if is_ref(value) else number
+        if found == number:  # a reference leaves as the array in it
+            new.append(value[...] if is_ref(value) else value)
         return found
 
     replaced = {now: old for old, now in moves.items()}
     for number, leaf in enumerate(walk.leaves):
         if number in replaced:
-            sources[number] = CameIn(replaced[number])
+            sources[number] = replaced[number]
         elif sources[number] is None:
             sources[number] = new_source(leaf)
     kinds = tuple(
@@ -207,10 +204,17 @@ def _graph_of(
         and isinstance(definition, VariableDef)
         and not definition.is_like(came_in.node_defs[old])
     )
-    every_source = tp.cast(tuple[Source, ...], tuple(sources))
-    seen = tuple(map(ById, inner.call.graphdef.atoms()))
-    graph = OutGraph(graphdef, origin, every_source, len(arguments), edits, kinds, seen)
-    return graph, fresh, changed
+    graph = {
+        "roots": tuple(decoded.roots[len(arguments) :][: len(roots)]),
+        "graphdef": graphdef,
+        "origin": origin,
+        "sources": tuple(sources),
+        "first_result": len(arguments),
+        "edits": edits,
+        "kinds": kinds,
+        "seen": tuple(map(ById, inner.call.graphdef.atoms())),
+    }
+    return graph, new, changed
 
 
 def _detached(inner: Inner) -> list[tp.Any]:
@@ -259,7 +263,7 @@ def _edits(
             case NodeCode(before), NodeCode(after):
                 return [] if origin[after] == before else None
             case ArrayCode(before), ArrayCode(after):
-                return [] if sources[after] == CameIn(before) else [(before, after)]
+                return [] if sources[after] == before else [(before, after)]
             case StaticDef(), StaticDef():
                 return [] if alike(old.value, now.value) else None
             case _:
@@ -281,5 +285,5 @@ def _edits(
         same = new_def.layout is old_def.layout and alike(new_def.metadata, old_def.metadata)
         if names or not same:
             removed = tuple(n for n in old_def.layout.status if n not in new_def.layout.status)
-            edits.append(Edit(number, tuple(names), removed))
+            edits.append((number, tuple(names), removed))
     return tuple(edits), moves

@@ -13,7 +13,7 @@ from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import describe_trace, in_this_trace, is_ref, key_name, trace_state
 from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._inputs import is_root
-from nnxlite.boundary._outdef import OutGraph, Outputs, output_paths
+from nnxlite.boundary._outdef import OutDef, Outputs, output_paths
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._traverse import traverse
@@ -28,12 +28,11 @@ def refuse_foreign_outputs(call: CallDef, out: Outputs, name: str = "the functio
         out: the outputs.
         name: of the function.
     """
-    results = out.treedef.num_leaves - len(out.definition.where)
-    for number, value in enumerate(out.values()):
+    for number, value in enumerate(out.values):
         for leaf in filter(_is_foreign, jax.tree_util.tree_leaves(value)):
-            path = output_paths(call, out.definition, out.treedef)[number]
+            path = output_paths(call, out.definition)[number]
             kind = type(leaf).__name__
-            if number < results:
+            if number < out.definition.num_arrays:
                 raise TypeError(
                     f"{name} returned a value of type '{kind}' at '{path_text(path[1:])}', "
                     "which is not a valid JAX type. Return arrays, objects, or pytrees of these; static "
@@ -184,16 +183,16 @@ def fixed_structure(ids: frozenset[int]) -> tp.Iterator[None]:
         _FIXED.reset(token)
 
 
-def refuse_fixed(outer: list[tp.Any], graph: OutGraph) -> None:
+def refuse_fixed(outer: list[tp.Any], left: OutDef) -> None:
     """Raise ValueError where the structure of a fixed object or Variable would change."""
     fixed = _FIXED.get()
     if not fixed:
         return
-    for number, names, removed in graph.edits:
-        node = outer[tp.cast(int, graph.origin[number])]
+    for number, names, removed in left.edits:
+        node = outer[tp.cast(int, left.origin[number])]
         if id(node) in fixed:
             raise ValueError(structure_changed(node, (*names, *removed)))
-    for old, _ in graph.kinds:
+    for old, _ in left.kinds:
         if id(outer[old]) in fixed:
             raise ValueError(structure_changed(outer[old], ("metadata",)))
 

@@ -15,7 +15,7 @@ from nnxlite._base.jax import new_ref, trace_state
 from nnxlite._base.statics import own_copy
 from nnxlite._base.versions import Writes
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._outdef import Crossing, Fresh, OutDef, OutGraph, Outputs, Source, outputs_of
+from nnxlite.boundary._outdef import OutDef, Outputs, Source, pick
 from nnxlite.boundary._refusals import refuse_fixed
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, note_definition_of
 from nnxlite.graph._kinds import GraphNode
@@ -39,31 +39,16 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
     Raises TraceContextError, before anything is written, where an object that must change belongs to
     another trace level.
     """
-    return _replay(inputs, *outputs)
-
-
-def replay_crossing(inputs: Inputs, crossing: Crossing) -> tp.Any:
-    """`replay` of outputs in the form in which they crossed."""
-    fixed, result, written, fresh = crossing
-    if fixed.value.static is not None:
-        return replay(inputs, outputs_of(crossing))
-    return _replay(inputs, fixed.value, result, written, fresh)
-
-
-def _replay(
-    inputs: Inputs, definition: OutDef, result: tp.Any, written: list[tp.Any], fresh: list[tp.Any]
-) -> tp.Any:
-    if definition.graph is not None:
-        outputs = Outputs(definition, result, written, fresh)
-        return _replay_graph(inputs, outputs, definition.graph)
-    if definition.treedef is not None:
-        leaves = list(result)
-        nodes = inputs.nodes()
-        for position, code in zip(definition.where, definition.nodes):
-            leaves.insert(position, nodes[code.number])
-        result = jax.tree_util.tree_unflatten(definition.treedef, leaves)
-    if definition.written:
-        _write(inputs, definition.written, written)
+    definition, values = outputs
+    if definition.static is not None:
+        values = outputs.whole()
+    if definition.restructures:
+        return _replay_graph(inputs, definition.of_call(inputs.graphdef), values)
+    first, written = definition.num_arrays, definition.written
+    nodes = inputs.nodes() if definition.where else ()
+    result = definition.result(values[:first], [nodes[old] for old in definition.known_roots()])
+    if written:
+        _write(inputs, written, values[first:])
     return result
 
 
@@ -149,49 +134,43 @@ def _with_arrays(held: tp.Any, code: Code, arrays: dict[int, tp.Any], writes: Wr
     return code.definition.build(new)
 
 
-def _replay_graph(inputs: Inputs, outputs: Outputs, graph: OutGraph) -> tp.Any:
+def _replay_graph(inputs: Inputs, left: OutDef, values: tp.Sequence[tp.Any]) -> tp.Any:
     outer = inputs.nodes()
-    graph = graph.of_call(inputs.graphdef)
-    decoded = graph.graphdef.decoded
-    refuse_fixed(outer, graph)
-    for old, _ in graph.kinds:
+    decoded = left.graphdef.decoded
+    refuse_fixed(outer, left)
+    for old, _ in left.kinds:
         outer[old]._check_level()
-    for number, *_ in graph.edits:
-        check_trace(outer[tp.cast(int, graph.origin[number])])
+    for number, *_ in left.edits:
+        check_trace(outer[tp.cast(int, left.origin[number])])
     writes = Writes()
-    definition = outputs.definition
-    if definition.written:
-        _note_values(writes, inputs, definition.written, outputs.written)
-    leaves = [source.pick(inputs.values, outputs.fresh) for source in graph.sources]
-    _make_refs(graph, leaves)
-    nodes = [None if old is None else outer[old] for old in graph.origin]
+    arrays, written, new = left.split(values)
+    if written:
+        _note_values(writes, inputs, left.written, written)
+    leaves = [pick(source, inputs.values, new) for source in left.sources]
+    _make_refs(left, leaves)
+    nodes = [None if old is None else outer[old] for old in left.origin]
     add_nodes(decoded, leaves, nodes)
-    for old, kind in graph.kinds:
+    for old, kind in left.kinds:
         note_definition(writes, outer[old], kind.for_variable().keeping(outer[old]._box.definition))
     codes_of = dict(decoded.children)
-    for number, names, removed in graph.edits:
+    for number, names, removed in left.edits:
         node_def = decoded.node_defs[number]
         codes = dict(zip(node_def.layout.data, codes_of[number]))
         _note_edit(writes, nodes[number], node_def, names, removed, codes, nodes, leaves)
-    result = outputs.result
-    if definition.treedef is not None:
-        parts = list(result)
-        for position, code in zip(definition.where, decoded.roots[graph.first_result :]):
-            parts.insert(position, resolve(code, nodes, leaves))
-        result = jax.tree_util.tree_unflatten(definition.treedef, parts)
+    result = left.result(arrays, [resolve(code, nodes, leaves) for code in left.roots])
     writes.make()
     return result
 
 
-def _make_refs(graph: OutGraph, leaves: list[tp.Any]) -> None:
+def _make_refs(left: OutDef, leaves: list[tp.Any]) -> None:
     """Make new references of the arrays that crossed for references made inside."""
-    decoded = graph.graphdef.decoded
+    decoded = left.graphdef.decoded
     made: dict[Source, tp.Any] = {}
     for node, leaf in enumerate(decoded.node_leaves) if decoded.has_refs else ():
         kind = decoded.node_defs[node]
         if kind is REF_LEAF or (isinstance(kind, VariableDef) and kind.is_ref):
-            source, value = graph.sources[leaf], leaves[leaf]
-            if isinstance(source, Fresh) and not isinstance(value, jax.ShapeDtypeStruct):
+            source, value = left.sources[leaf], leaves[leaf]
+            if source < 0 and not isinstance(value, jax.ShapeDtypeStruct):
                 if source not in made:
                     made[source] = new_ref(value)
                 leaves[leaf] = made[source]

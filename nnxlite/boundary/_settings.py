@@ -24,14 +24,7 @@ from nnxlite.boundary._labels import (
     setting_of,
     shown,
 )
-from nnxlite.boundary._outdef import (
-    CameIn,
-    OutDef,
-    Outputs,
-    Source,
-    came_from,
-    output_paths,
-)
+from nnxlite.boundary._outdef import OutDef, Outputs, Source, came_from, output_paths, pick
 from nnxlite.boundary._partition import Division, Partition
 from nnxlite.boundary._prefixes import PrefixMapping, is_setting
 from nnxlite.graph._rebuild import Path
@@ -43,8 +36,8 @@ class Layout:
 
     Attributes:
         definition: what leaves.
-        treedef: of (result, written, fresh).
-        division: of the leaves of that tree.
+        treedef: of the list of outputs.
+        division: of the leaves in them.
     """
 
     definition: OutDef
@@ -62,18 +55,6 @@ def mentioned(*prefixes: tp.Any) -> tuple[tp.Any, ...]:
     return tuple(out)
 
 
-class OutSettings(tp.NamedTuple):
-    """Something for each output leaf."""
-
-    result: list[tp.Any]
-    written: list[tp.Any]
-    fresh: list[tp.Any]
-
-    def all(self) -> list[tp.Any]:
-        """The same in one list."""
-        return [*self.result, *self.written, *self.fresh]
-
-
 Meaning: tp.TypeAlias = tp.Callable[[tp.Any, Path, tp.Any, Source], tp.Any]
 """From a setting, a path, a Variable and the source of its value to the setting of that one leaf."""
 
@@ -87,8 +68,8 @@ def output_settings(
     what: str,
     default: tp.Any,
     meaning: Meaning = lambda setting, *_: setting,
-) -> OutSettings:
-    """Settings of all outputs, from those of the graph leaves and roots of the arguments.
+) -> list[tp.Any]:
+    """The setting of each output, from those of the graph leaves and roots of the arguments.
 
     Written Variables keep their input setting; new Variables of an argument follow its prefix; the
     result follows `out_prefix`. `default` is the setting where none is given; None leaves it open.
@@ -96,49 +77,42 @@ def output_settings(
 
     Raises ValueError where the result refers to a leaf that has another setting already.
     """
-    definition = out.definition
-    tree = out.result if definition.treedef is None else template_of(definition.treedef)
-    settings = broadcast(out_prefix, tree, what)
-    result = array_settings(settings, out.treedef, definition.where, what)
-    written = [value_settings[leaf] for leaf in definition.written]
-    fresh: list[tp.Any] = [default] * len(out.fresh)
-    graph = definition.graph
-    if graph is not None:
-        decoded = graph.graphdef.decoded
-        by_root = list(root_settings[: graph.first_result])
-        by_root += [settings[p] for p in definition.where]
-        for leaf, source in enumerate(graph.sources):
-            if isinstance(source, CameIn):
-                continue
-            root, *path = decoded.path(decoded.leaf_frames[leaf])
-            if root < len(by_root):
-                setting = by_root[root]
-            else:
-                root, *start = came_from(call, graph, root)
-                setting, path = root_settings[root], [*start, *path]
-            fresh[source.number] = setting_of(setting, tuple(path), shown(decoded, leaf))
-    _refuse_conflicts(call, out, value_settings, settings, fresh, what, default, meaning)
-    return OutSettings(result, written, fresh)
+    left, decoded = out.definition, out.definition.graphdef.decoded
+    settings = broadcast(out_prefix, template_of(left.treedef), what)
+    result = array_settings(settings, left.treedef, left.where, what)
+    written = [value_settings[leaf] for leaf in left.written]
+    new: list[tp.Any] = [default] * len(out.new)
+    by_root = [*root_settings[: left.first_result], *[settings[p] for p in left.where]]
+    for leaf, source in enumerate(left.sources):
+        if source >= 0:
+            continue
+        root, *path = decoded.path(decoded.leaf_frames[leaf])
+        if root < len(by_root):
+            setting = by_root[root]
+        else:
+            root, *start = came_from(call, left, root)
+            setting, path = root_settings[root], [*start, *path]
+        new[~source] = setting_of(setting, tuple(path), shown(decoded, leaf))
+    _refuse_conflicts(call, left, value_settings, settings, new, what, default, meaning)
+    return [*result, *written, *new]
 
 
 def _refuse_conflicts(
     call: CallDef,
-    out: Outputs,
+    left: OutDef,
     value_settings: tp.Sequence[tp.Any],
     settings: list[tp.Any],
-    fresh: list[tp.Any],
+    new: list[tp.Any],
     what: str,
     default: tp.Any,
     meaning: Meaning,
 ) -> None:
     """Raise ValueError where the result refers to a leaf that has another setting already."""
-    definition, graph = out.definition, out.definition.graph
-    decoded = call.graphdef.decoded if graph is None else graph.graphdef.decoded
-    codes = definition.nodes if graph is None else decoded.roots[graph.first_result :]
-    for position, code in zip(definition.where, codes):
+    decoded = left.graphdef.decoded
+    for position, code in zip(left.where, left.roots):
         for leaf, path in leaves_of_code(decoded, code):
-            source = CameIn(leaf) if graph is None else graph.sources[leaf]
-            here, before = settings[position], source.pick(value_settings, fresh)
+            source = left.sources[leaf]
+            here, before = settings[position], pick(source, value_settings, new)
             if here is before:
                 continue
             variable = shown(decoded, leaf)
@@ -146,26 +120,24 @@ def _refuse_conflicts(
             here, before = (meaning(x, path, variable, source) for x in (here, before))
             if not (here is before or here == before or (here is None and default is None)):
                 first = "at its first place"
-                if isinstance(source, CameIn):
-                    first = f"at '{call.graph_leaves()[source.leaf].text()}'"
-                again = path_text((*paths_of(out.treedef)[position], *path))
+                if source >= 0:
+                    first = f"at '{call.graph_leaves()[source].text()}'"
+                again = path_text((*paths_of(left.treedef)[position], *path))
                 again = f"in the result at '{again}'"
                 raise conflict(what, variable, first, before, again, here)
 
 
 def fresh_variables(out: Outputs) -> list[tp.Any]:
-    """For each fresh value what filters see of it."""
-    graph = out.definition.graph
-    if graph is None:
-        return []
-    leaves = graph.fresh_leaves()
-    return [shown(graph.graphdef.decoded, leaves[number]) for number in range(len(out.fresh))]
+    """For each new value what filters see of it."""
+    left = out.definition
+    leaves = left.new_leaves()
+    return [shown(left.graphdef.decoded, leaves[number]) for number in range(len(out.new))]
 
 
-def output_names(call: CallDef, definition: OutDef, treedef: PyTreeDef) -> list[str]:
+def output_names(call: CallDef, definition: OutDef) -> list[str]:
     """The names of all outputs, for messages; see `output_paths`."""
-    paths = output_paths(call, definition, treedef)
-    counts = treedef.num_leaves - len(definition.where), len(definition.written)
+    paths = output_paths(call, definition)
+    counts = definition.num_arrays, len(definition.written)
     kinds = ["the result"] * counts[0] + ["the value at"] * counts[1]
     kinds += ["the new Variable"] * (len(paths) - len(kinds))
     starts = [1] * counts[0] + [0] * (len(paths) - counts[0])  # "result" is in the words already
@@ -186,16 +158,15 @@ def no_room(axis: tp.Any, value: tp.Any, name: str) -> str | None:
 
 
 def pack(
-    out: Outputs, settings: OutSettings, order: tuple[tp.Any, ...]
+    out: Outputs, settings: list[tp.Any], order: tuple[tp.Any, ...]
 ) -> tuple[Layout, tuple[list[tp.Any], ...]]:
     """Output leaves in groups, one for each setting in `order`."""
-    blank = out.result, [0] * len(out.written), [0] * len(out.fresh)
-    partition = Partition(tuple(settings.all()), order)
-    layout = Layout(out.definition, jax.tree_util.tree_structure(blank), Division(partition))
-    return layout, partition.split(out.values())
+    partition = Partition(tuple(settings), order)
+    structure = jax.tree_util.tree_structure([0] * len(settings))
+    return Layout(out.definition, structure, Division(partition)), partition.split(out.values)
 
 
 def unpack(layout: Layout, groups: tp.Sequence[tp.Sequence[tp.Any]]) -> Outputs:
     """The inverse of `pack`, outside."""
     leaves = layout.division.join(*groups)
-    return Outputs(layout.definition, *jax.tree_util.tree_unflatten(layout.treedef, leaves))
+    return Outputs(layout.definition, jax.tree_util.tree_unflatten(layout.treedef, leaves))
