@@ -9,7 +9,6 @@ have put it, with the last values.  An object of the carry cannot take the posit
 
 from __future__ import annotations
 
-import dataclasses
 import typing as tp
 
 import jax
@@ -232,7 +231,9 @@ class _Comparison:
 
     def _is_new_object(self, number: int) -> bool:
         """Whether `scan` refuses a node in the place of the carry."""
-        is_new = isinstance(self.after.node_defs[number], ObjectDef) and self.left.origin[number] is None
+        is_new = (
+            isinstance(self.after.node_defs[number], ObjectDef) and self.left.origin[number] is None
+        )
         return is_new and self.loop.name == "scan" and self.loop.updates
 
     def _renewed(self, kind: str, path: Path, references: bool = True) -> Exception:

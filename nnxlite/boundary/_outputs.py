@@ -149,8 +149,8 @@ def _graph_of(
 ) -> tuple[dict[str, tp.Any], list[tp.Any], dict[int, tp.Any]]:
     """The graph as it is now, compared with that of the arguments; or, of values only, all new.
 
-    Returns the comparison, as fields of an `OutDef`, the values that did not come in, and, by leaf number, arrays that replaced
-    others.
+    Returns the comparison, as fields of an `OutDef`, the values that did not come in, and, by leaf
+    number, arrays that replaced others.
     """
     arguments, detached = ([], []) if values_only else (inner.roots(), _detached(inner))
     every = [*arguments, *roots, *detached]

@@ -127,7 +127,7 @@ def _refuse_conflicts(
                 raise conflict(what, variable, first, before, again, here)
 
 
-def fresh_variables(out: Outputs) -> list[tp.Any]:
+def new_variables(out: Outputs) -> list[tp.Any]:
     """For each new value what filters see of it."""
     left = out.definition
     leaves = left.new_leaves()

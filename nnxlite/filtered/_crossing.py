@@ -19,7 +19,7 @@ from nnxlite._base.jax import is_pytree_leaf
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._call_def import Inner
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._outdef import Crossing, Fixed
+from nnxlite.boundary._outdef import Fixed, Outputs
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._partition import Division, Partition
 from nnxlite.filtered._predicates import is_array
@@ -53,7 +53,7 @@ def must_be_traced(what: str, where: str, value: tp.Any) -> TypeError:
 def refuse_writes(inner: Inner, what: str) -> None:
     """Raise ValueError where a function changed its arguments and the change would be dropped."""
     definition = leave(inner, None).definition
-    if definition.written or definition.graph is not None:
+    if definition.written or definition.restructures:
         leaves = inner.call.graph_leaves()
         names = ", ".join(f"'{path_text(leaves[i].below)}'" for i in definition.written[:5])
         raise ValueError(
@@ -110,11 +110,11 @@ class Call(transforms.Call):
         """What Variable filters see of each leaf."""
         return self.inputs.variables()
 
-    def leave(self, inner: Inner, result: tp.Any) -> Crossing:
+    def leave(self, inner: Inner, result: tp.Any) -> Outputs:
         """What leaves the function with this result, as static data and arrays."""
-        return leave(inner, result).crossing(is_array)
+        return leave(inner, result).as_arrays(is_array)
 
-    def run_out(self, leaves: tp.Sequence[tp.Any]) -> Crossing:
+    def run_out(self, leaves: tp.Sequence[tp.Any]) -> Outputs:
         """The function between leaves: from those of the arguments to what leaves it."""
         return self.leave(*self.run(leaves))
 

@@ -18,7 +18,7 @@ from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._operands import parameter_names
 from nnxlite.boundary._outdef import Fixed
 from nnxlite.boundary._outputs import leave
-from nnxlite.boundary._replay import replay_crossing
+from nnxlite.boundary._replay import replay
 from nnxlite.filtered._crossing import (
     Call,
     Filtered,
@@ -344,7 +344,7 @@ class ClosureConverted(tp.Generic[P, R]):
         """The result, with a `jax.ShapeDtypeStruct` for each array."""
         traced = self._traced
         like = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in traced.in_shapes]
-        return replay_crossing(
+        return replay(
             Inputs(traced.given.value.build(like), trees=True),
             jax.tree_util.tree_unflatten(traced.out, traced.out_shapes),
         )
@@ -360,7 +360,7 @@ class ClosureConverted(tp.Generic[P, R]):
             )
         out = jaxpr_as_fun(traced.jaxpr, self.consts)(*arrays)
         crossing = jax.tree_util.tree_unflatten(traced.out, map(jnp.asarray, out))
-        return replay_crossing(inputs, crossing)
+        return replay(inputs, crossing)
 
     def __repr__(self) -> str:
         return f"ClosureConverted({self._traced.name}, {len(self.consts)} consts)"
@@ -403,7 +403,7 @@ def filter_closure_convert(
     def run(*traced: tp.Any) -> tp.Any:
         (inner_args, named), inner = enter(tp.cast(CallDef, given.value), traced)
         out = leave(inner, fn(*inner_args, **named))  # pyright: ignore[reportCallIssue] - of examples
-        return out.crossing(is_array)
+        return out.as_arrays(is_array)
 
     closed, crossing = jax.make_jaxpr(run, return_shape=True)(*arrays)
     shapes, out = jax.tree_util.tree_flatten(crossing)

@@ -21,12 +21,12 @@ from nnxlite._base.jax import as_integer
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._call_def import CallDef, enter
 from nnxlite.boundary._differences import call_difference
-from nnxlite.boundary._outdef import Fixed, Outputs, Source, output_paths
+from nnxlite.boundary._outdef import Fixed, Outputs, Source, output_paths, pick
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._partition import Division, Partition
 from nnxlite.boundary._prefixes import NodePrefix
 from nnxlite.boundary._replay import replay
-from nnxlite.boundary._settings import Layout, fresh_variables, output_settings, unpack
+from nnxlite.boundary._settings import Layout, new_variables, output_settings, unpack
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import Call, Filtered, divide, must_be_traced
 from nnxlite.filtered._donation import DONATED, KEPT, grouped, without_warnings
@@ -176,7 +176,7 @@ class _Program:
         self, out: Outputs, inputs: list[tp.Any]
     ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
         """The outputs: static data, mapped arrays, and those that are the same in all slices."""
-        leaves, treedef = jax.tree_util.tree_flatten((out.result, out.written, out.fresh))
+        leaves, treedef = jax.tree_util.tree_flatten(out.values)
         paths, axes = self._out_axes_of(out, inputs)
         for path, leaf, axis in zip(paths, leaves, axes):
             if is_mapped(axis) and not is_array_like(leaf):
@@ -196,7 +196,7 @@ class _Program:
         """The path and the final axis of each output leaf."""
 
         def axis_of(setting: tp.Any, path: Path, variable: tp.Any, source: Source) -> tp.Any:
-            leaves = jax.tree_util.tree_leaves(source.pick(values_in, out.fresh))
+            leaves = jax.tree_util.tree_leaves(pick(source, values_in, out.new))
             axis = OUT_AXES.answer(setting, path, variable, leaves[0] if leaves else None)
             return axis if is_mapped(axis) else None
 
@@ -215,14 +215,11 @@ class _Program:
             if_array(0),
             axis_of,
         )
-        values = [*jax.tree_util.tree_leaves(out.result), *out.written]
-        variables = [*values, *fresh_variables(out)]
-        values += out.fresh
+        arrays, written, _ = out.definition.split(out.values)
+        variables = [*arrays, *written, *new_variables(out)]
         paths: list[Path] = []
         axes: list[tp.Any] = []
-        outputs = zip(
-            output_paths(call, out.definition, out.treedef), values, variables, settings.all()
-        )
+        outputs = zip(output_paths(call, out.definition), out.values, variables, settings)
         for path, value, variable, setting in outputs:
             for leaf in jax.tree_util.tree_leaves(value):
                 paths.append(path)

@@ -12,7 +12,7 @@ from nnxlite._base.config import Modes
 from nnxlite._base.jax import without_literals
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._replay import replay_crossing
+from nnxlite.boundary._replay import replay
 from nnxlite.filtered._crossing import Call, Filtered, chosen_first, leaves_of, tree_out
 from nnxlite.filtered._predicates import has_shape, is_array
 from nnxlite.filtered._specs import SpecKind, answers
@@ -80,7 +80,7 @@ def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.A
     call = Call.of(fun, args, kwargs)
     call.tracing(map(has_shape, call.leaves))
     crossed = jax.eval_shape(call.run_out, call.leaves)
-    return replay_crossing(Inputs(call.definition.build(call.leaves), trees=True), crossed)
+    return replay(Inputs(call.definition.build(call.leaves), trees=True), crossed)
 
 
 @tp.overload

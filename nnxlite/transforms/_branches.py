@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import types
 import typing as tp
@@ -23,7 +22,7 @@ from nnxlite.boundary._differences import (
 )
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._operands import parameter_names
-from nnxlite.boundary._outdef import Crossing, Fixed, OutDef, Outputs, output_paths, output_roots
+from nnxlite.boundary._outdef import Outputs, output_paths, output_roots
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.transforms._arguments import refuse_shared_result, unwrapped_value
 from nnxlite.transforms._flow import run_flow
@@ -39,7 +38,7 @@ def _run_branches(
     funs: tuple[tp.Callable[..., tp.Any], ...],
     call: CallDef,
     leaves: list[tp.Any],
-) -> Crossing:
+) -> Outputs:
     """Trace the branches and run one; the first leaf says which, and is not an argument of theirs."""
     chooser = _chooser(name)
     if not isinstance(call.template()[0][0], int) or 0 in call.where:
@@ -62,24 +61,23 @@ def _run_branches(
 
     bodies = [body(number, fun) for number, fun in enumerate(funs)]
     written = tuple(sorted({leaf for b in bodies for leaf in b.definition.written}))
-    definitions = [dataclasses.replace(b.definition, written=written) for b in bodies]
     labels = [f"{_branch_name(name, i)} ({name_of(fun)})" for i, fun in enumerate(funs)]
-    before = call.by_side(leaves)[1]
-    for number in range(1, len(bodies)):
-        names = f"{labels[0]} and {labels[number]}"
-        both, sides = (
-            (definitions[0], definitions[number]),
-            (bodies[0].shapes, bodies[number].shapes),
-        )
-        _check_equal(name, names, call, both, sides, before)
-
     # What a branch does not write it leaves as it is: an output is one of the body's, or an input.
+    before = call.by_side(leaves)[1]
+    shapes = [_completed(body.shapes, written, before) for body in bodies]
+    for label, out in zip(labels[1:], shapes[1:]):
+        _check_equal(name, f"{labels[0]} and {label}", call, (shapes[0], out))
     old = call.by_side(jax.tree_util.tree_map(lambda n: -1 - n, numbered(leaves)))[1]
-    outputs = [_picks(traced, written, old) for traced in bodies]
-    settings = _Choice(name, tuple(tuple(tree_leaves(picks)) for picks in outputs))
+    outputs = [_completed(body.numbers(), written, old) for body in bodies]
+    settings = _Choice(name, tuple(tuple(tree_leaves(out)) for out in outputs))
     flat = run_bodies(_choice, settings, bodies, tree_leaves(leaves))
-    structure = jax.tree_util.tree_structure(outputs[0])
-    return Fixed(definitions[0]), *jax.tree_util.tree_unflatten(structure, flat)
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(outputs[0]), flat)
+
+
+def _completed(out: Outputs, written: tuple[int, ...], before: list[tp.Any]) -> Outputs:
+    """The outputs of a branch with all of these leaves, from what they were before."""
+    new = dict(zip(out.definition.written, out.written))
+    return out.with_written({leaf: new.get(leaf, before[leaf]) for leaf in written})
 
 
 def _chooser(name: str) -> str:
@@ -91,38 +89,24 @@ def _branch_name(name: str, number: int) -> str:
     return ("true_fun", "false_fun")[number] if name == "cond" else f"branch {number}"
 
 
-def _check_equal(
-    name: str,
-    names: str,
-    call: CallDef,
-    definitions: tuple[OutDef, OutDef],
-    outputs: tuple[Outputs, Outputs],
-    before: list[tp.Any],
-) -> None:
+def _check_equal(name: str, names: str, call: CallDef, outputs: tuple[Outputs, Outputs]) -> None:
     """Raise TypeError where two branches do not leave the same structure and types.
 
     Args:
         name, names: of the transform, and of the two branches.
         call: the arguments.
-        definitions, outputs: what leaves them; both write the same leaves.
-        before: the values of the graph leaves, which a branch that does not write leaves as they are.
+        outputs: what leaves them; both write the same leaves.
     """
-    trees = [jax.tree_util.tree_structure(out.result) for out in outputs]
-    if definitions[0] != definitions[1] or trees[0] != trees[1]:
+    if outputs[0].definition != outputs[1].definition:
         raise TypeError(
             f"{name} branch outputs must have the same structure, but {names} differ: "
-            f"{_difference(call, definitions, outputs)}. Make every "
+            f"{_difference(call, outputs)}. Make every "
             "branch create, remove and return the same objects and attributes."
         )
 
-    values: list[list[tp.Any]] = []
-    for out in outputs:
-        new = dict(zip(out.definition.written, out.written))
-        written = [new.get(leaf, before[leaf]) for leaf in definitions[0].written]
-        values.append([*tree_leaves(out.result), *written, *out.fresh])
-    for number, (x, y) in enumerate(zip(*values)):
+    for number, (x, y) in enumerate(zip(*[out.values for out in outputs])):
         if described(x) != described(y):
-            path = output_paths(call, definitions[0], outputs[0].treedef)[number]
+            path = output_paths(call, outputs[0].definition)[number]
             raise TypeError(
                 f"{name} branches must have equal output types, but {names} differ at "
                 f"'{path_text(path)}': {described(x)} and {described(y)}. Convert one of the two, for "
@@ -130,22 +114,19 @@ def _check_equal(
             )
 
 
-def _difference(
-    call: CallDef, definitions: tuple[OutDef, OutDef], outputs: tuple[Outputs, Outputs]
-) -> str:
+def _difference(call: CallDef, outputs: tuple[Outputs, Outputs]) -> str:
     """How what two branches leave differs in structure."""
-    trees, words = [out.treedef for out in outputs], [result_words(call, out) for out in outputs]
+    first, second = (out.definition for out in outputs)
+    trees, words = (first.treedef, second.treedef), [result_words(call, out) for out in outputs]
     if trees[0] != trees[1] and all(words):
         return f"the result of the second is {tree_difference(trees[0], trees[1], (words[0], words[1]))}"
     texts = [*map(tree_text, trees, words)]
-    if definitions[0].where != definitions[1].where or texts[0] != texts[1]:
+    if first.where != second.where or texts[0] != texts[1]:
         return f"the first returns {texts[0]}, the second {texts[1]}"
-    graphs = [definition.graph for definition in definitions]
-    edits = [edits_text(call, graph) for graph in graphs]
+    edits = [edits_text(call, left) for left in (first, second)]
     if edits[0] != edits[1]:
         return f"the first changes {edits[0]}, the second {edits[1]}"
-    one, other = (call.graphdef if graph is None else graph.graphdef for graph in graphs)
-    differences = compare(one, other, output_roots(call, definitions[0]))
+    differences = compare(first.graphdef, second.graphdef, output_roots(call, first))
     return f"from the first to the second, {differences_text(differences)}"
 
 
@@ -166,13 +147,6 @@ def _names(chooser: str, branch: tp.Any, count: int) -> tuple[str, ...]:
     """The names of the arguments in a branch, of which the chooser is none, and `count` operands."""
     names = parameter_names(branch)[:count]
     return chooser, *names, *[f"args[{number}]" for number in range(len(names), count)]
-
-
-def _picks(body: Body, written: tp.Iterable[int], old: list[tp.Any]) -> tuple[tp.Any, ...]:
-    """The outputs of a branch as a `_Choice` has them: result, written leaves, and fresh ones."""
-    out = body.numbers()
-    new = dict(zip(body.definition.written, out.written))
-    return out.result, [new.get(leaf, old[leaf]) for leaf in written], out.fresh
 
 
 def _choice(

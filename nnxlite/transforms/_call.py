@@ -15,7 +15,7 @@ from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._outdef import Outputs
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._refusals import refuse_foreign_outputs
-from nnxlite.boundary._replay import replay_crossing
+from nnxlite.boundary._replay import replay
 from nnxlite.transforms._arguments import (
     PARTIAL,
     boxed_arguments,
@@ -89,9 +89,9 @@ class Call:
         """A context in which JAX's errors for arguments name them."""
         return naming_arguments(self.name, self.definition, self.inputs, remedy)
 
-    def put_back(self, crossing: tp.Any) -> tp.Any:
+    def put_back(self, out: Outputs) -> tp.Any:
         """Write what left the function into the caller's objects; returns the caller's result."""
-        return replay_crossing(self.inputs, crossing)
+        return replay(self.inputs, out)
 
     @property
     def name(self) -> str:
@@ -111,11 +111,8 @@ class Call:
         """Whether structure changes of the arguments are repeated outside."""
         return self.options.modes.updates
 
-    def leave(self, inner: Inner, result: tp.Any) -> tp.Any:
-        """What leaves the function with this result, in the form in which it crosses."""
-        return self._left(inner, result).crossing()
-
-    def _left(self, inner: Inner, result: tp.Any) -> Outputs:
+    def leave(self, inner: Inner, result: tp.Any) -> Outputs:
+        """What leaves the function with this result."""
         refuse_shared_result(result, self.options.name, self.options.modes.graph)
         structure = self.propagates_structure(result)
         return leave(inner, result, structure=structure, captured=self.captured)
@@ -126,10 +123,10 @@ class Call:
         Raises TypeError where it returned or stored something that JAX cannot return.
         """
         inner, result = self.run(leaves)
-        out = self._left(inner, result)
+        out = self.leave(inner, result)
         refuse_foreign_outputs(self.definition, out, self.name)
         return result, out
 
-    def run_out(self, leaves: tp.Sequence[tp.Any]) -> tp.Any:
+    def run_out(self, leaves: tp.Sequence[tp.Any]) -> Outputs:
         """The function between leaves: from those of the arguments to what leaves it; see `outputs`."""
-        return self.outputs(leaves)[1].crossing()
+        return self.outputs(leaves)[1]

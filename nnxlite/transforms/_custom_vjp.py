@@ -27,7 +27,7 @@ from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._labels import labels, leaves_of_code
 from nnxlite.boundary._operands import parameter_names, parameters_of
-from nnxlite.boundary._outdef import CameIn, Fixed, OutDef, Outputs
+from nnxlite.boundary._outdef import Fixed, OutDef, Outputs
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._partition import Partition, put, replaced
 from nnxlite.boundary._prefixes import DiffState
@@ -101,10 +101,12 @@ def _run(
         del call.inputs, call.leaves
         # JAX refuses symbolic zeros in a sharding rule, and nothing differentiates there.
         run = call.run_chosen if is_sharding() else call.with_rules()
-        fixed, result, written, fresh = run(chosen, rest)
-    if written and not updates and not _takes_updates(rules):
-        written = constant_if([inputs.values[i] for i in fixed.value.written], written)
-    return replay(inputs, Outputs(fixed.value, result, written, fresh))
+        out: Outputs = run(chosen, rest)
+    at = out.definition.written
+    if at and not updates and not _takes_updates(rules):
+        written = constant_if([inputs.values[i] for i in at], [*out.written])
+        out = out.with_written(dict(zip(at, written)))
+    return replay(inputs, out)
 
 
 def _takes_updates(rules: CustomVjp[..., tp.Any]) -> bool:
@@ -190,9 +192,9 @@ class _Call(Call):
         """The function itself."""
         _, out = self.outputs(self.selected.join(chosen, rest))
         self.known = out.definition
-        return out.crossing()
+        return out
 
-    def _left(self, inner: Inner, result: tp.Any, written: tp.Collection[int] = ()) -> Outputs:
+    def leave(self, inner: Inner, result: tp.Any, written: tp.Collection[int] = ()) -> Outputs:
         """What leaves the function; Variables that it returns are outputs, even if only read."""
         modes = self.options.modes
         refuse_shared_result(result, "custom_vjp", modes.graph)
@@ -216,24 +218,24 @@ class _Call(Call):
             )
         result, residual = pair
         kept, known = Inputs(residual, self.definition.trees), self.known
-        out = self._left(inner, result, () if known is None else known.written)
+        out = self.leave(inner, result, () if known is None else known.written)
         if known is not None and known != out.definition:
             self._refuse_other(known, out.definition)
-        fixed = Fixed((out.definition, kept.define()))
-        return values_of(out.crossing()), (fixed, kept.leaves, rest if self.nondiff else None)
+        fixed = Fixed(kept.define())
+        return values_of(out), (fixed, kept.leaves, rest if self.nondiff else None)
 
-    def _backward(self, residual: tp.Any, cotangents: tp.Any) -> tp.Any:
+    def _backward(self, residual: tp.Any, cotangents: Outputs) -> tp.Any:
         """The user's backward rule, between leaves."""
         fixed, leaves, rest = residual
-        rules, (out, form) = self.rules, fixed.value
-        saved, nondiff = form.build(leaves), list[tp.Any]()
+        rules, out = self.rules, cotangents.definition
+        saved, nondiff = fixed.value.build(leaves), list[tp.Any]()
         if self.nondiff:
             args, _ = self.definition.build(self.selected.join([], rest))
             nondiff = [args[number] for number in self.nondiff]
-        written, more = cotangents[2], dict[str, tp.Any]()
+        written, more = cotangents.written, dict[str, tp.Any]()
         if not rules.symbolic_zeros:
             cotangents = jax.tree_util.tree_map(instantiated, cotangents, is_leaf=is_symbolic_zero)
-        after, args, result = self._cotangents(out, cotangents)
+        after, args, result = self._cotangents(cotangents)
         if self.options.modes.updates:
             args, result = as_states((args, result))
             result = tuple([args[number] for number in self.diff]), result
@@ -248,16 +250,15 @@ class _Call(Call):
             self._refuse_dropped(out, written)
         return self._checked(tp.cast(Bwd, rules.bwd)(*nondiff, saved, result, **more)), None
 
-    def _cotangents(self, out: OutDef, cotangents: tp.Any) -> tuple[Inputs, tp.Any, tp.Any]:
+    def _cotangents(self, cotangents: Outputs) -> tuple[Inputs, tp.Any, tp.Any]:
         """The arguments and result of the call, with cotangents for values; None for arrays.
 
         They are replayed as the values themselves would be, on new arguments that have zeros.
         """
-        _, result, written, fresh = cotangents
         call = self.definition
         after = Inputs.rebuilt(call, list(map(zero_tangent, self.shapes)))
-        put(after.values, out.written, written)
-        result = replay(after, Outputs(out, result, written, fresh))
+        put(after.values, cotangents.definition.written, cotangents.written)
+        result = replay(after, cotangents)
         leaves = replaced([None] * call.treedef.num_leaves, after.where, after.roots)
         args, _ = jax.tree_util.tree_unflatten(call.treedef, leaves)
         return after, args, result
@@ -308,7 +309,7 @@ class _Call(Call):
                     "it out of nondiff_argnums, or differentiate with respect to something else."
                 )
 
-    def _refuse_dropped(self, out: OutDef, written: list[tp.Any]) -> None:
+    def _refuse_dropped(self, out: OutDef, written: tp.Sequence[tp.Any]) -> None:
         """Raise ValueError where a rule without `updates_g` drops the cotangent of what was written.
 
         Only a Variable that is differentiated outside can have one: see `constant_if`.
@@ -346,15 +347,9 @@ def _states(
 
 def _returned(call: CallDef, definition: OutDef) -> set[int]:
     """The Variables of the arguments that are in the result: outputs, even if only read."""
-    graph, decoded = definition.graph, call.graphdef.decoded
-    if graph is None:
-        leaves = {leaf for node in definition.nodes for leaf, _ in leaves_of_code(decoded, node)}
-    else:
-        codes = graph.graphdef.decoded.roots[graph.first_result :][: len(definition.where)]
-        below = [leaves_of_code(graph.graphdef.decoded, code) for code in codes]
-        sources = {graph.sources[leaf] for leaves in below for leaf, _ in leaves}
-        leaves = {source.leaf for source in sources if isinstance(source, CameIn)}
-    return {leaf for leaf in leaves if decoded.leaf_nodes[leaf] >= 0}
+    below = [leaves_of_code(definition.graphdef.decoded, code) for code in definition.roots]
+    sources = {definition.sources[leaf] for leaves in below for leaf, _ in leaves}
+    return {leaf for leaf in sources if leaf >= 0 and call.graphdef.decoded.leaf_nodes[leaf] >= 0}
 
 
 def _crosses(value: tp.Any) -> bool:

@@ -11,8 +11,8 @@ from nnxlite._base.config import Modes
 from nnxlite._base.jax import drop_hidden_frames
 from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._outdef import Crossing
-from nnxlite.boundary._replay import replay_crossing
+from nnxlite.boundary._outdef import Outputs
+from nnxlite.boundary._replay import replay
 from nnxlite.graph._functional import build
 from nnxlite.graph._plan import view
 from nnxlite.transforms._arguments import naming_arguments
@@ -20,7 +20,7 @@ from nnxlite.transforms._finish import checks_noted, wait
 
 
 def run_flow(
-    name: str, inputs: tp.Callable[[], Inputs], run: tp.Callable[[CallDef, list[tp.Any]], Crossing]
+    name: str, inputs: tp.Callable[[], Inputs], run: tp.Callable[[CallDef, list[tp.Any]], Outputs]
 ) -> tp.Any:
     """Run control flow on the caller's objects, and write back what it changed.
 
@@ -37,7 +37,7 @@ def run_flow(
             out = run(call, given.leaves)
             if checks_noted() != checks:
                 wait(out)
-        return replay_crossing(given, out)
+        return replay(given, out)
     except Exception as error:
         drop_hidden_frames(error)
         raise

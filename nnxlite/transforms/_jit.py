@@ -20,11 +20,11 @@ from nnxlite.boundary._call_def import CallDef, enter, paths_of
 from nnxlite.boundary._differences import call_difference
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._operands import Operands, describe, leaf_names
-from nnxlite.boundary._outdef import Crossing
+from nnxlite.boundary._outdef import Outputs
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._prefixes import by_path
 from nnxlite.boundary._refusals import refuse_foreign_outputs, refuse_non_arrays
-from nnxlite.boundary._replay import replay_crossing, write_leaves
+from nnxlite.boundary._replay import replay, write_leaves
 from nnxlite.objects._scopes import note_deleted
 from nnxlite.transforms._arguments import (
     Selection,
@@ -104,7 +104,7 @@ class JitCore:
         finish: writes outputs back; set when the function is traced, see `_finish`.
     """
 
-    finish: tp.Callable[[Inputs, Crossing], tp.Any] = staticmethod(replay_crossing)
+    finish: tp.Callable[[Inputs, Outputs], tp.Any] = staticmethod(replay)
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ def _run(find: tp.Callable[[], JitCore], operands: Operands, *groups: tp.Any) ->
     """What JAX traces: enter, run, leave."""
     core, call = find(), operands.call
     donor = core.donor
-    if has_several_cpus() and core.finish is replay_crossing:
+    if has_several_cpus() and core.finish is replay:
         core.finish = _finish_in_turn
     leaves = operands.leaves if donor is None else donor.join(call, (operands, *groups))
     checks = checks_noted()
@@ -223,12 +223,12 @@ def _run(find: tp.Callable[[], JitCore], operands: Operands, *groups: tp.Any) ->
     return out
 
 
-def _finish_in_turn(inputs: Inputs, crossing: Crossing) -> tp.Any:
-    wait_in_turn(crossing[1:])
-    return replay_crossing(inputs, crossing)
+def _finish_in_turn(inputs: Inputs, out: Outputs) -> tp.Any:
+    wait_in_turn(out.values)
+    return replay(inputs, out)
 
 
-def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
+def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Outputs:
     donor, options = core.donor, core.options
     body = None if donor is None else donor.take_traced(call, leaves)
     if body is not None:
@@ -240,8 +240,8 @@ def _traced(core: JitCore, call: CallDef, leaves: list[tp.Any]) -> Crossing:
         out = leave(inner, result, all_written=kept, structure=options.modes.updates)
         if options.is_array is None:
             refuse_foreign_outputs(call, out, core.name)
-    stay_in_place(call, leaves, out)
-    return out.crossing(options.is_array)
+    out = stay_in_place(call, leaves, out)
+    return out if options.is_array is None else out.as_arrays(options.is_array)
 
 
 class JitWrapped(Transform[P, R]):
@@ -388,7 +388,7 @@ class JitWrapped(Transform[P, R]):
         call = inputs.define(context_key())
         groups = self._core.groups(call, inputs.leaves)
         crossing = self._core.jitted_for(call, groups).eval_shape(*groups)
-        out = replay_crossing(Inputs.rebuilt(call, inputs.leaves), crossing)
+        out = replay(Inputs.rebuilt(call, inputs.leaves), crossing)
         place_abstract(out)
         return out
 

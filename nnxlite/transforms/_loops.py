@@ -24,12 +24,12 @@ from nnxlite.boundary._body import (
     warn_of_streams,
     with_matching_types,
 )
-from nnxlite.boundary._call_def import CallDef, Inner
+from nnxlite.boundary._call_def import CallDef, Inner, template_of
 from nnxlite.boundary._carry import LoopKind, Slots, carried, next_values, paired_roots
 from nnxlite.boundary._differences import described
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._operands import parameter_names
-from nnxlite.boundary._outdef import Crossing, Outputs
+from nnxlite.boundary._outdef import Outputs
 from nnxlite.boundary._partition import replaced
 from nnxlite.boundary._prefixes import Carry
 from nnxlite.transforms._arguments import unwrapped_value
@@ -69,10 +69,10 @@ class LoopBody(tp.NamedTuple):
     following: tuple[int, ...]
     others: tuple[tuple[int, tp.Any], ...]
 
-    def crossing(self, values: tp.Iterable[tp.Any]) -> Crossing:
+    def left(self, values: tp.Iterable[tp.Any]) -> Outputs:
         """What leaves the loop: the last values of the state, and the others, stacked."""
         at = dict(zip([*self.following, *[n for n, _ in self.others]], values))
-        return self.body.outputs([at[n] for n in range(len(at))]).crossing()
+        return self.body.outputs([at[n] for n in range(len(at))])
 
 
 def trace_loop(
@@ -115,7 +115,7 @@ def trace_loop(
     next_ones = set(following)
     others = [
         (n, role)
-        for x, role in zip(out.values(), more.roles)
+        for x, role in zip(out.values, more.roles)
         for n in jax.tree_util.tree_leaves(x)
         if n not in next_ones
     ]
@@ -124,7 +124,7 @@ def trace_loop(
 
 def _next_state(more: Carried, out: Outputs) -> list[tp.Any]:
     """The state after an iteration: array leaves of the carry, and graph leaves that change."""
-    result = zip(jax.tree_util.tree_leaves(out.result), more.roles)
+    result = zip(out.definition.split(out.values)[0], more.roles)
     return [*[x for x, role in result if role is Carry], *next_values(more.slots, out)]
 
 
@@ -134,11 +134,11 @@ def _carry_body(
     """The outputs of the body of `while_loop` or `fori_loop`, whose last argument is the carry."""
     call = inner.call
     out = body_outputs(inner, result, structure=True, captured=captured)
-    after = jax.tree_util.tree_unflatten(out.treedef, range(out.treedef.num_leaves))
+    after = template_of(out.definition.treedef)
     pairs = paired_roots(loop, call, out, call.template()[0][-1], after)
     roles = [Carry] * call.graphdef.num_leaves
-    out, slots = carried(loop, inner, out, pairs, roles, [Carry] * len(out.fresh))
-    return out, Carried(slots, (Carry,) * len(out.values()))
+    out, slots = carried(loop, inner, out, pairs, roles, [Carry] * len(out.new))
+    return out, Carried(slots, (Carry,) * len(out.values))
 
 
 def _trace_test(test: tp.Callable[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Body:
@@ -152,9 +152,10 @@ def _trace_test(test: tp.Callable[..., tp.Any], call: CallDef, leaves: list[tp.A
 
     names = parameter_names(test)[:1] or call.names
     body = trace_body(call.renamed(names), run, leaves, user=test)
-    left, shown = body.definition, described(body.shapes.result)
+    left = body.definition
+    result = left.result(left.split(body.shapes.values)[0], ["an object"] * len(left.where))
     name = f"cond_fun ({name_of(test)})"
-    if left.graph is not None or not all(is_random(call, leaf) for leaf in left.written):
+    if left.restructures or not all(is_random(call, leaf) for leaf in left.written):
         raise ValueError(f"while_loop: {name} changed its argument. Only body_fun may write.")
     warn_of_streams(
         call,
@@ -163,7 +164,8 @@ def _trace_test(test: tp.Callable[..., tp.Any], call: CallDef, leaves: list[tp.A
         f"does not move on in {name} of while_loop: body_fun draws the same keys again",
         "Draw in body_fun, and carry what was drawn.",
     )
-    if not is_pytree_leaf(body.shapes.result) or shown != "bool[]":
+    shown = described(result)
+    if not is_pytree_leaf(result) or shown != "bool[]":
         raise TypeError(
             f"while_loop: cond_fun must return a boolean scalar, but got {shown} from "
             f"{name_of(test)}."
@@ -263,7 +265,7 @@ def while_loop(
     def step(inner: Inner, tree: tp.Any) -> tuple[Outputs, Carried]:
         return _carry_body(kind, inner, body_fun(tree[0][0]), captured=False)
 
-    def run(call: CallDef, leaves: list[tp.Any]) -> Crossing:
+    def run(call: CallDef, leaves: list[tp.Any]) -> Outputs:
         trace = lambda leaves: trace_body(call, step, leaves, user=body_fun)
         loop = trace_loop(kind.name, call, leaves, [Carry] * len(leaves), trace)
         bodies = [loop.body, _trace_test(cond_fun, call, loop.leaves)]
@@ -271,7 +273,7 @@ def while_loop(
         has_refs = any(map(is_ref, jax.tree_util.tree_leaves(leaves)))
         settings = _While(loop.state, loop.following, has_refs)
         inputs = jax.tree_util.tree_leaves(loop.leaves)
-        return loop.crossing(run_bodies(_while_loop, settings, bodies, inputs))
+        return loop.left(run_bodies(_while_loop, settings, bodies, inputs))
 
     def inputs() -> Inputs:
         args = (loop_arguments(init_val, modes),)
@@ -320,7 +322,7 @@ def fori_loop(
     def step(inner: Inner, tree: tp.Any, i: tp.Any) -> tuple[Outputs, Carried]:
         return _carry_body(kind, inner, body_fun(i, tree[0][-1]), captured=modes.updates)
 
-    def run(call: CallDef, leaves: list[tp.Any]) -> Crossing:
+    def run(call: CallDef, leaves: list[tp.Any]) -> Outputs:
         index = abstract(0 if known else leaves[0])
         trace = lambda leaves: trace_body(call, step, leaves, index, user=body_fun)
         roles = [None] * (0 if known else 2)
@@ -328,7 +330,7 @@ def fori_loop(
         loop = trace_loop(kind.name, call, leaves, roles, trace)
         settings = _Fori(loop.state, loop.following, known, unroll)
         inputs = jax.tree_util.tree_leaves(loop.leaves)
-        return loop.crossing(run_bodies(_fori_loop, settings, [loop.body], inputs))
+        return loop.left(run_bodies(_fori_loop, settings, [loop.body], inputs))
 
     def inputs() -> Inputs:
         args = (*(() if known else bounds), loop_arguments(init_val, modes))

@@ -43,8 +43,7 @@ class MapNames:
         """The names of the outputs, in the order of the layout; empty if that is not known."""
         if self.layout is None:
             return []
-        treedef = self.layout.definition.treedef or self.layout.treedef.children()[0]
-        return output_names(self.call, self.layout.definition, treedef)
+        return output_names(self.call, self.layout.definition)
 
     def output(self, group: int, number: int) -> str:
         """The name of an output, by group and number in it."""

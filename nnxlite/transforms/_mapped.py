@@ -23,7 +23,7 @@ from nnxlite.boundary._body import warn_of_streams, with_arrays
 from nnxlite.boundary._call_def import CallDef, Inner, enter
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import broadcast, labels
-from nnxlite.boundary._outdef import Fixed, Outputs
+from nnxlite.boundary._outdef import Fixed, Outputs, pick
 from nnxlite.boundary._outputs import leave
 from nnxlite.boundary._prefixes import by_path, refuse_foreign_axes
 from nnxlite.boundary._refusals import refuse_foreign_outputs
@@ -175,7 +175,7 @@ class Program:
             options.default,
         )
         names = options.metadata if named else {}
-        out = with_axis_names(inner, out, value_settings, settings.fresh, names)
+        out = with_axis_names(inner, out, value_settings, out.definition.split(settings)[2], names)
         whole = [i for i in out.definition.written if _is_whole(value_settings[i])]
         self._warn_of_streams(whole)
         layout, groups = pack(out, settings, self.order)
@@ -274,7 +274,7 @@ def with_axis_names(
     inner: Inner,
     out: Outputs,
     value_settings: list[tp.Any],
-    fresh_settings: list[tp.Any],
+    new_settings: list[tp.Any],
     names: tp.Mapping[str, tp.Any],
 ) -> Outputs:
     """Outputs whose Variables' annotations have the mapped axis again.
@@ -282,24 +282,24 @@ def with_axis_names(
     Without a name for it, new Variables get None there, as the annotation would be short of an axis
     otherwise. An annotation that was copied from an argument has the axis already.
     """
-    graph = out.definition.graph
-    if graph is None:
+    left = out.definition
+    if not left.restructures:
         return out
     copies = [] if names else _mapped_annotations(inner, value_settings)
     annotated = UNNAMED_AXES.get()
-    decoded, tokens = graph.graphdef.decoded, list(graph.graphdef.tokens)
+    decoded, tokens = left.graphdef.decoded, list(left.graphdef.tokens)
     came_in = inner.call.graphdef.decoded.node_defs
     kinds: list[tuple[int, VariableDef]] = []
     for node, definition in enumerate(decoded.node_defs):
         if not isinstance(definition, VariableDef):
             continue
-        source, old = graph.sources[decoded.node_leaves[node]], graph.origin[node]
-        axis = source.pick(value_settings, fresh_settings)
+        source, old = left.sources[decoded.node_leaves[node]], left.origin[node]
+        axis = pick(source, value_settings, new_settings)
         if isinstance(axis, int) and (
             names or (annotated and "out_sharding" in definition.metadata)
         ):
             carrier = definition.type.from_metadata(None, definition.metadata)
-            slice_ = source.pick(inner.values, out.fresh)
+            slice_ = pick(source, inner.values, out.new)
             if names:
                 add_axis(carrier, _from_front(axis, slice_), names)
             elif old is None and (carrier.sharding_names, _shape(slice_)) not in copies:
@@ -307,9 +307,8 @@ def with_axis_names(
             definition = tokens[decoded.node_tokens[node]] = carrier._box.definition
         if old is not None and definition is not came_in[old]:
             kinds.append((old, definition))
-    graphdef: GraphDef[tp.Any] = GraphDef(tokens, graph.graphdef.num_roots)
-    new = dataclasses.replace(graph, graphdef=graphdef, kinds=tuple(kinds))
-    return out._replace(definition=dataclasses.replace(out.definition, graph=new))
+    graphdef: GraphDef[tp.Any] = GraphDef(tokens, left.graphdef.num_roots)
+    return out._replace(definition=dataclasses.replace(left, graphdef=graphdef, kinds=tuple(kinds)))
 
 
 def _mapped_annotations(inner: Inner, settings: list[tp.Any]) -> list[tuple[tp.Any, tp.Any]]:

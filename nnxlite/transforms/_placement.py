@@ -97,16 +97,12 @@ class Placement:
 
     def _shardings_out(self, call: CallDef, out: tp.Any) -> tp.Any:
         """The shardings of the outputs; what belongs to an argument keeps the argument's."""
-        fixed, result, written, fresh = out
         leaves, roots = self._shardings_in(call)
         values = call.by_side(leaves)[1]
-        outputs = Outputs(fixed.value, result, written, fresh)
         settings = output_settings(
-            call, outputs, values, roots, self._out_shardings, "out_shardings", None
+            call, out, values, roots, self._out_shardings, "out_shardings", None
         )
-        treedef = jax.tree_util.tree_structure(result)
-        placed = jax.tree_util.tree_unflatten(treedef, settings.result)
-        return None, placed, settings.written, settings.fresh
+        return Outputs(out.definition, settings)
 
     def _shardings_in(self, call: CallDef) -> tuple[list[tp.Any], list[tp.Any]]:
         """`in_shardings` of the leaves, and of the roots."""
@@ -147,7 +143,7 @@ def _put_if_uncommitted(value: tp.Any, sharding: tp.Any) -> tp.Any:
     return jax.device_put(value, sharding)
 
 
-def stay_in_place(call: CallDef, leaves: list[tp.Any], out: Outputs) -> None:
+def stay_in_place(call: CallDef, leaves: list[tp.Any], out: Outputs) -> Outputs:
     """Constrain the new values of Variables that `shard` has placed to their present shardings.
 
     Otherwise XLA would choose a sharding for the new value, and the next call would compile again.
@@ -155,14 +151,15 @@ def stay_in_place(call: CallDef, leaves: list[tp.Any], out: Outputs) -> None:
     Args:
         call: the arguments.
         leaves: of the arguments.
-        out: the outputs; their written values are replaced.
+        out: the outputs.
     """
-    decoded, values = call.graphdef.decoded, call.whole(leaves)[1]
-    for i, leaf in enumerate(out.definition.written):
+    decoded, values, new = call.graphdef.decoded, call.whole(leaves)[1], [*out.values]
+    for i, leaf in enumerate(out.definition.written, out.definition.num_arrays):
         node = decoded.leaf_nodes[leaf]
         metadata = getattr(decoded.node_defs[node], "metadata", {}) if node >= 0 else {}
         if PLACEMENT in metadata:
-            out.written[i] = _in_place(out.written[i], values[leaf], metadata[PLACEMENT])
+            new[i] = _in_place(new[i], values[leaf], metadata[PLACEMENT])
+    return Outputs(out.definition, new)
 
 
 def _in_place(new: tp.Any, old: tp.Any, spec: PartitionSpec) -> tp.Any:

@@ -12,7 +12,7 @@ from nnxlite._base.jax import EAGER, as_integers, is_compiling, trace_state, wit
 from nnxlite._base.typing import RematPolicy
 from nnxlite.boundary._body import Body
 from nnxlite.boundary._operands import describe
-from nnxlite.boundary._outdef import Crossing, Fixed
+from nnxlite.boundary._outdef import Fixed, Outputs
 from nnxlite.transforms._arguments import STATIC, positional
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._programs import run_bodies
@@ -42,11 +42,11 @@ def _remat(rematted: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp
         return call.put_back(without_literals(checkpointed(call.leaves)))
 
 
-def _run_eagerly(run: tp.Callable[..., Crossing], leaves: list[tp.Any]) -> Crossing:
+def _run_eagerly(run: tp.Callable[..., Outputs], leaves: list[tp.Any]) -> Outputs:
     """Run a function that nothing differentiates, as a compiled program."""
-    closed, (fixed, *outputs) = jax.make_jaxpr(run, return_shape=True)(leaves)
-    body = Body(closed, (Fixed((fixed.value, None)), *outputs))
-    return body.outputs(run_bodies(_once, "remat", [body], tree_leaves(leaves))).crossing()
+    closed, out = jax.make_jaxpr(run, return_shape=True)(leaves)
+    body = Body(closed, (Fixed(None), out))
+    return body.outputs(run_bodies(_once, "remat", [body], tree_leaves(leaves)))
 
 
 def _once(

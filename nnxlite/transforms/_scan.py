@@ -6,7 +6,6 @@ that the body only reads are constants of the loop, and are neither copied nor r
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import typing as tp
 
@@ -20,7 +19,7 @@ from nnxlite.boundary._body import body_outputs, is_random, numbered, trace_body
 from nnxlite.boundary._call_def import CallDef, Inner, template_of
 from nnxlite.boundary._carry import LoopKind, carried, paired_roots
 from nnxlite.boundary._labels import broadcast, labels
-from nnxlite.boundary._outdef import Crossing, Outputs
+from nnxlite.boundary._outdef import Outputs
 from nnxlite.boundary._partition import replaced
 from nnxlite.boundary._prefixes import Carry, PrefixMapping, by_path, refuse_foreign_axes
 from nnxlite.boundary._settings import no_room, output_names, output_settings
@@ -138,7 +137,7 @@ def _run_scan(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any
     return run_flow("scan", lambda: inputs, functools.partial(_run, t))
 
 
-def _run(t: Transform[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Crossing:
+def _run(t: Transform[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Outputs:
     """Trace the body, and run the loop."""
     options = t.options
     roles, roots = _roles(options, call, len(t.bound.args))
@@ -161,7 +160,7 @@ def _run(t: Transform[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Cros
         options.split_transpose,
     )
     whole = replaced(loop.leaves, scanned, [leaves[i] for i in scanned])
-    return loop.crossing(run_bodies(_scan, settings, [loop.body], tree_leaves(whole)))
+    return loop.left(run_bodies(_scan, settings, [loop.body], tree_leaves(whole)))
 
 
 def _step(
@@ -184,17 +183,18 @@ def _step(
     out = _without_constants(t, call, out, roles, name)
     loop = LoopKind("scan", options.modes.updates)
     before = _carry_part(options.in_axes, call.template()[0][len(t.bound.args) :])
-    after = _carry_part(options.out_axes, template_of(out.treedef), whole=True)
+    after = _carry_part(options.out_axes, template_of(out.definition.treedef), whole=True)
     axes = output_settings(call, out, roles, roots, options.out_axes, "out_axes", None)
     pairs = paired_roots(loop, call, out, before, after)
-    out, slots = carried(loop, inner, out, pairs, roles, axes.fresh)
+    of_result, _, of_new = out.definition.split(axes)
+    out, slots = carried(loop, inner, out, pairs, roles, of_new)
     written = [roles[leaf] for leaf in out.definition.written]
-    every = [*axes.result, *written, *axes.fresh[: len(out.fresh)]]
-    for number, (axis, value) in enumerate(zip(every, out.values())):
+    every = [*of_result, *written, *of_new[: len(out.new)]]
+    for number, (axis, value) in enumerate(zip(every, out.values)):
         if no_room(axis, value, ""):
-            output = output_names(call, out.definition, out.treedef)[number]
+            output = output_names(call, out.definition)[number]
             raise ValueError(f"{name}: {no_room(axis, value, output)}")
-    out = with_axis_names(inner, out, roles, axes.fresh, axis_names)
+    out = with_axis_names(inner, out, roles, of_new, axis_names)
     return out, Carried(slots, tuple(every))
 
 
@@ -224,9 +224,7 @@ def _without_constants(
                     "it, with Carry in in_axes or nnx.StateAxes({...: nnx.Carry}), or give it an "
                     "axis."
                 )
-    kept = [i for i, leaf in enumerate(at) if leaf not in constants]
-    definition = dataclasses.replace(out.definition, written=tuple(at[i] for i in kept))
-    return out._replace(definition=definition, written=[out.written[i] for i in kept])
+    return out.with_written({i: x for i, x in zip(at, out.written) if i not in constants})
 
 
 def check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:

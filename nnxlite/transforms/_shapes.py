@@ -13,9 +13,9 @@ from nnxlite._base.config import Modes
 from nnxlite._base.jax import as_integers, current_mesh, without_literals
 from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.boundary._outdef import Fresh, Outputs
+from nnxlite.boundary._outdef import Outputs
 from nnxlite.boundary._partition import replaced
-from nnxlite.boundary._replay import replay_crossing
+from nnxlite.boundary._replay import replay
 from nnxlite.graph._plan import view
 from nnxlite.transforms._arguments import STATIC
 from nnxlite.transforms._call import Call
@@ -78,9 +78,9 @@ def eval_shape(
     options = Options.of("eval_shape", Modes.of(graph, graph_updates), eval_shape)
     call = Look.under(options, unbind(f), args, kwargs, captured=True)
     with call.naming_arguments():
-        crossing = jax.eval_shape(call.run_out, call.leaves)
+        left = jax.eval_shape(call.run_out, call.leaves)
     shapes = jax.tree_util.tree_map(_shape_of, call.leaves)
-    out = replay_crossing(Inputs.rebuilt(call.definition, shapes), crossing)
+    out = replay(Inputs.rebuilt(call.definition, shapes), left)
     place_abstract(out)
     return out
 
@@ -188,14 +188,11 @@ def _order(call: CallDef) -> list[int]:
 
 def _updates(out: Outputs) -> list[tp.Any]:
     """New values of what came in, and values that were added to it."""
-    graph = out.definition.graph
-    if graph is None:
-        return out.written
-    decoded = graph.graphdef.decoded
+    left, decoded = out.definition, out.definition.graphdef.decoded
     added = [
-        out.fresh[source.number]
-        for source, frame in zip(graph.sources, decoded.leaf_frames)
-        if isinstance(source, Fresh) and decoded.path(frame)[0] < graph.first_result
+        out.new[~source]
+        for source, frame in zip(left.sources, decoded.leaf_frames)
+        if source < 0 and decoded.path(frame)[0] < left.first_result
     ]
     return [*out.written, *added]
 
@@ -237,5 +234,5 @@ def _checkify(checked: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> 
     options = checked.options
     call = Call.under(options, checked.bound, args, kwargs, captured=options.modes.updates)
     with call.naming_arguments():
-        error, crossing = jax_checkify.checkify(call.run_out, options.errors)(call.leaves)
-    return error, call.put_back(without_literals(crossing))
+        error, out = jax_checkify.checkify(call.run_out, options.errors)(call.leaves)
+    return error, call.put_back(without_literals(out))
