@@ -161,26 +161,19 @@ class CallDef:
         static: the leaves that are part of the key and do not cross; None if all cross.
     """
 
-    def __init__(
-        self,
-        treedef: PyTreeDef,
-        where: tuple[int, ...],
-        graphdef: GraphDef[tp.Any],
-        extra: tp.Any,
-        trees: bool = False,
-        names: Names = None,
-        structure: Structure = FLAT,
-        static: StaticLeaves | None = None,
-    ) -> None:
-        self.trees = trees
-        self.names = names
-        self.treedef = treedef
-        self.where = where
-        self.graphdef = graphdef
-        self.extra = extra
-        self.structure = structure
-        self.static = static
-        self.key = (treedef, where, graphdef, extra, trees, names, structure, static)
+    treedef: PyTreeDef
+    where: tuple[int, ...]
+    graphdef: GraphDef[tp.Any]
+    extra: tp.Any
+    trees: bool
+    names: Names
+    structure: Structure
+    static: StaticLeaves | None
+
+    def __init__(self, *key: tp.Any) -> None:
+        self.key = key
+        (self.treedef, self.where, self.graphdef, self.extra) = key[:4]
+        (self.trees, self.names, self.structure, self.static) = key[4:]
         self.cache: Bounded[tp.Any, tp.Any] = Bounded(_ENTRIES_PER_CALL)
 
     @functools.cached_property
@@ -336,27 +329,15 @@ _ENTRIES_PER_CALL = 64
 _interned: Table[CallDef] = Table("key")
 
 
-def call_def(
-    treedef: PyTreeDef,
-    where: tuple[int, ...],
-    graphdef: GraphDef[tp.Any],
-    extra: tp.Any,
-    trees: bool = False,
-    names: Names = None,
-    structure: Structure = FLAT,
-    static: StaticLeaves | None = None,
-    own: bool = False,
-) -> CallDef:
-    """The CallDef with this content; `own` says that parts besides the graph have values of this call.
+def call_def(*key: tp.Any, own: bool = False) -> CallDef:
+    """The CallDef with these parts; `own` says that parts besides the graph have values of this call.
 
     Raises TypeError where `extra` is unhashable.
     """
-    more = (extra, trees, names, structure, static)
-    key = (treedef, where, graphdef.structure, *more)
-    shared = _interned.find(key) or _interned.add(key, CallDef(*key))
-    if graphdef.own or own or shared.own_tree:
-        return OwnCall(shared, treedef, where, graphdef, *more)
-    return shared
+    treedef, where, graphdef, *more = key
+    public = (treedef, where, graphdef.structure, *more)
+    shared = _interned.find(public) or _interned.add(public, CallDef(*public))
+    return OwnCall(shared, *key) if graphdef.own or own or shared.own_tree else shared
 
 
 def _has_own(treedef: PyTreeDef) -> bool:

@@ -7,13 +7,12 @@ import typing as tp
 import jax
 
 from nnxlite._base.errors import path_text
-from nnxlite._base.jax import PyTreeDef, Ref
+from nnxlite._base.jax import PyTreeDef
 from nnxlite._base.outline import array_text
-from nnxlite._base.text import safely, short
 from nnxlite.boundary._call_def import CallDef, paths_of, template_of
 from nnxlite.boundary._outdef import OutDef, Outputs
-from nnxlite.graph._compare import SHOWN, compare, differences_text
-from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
+from nnxlite.graph._compare import SHOWN, compare, differences_text, kind_at, worded
+from nnxlite.graph._rebuild import Code, Decoded, Path
 
 
 def structure_error(
@@ -128,15 +127,7 @@ def node_text(call: CallDef, node: int) -> str:
 
 def code_text(code: Code, decoded: Decoded) -> str:
     """What is at some path of a graph: the class of an object or container, an array, a value."""
-    match code:
-        case NodeCode(number):
-            return getattr(decoded.node_defs[number], "type", Ref).__name__
-        case ContainerCode(definition=definition):
-            return definition.type.__name__
-        case ArrayCode():
-            return "an array"
-        case _:
-            return safely(short, code.value)
+    return worded(kind_at(decoded, code))
 
 
 def argument_words(call: CallDef) -> list[str]:

@@ -15,7 +15,7 @@ from nnxlite._base.errors import path_text
 from nnxlite._base.jax import PyTreeDef
 from nnxlite.boundary._call_def import FLAT, ArgumentLeaf, CallDef, paths_of
 from nnxlite.boundary._prefixes import NodePrefix, PrefixMapping, Stops, is_setting, leaf_kind
-from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
+from nnxlite.graph._rebuild import Code, Decoded, NodeCode, Path
 from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._variable import make
 
@@ -296,51 +296,18 @@ def further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
 
 def _aliases(decoded: Decoded) -> tp.Iterator[tuple[int, int, Path]]:
     """Every further path of a node: (node, root, path from that root)."""
-    seen: set[int] = set()
-
-    def visit(code: Code, path: Path) -> tp.Iterator[tuple[int, Path]]:
-        if isinstance(code, ContainerCode):
-            for key, child in zip(code.definition.keys, code.codes):
-                yield from visit(child, (*path, key))
+    seen: set[Code] = set()
+    for (root, *path), code in decoded.visit():
+        if code in seen:
+            yield tp.cast(NodeCode, code).number, root, tuple(path)
         elif isinstance(code, NodeCode):
-            yield code.number, path
-
-    places: list[tuple[int, Path]] = []
-    for root, code in enumerate(decoded.roots):
-        places += [(n, (root, *p)) for n, p in visit(code, ())]
-    for number, codes in decoded.children.items():
-        base = decoded.path(decoded.node_frames[number])
-        for name, code in zip(decoded.node_defs[number].layout.data, codes):
-            places += [(n, (*base, *p)) for n, p in visit(code, (name,))]
-    for number, path in places:
-        if decoded.path(decoded.node_frames[number]) == path and number not in seen:
-            seen.add(number)
-            continue
-        yield number, path[0], path[1:]
+            seen.add(code)
 
 
 def leaves_of_code(decoded: Decoded, code: Code) -> list[tuple[int, Path]]:
     """The leaves at or below what a code describes, each with its path from there."""
-    codes_of = dict(decoded.children)
-    out: list[tuple[int, Path]] = []
-    done: set[int] = set()
-    pending: list[tuple[Code, Path]] = [(code, ())]
-    while pending:
-        code, path = pending.pop()
-        match code:
-            case ContainerCode(definition=definition, codes=codes):
-                pending.extend((c, (*path, key)) for key, c in zip(definition.keys, codes))
-            case ArrayCode(leaf):
-                out.append((leaf, path))
-            case NodeCode(number) if decoded.node_leaves[number] >= 0:
-                out.append((decoded.node_leaves[number], path))
-            case NodeCode(number) if number not in done:
-                done.add(number)
-                names = decoded.node_defs[number].layout.data
-                pending.extend((c, (*path, name)) for name, c in zip(names, codes_of[number]))
-            case _:
-                pass  # a static value, or an object that was entered before
-    return out
+    pairs = ((decoded.leaf_of(below), path) for path, below in decoded.visit(code))
+    return [(leaf, path) for leaf, path in pairs if leaf >= 0]
 
 
 def leaf_shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], list[tp.Any]]:

@@ -164,21 +164,21 @@ class Difference:
         '0.1 became 0.2'
         """
         if self.kind == "added":
-            return f"nothing became {_worded(self.after)}"
+            return f"nothing became {worded(self.after)}"
         if self.kind == "removed":
-            return f"{_worded(self.before)} became nothing"
+            return f"{worded(self.before)} became nothing"
         if self.kind == "value" and self.largest is not None:
             where = f"at {list(self.index)}: " if self.index else ""
             sides = f"{_number(self.before)} became {_number(self.after)}"
             return f"values differ by up to {_number(self.largest)} ({where}{sides})"
-        words = _WORDS.get(self.kind, _worded)
+        words = _WORDS.get(self.kind, worded)
         return f"{words(self.before)} became {words(self.after)}"
 
     def __str__(self) -> str:
         return f"{path_text(self.path)}: {self.words}"
 
 
-def _worded(value: tp.Any) -> str:
+def worded(value: tp.Any) -> str:
     return "an array" if value is jax.Array else safely(short, value)
 
 
@@ -279,7 +279,7 @@ class _Walk:
             path, a, b = self.pending.pop()
             if a is None or b is None:
                 kind = "added" if a is None else "removed"
-                yield Difference(path, kind, _kind_at(self.before, a), _kind_at(self.after, b))
+                yield Difference(path, kind, kind_at(self.before, a), kind_at(self.after, b))
             elif isinstance(a, StaticDef) and isinstance(b, StaticDef):
                 if type(a) is not type(b):  # equal or not, a new status
                     old, new = (Status(type(x) is StaticDef, x.value) for x in (a, b))
@@ -288,8 +288,8 @@ class _Walk:
                     yield Difference(path, "setting", a.value, b.value)
             elif isinstance(a, NodeCode) and isinstance(b, NodeCode):
                 yield from self.nodes(path, a, b)
-            elif type(a) is not type(b) or _kind_at(self.before, a) is not _kind_at(self.after, b):
-                yield Difference(path, "retyped", _kind_at(self.before, a), _kind_at(self.after, b))
+            elif type(a) is not type(b) or kind_at(self.before, a) is not kind_at(self.after, b):
+                yield Difference(path, "retyped", kind_at(self.before, a), kind_at(self.after, b))
             elif isinstance(a, ContainerCode) and isinstance(b, ContainerCode):
                 yield from self.inside(path, a, b, a.definition.treedef, b.definition.treedef)
             elif isinstance(a, ArrayCode) and isinstance(b, ArrayCode):
@@ -305,8 +305,8 @@ class _Walk:
         self.partners.add((a.number, b.number))
         paths[a.number] = others[b.number] = path
         old, new = self.before.node_defs[a.number], self.after.node_defs[b.number]
-        if _kind_at(self.before, a) is not _kind_at(self.after, b):
-            yield Difference(path, "retyped", _kind_at(self.before, a), _kind_at(self.after, b))
+        if kind_at(self.before, a) is not kind_at(self.after, b):
+            yield Difference(path, "retyped", kind_at(self.before, a), kind_at(self.after, b))
         elif isinstance(old, ObjectDef):  # with metadata: of a registered class
             yield from self.inside(path, a, b, old.metadata, new.metadata)
         else:
@@ -334,7 +334,7 @@ def _metadata(
         yield Difference(path, "metadata", before, after)
 
 
-def _kind_at(side: Decoded, code: Code | None) -> tp.Any:
+def kind_at(side: Decoded, code: Code | None) -> tp.Any:
     """A class, or the value of what is static."""
     if code is None:
         return None
