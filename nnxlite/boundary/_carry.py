@@ -30,7 +30,7 @@ from nnxlite.boundary._outdef import OutDef, Outputs, Source, pick
 from nnxlite.boundary._outputs import only_structure_of
 from nnxlite.boundary._prefixes import Carry
 from nnxlite.graph._defs import ObjectDef, StaticDef
-from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode, Path
 from nnxlite.variables._definition import VariableDef
 
 Slots: tp.TypeAlias = tuple[tuple[int, Source], ...]
@@ -155,24 +155,6 @@ def next_values(slots: Slots, out: Outputs) -> list[tp.Any]:
     return [pick(source, written, out.new) for _, source in slots]
 
 
-def _moved(loop: LoopKind, call: CallDef, old: int, came: int) -> Exception:
-    """The error for an object of the arguments in the place of another."""
-    return loop.differ(
-        call,
-        f"the body puts {node_text(call, came)} in the place of {node_text(call, old)}. Return each "
-        "object of the carry where it came in (nnx.update writes into it), or exchange their values.",
-        references=True,
-    )
-
-
-def _became(
-    loop: LoopKind, call: CallDef, old: tuple[Code, Decoded], new: tuple[Code, Decoded], path: Path
-) -> Exception:
-    """The error for something of another kind at a path, given what was there, and what is."""
-    texts = f"{code_text(*old)} became {code_text(*new)}"
-    return loop.differ(call, f"'{path_text(path)}': {texts}.", references=True)
-
-
 class _Comparison:
     """A carry before and after an iteration, compared node by node.
 
@@ -192,7 +174,6 @@ class _Comparison:
     ) -> None:
         self.loop, self.call, self.left, self.roles, self.fresh = loop, call, left, roles, fresh
         self.before, self.after = call.graphdef.decoded, left.graphdef.decoded
-        self.children = dict(self.before.children), dict(self.after.children)
         self.compares_references = loop.name == "while_loop" and loop.updates
         self.places: dict[int, Source] = {}
         self.forward: dict[int, int] = {}
@@ -269,7 +250,13 @@ class _Comparison:
                     "Variable (variable[...] = value)."
                 )
             if came is not None:
-                return _moved(self.loop, self.call, old, came)
+                return self.loop.differ(
+                    self.call,
+                    f"the body puts {node_text(self.call, came)} in the place of "
+                    f"{node_text(self.call, old)}. Return each object of the carry where it came in "
+                    "(nnx.update writes into it), or exchange their values.",
+                    references=True,
+                )
             if is_variable and (not isinstance(kind, VariableDef) or kind.is_ref):
                 return self._renewed("Variable that lives in a reference", path, references=False)
             if not (kind is known or self._differs_in_statics_alone(known, kind)):
@@ -298,10 +285,7 @@ class _Comparison:
 
     def _attributes(self, old: int, new: int) -> tuple[dict[tp.Any, Code], dict[tp.Any, Code]]:
         """The data attributes of two objects."""
-        numbers, sides = (old, new), (self.before, self.after)
-        pairs = zip(numbers, sides, self.children)
-        before, after = (dict(zip(s.node_defs[n].layout.data, c[n])) for n, s, c in pairs)
-        return before, after
+        return dict(self.before.below(NodeCode(old))), dict(self.after.below(NodeCode(new)))
 
     def _differs_in_statics_alone(self, known: tp.Any, kind: tp.Any) -> bool:
         both = isinstance(known, ObjectDef) and isinstance(kind, ObjectDef)
@@ -351,4 +335,5 @@ class _Comparison:
         ]
 
     def _became(self, old: Code, new: Code, path: Path) -> Exception:
-        return _became(self.loop, self.call, (old, self.before), (new, self.after), path)
+        texts = f"{code_text(old, self.before)} became {code_text(new, self.after)}"
+        return self.loop.differ(self.call, f"'{path_text(path)}': {texts}.", references=True)

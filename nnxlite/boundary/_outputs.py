@@ -57,7 +57,7 @@ def leave(
     arrays = [leaf for leaf in leaves if not is_root(leaf)]
     values_only = bool(where) and not structure
     if values_only:
-        refuse_aliases(inner, result, roots)
+        refuse_aliases(inner, result)
     written = _written(inner, all_written)
     numbers = {id(node): i for i, node in enumerate(inner.nodes)}
     known = [numbers.get(id(root)) for root in roots]
@@ -248,7 +248,6 @@ def _edits(
 
     Returns the structure changes, and the leaves (old number: new number) that replaced others.
     """
-    children_in = came_in.children
     edits: list[Edit] = []
     moves: dict[int, int] = {}
 
@@ -275,7 +274,7 @@ def _edits(
             continue
         new_def: ObjectDef = decoded.node_defs[number]
         old_def: ObjectDef = came_in.node_defs[old]
-        before = dict(zip(old_def.layout.data, children_in[old]))
+        before = dict(came_in.below(NodeCode(old)))
         changes = {n: moved(before.get(n), code) for n, code in zip(new_def.layout.data, codes)}
         for change in changes.values():
             moves.update(change or ())

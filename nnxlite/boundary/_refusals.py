@@ -16,7 +16,7 @@ from nnxlite.boundary._inputs import is_root
 from nnxlite.boundary._outdef import OutDef, Outputs, output_paths
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import GraphNode
-from nnxlite.graph._traverse import traverse
+from nnxlite.graph._walk import iter_graph
 from nnxlite.variables._variable import Variable
 
 
@@ -138,25 +138,25 @@ def _captured_tracer(value: tp.Any) -> tp.Any:
     return None
 
 
-def refuse_aliases(inner: Inner, result: tp.Any, roots: list[tp.Any]) -> None:
+def refuse_aliases(inner: Inner, result: tp.Any) -> None:
     """Raise ValueError where a result contains a Variable of the arguments."""
     call = inner.call
     came_in = {
         id(inner.nodes[n]): i for i, n in enumerate(call.graphdef.decoded.leaf_nodes) if n >= 0
     }
-    walk = traverse(roots)
-    decoded = GraphDef(walk.tokens, len(roots)).decoded
-    for node, frame in zip(decoded.leaf_nodes, decoded.leaf_frames):
-        variable = walk.nodes[node] if node >= 0 else None
+    places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
+    below = (
+        (above, path, value)
+        for above, root in places
+        for path, value in (iter_graph(root, graph=True) if is_root(root) else ())
+    )
+    for above, path, variable in below:
         leaf = came_in.get(id(variable))
         if leaf is None:
             continue
-        number, *below = decoded.path(frame)
-        places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
-        above = [path for path, value in places if is_root(value)][number]
         raise ValueError(
             f"Duplicate {type(variable).__name__} found at paths: "
-            f"'{path_text((*map(key_name, above), *below))}' of the result, "
+            f"'{path_text((*map(key_name, above), *path))}' of the result, "
             f"'{call.graph_leaves()[leaf].text()}' of the arguments. A transform with "
             "graph_updates=False (or graph=False) does not support Variable aliasing, only values "
             "leave: return the value (variable[...]); what is written into the Variable is kept in "

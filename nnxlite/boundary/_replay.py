@@ -24,6 +24,7 @@ from nnxlite.graph._rebuild import (
     Code,
     ContainerCode,
     Decoded,
+    NodeCode,
     add_nodes,
     check_trace,
     resolve,
@@ -152,10 +153,9 @@ def _replay_graph(inputs: Inputs, left: OutDef, values: tp.Sequence[tp.Any]) -> 
     add_nodes(decoded, leaves, nodes)
     for old, kind in left.kinds:
         note_definition(writes, outer[old], kind.for_variable().keeping(outer[old]._box.definition))
-    codes_of = dict(decoded.children)
     for number, names, removed in left.edits:
         node_def = decoded.node_defs[number]
-        codes = dict(zip(node_def.layout.data, codes_of[number]))
+        codes = dict(decoded.below(NodeCode(number)))
         _note_edit(writes, nodes[number], node_def, names, removed, codes, nodes, leaves)
     result = left.result(arrays, [resolve(code, nodes, leaves) for code in left.roots])
     writes.make()
