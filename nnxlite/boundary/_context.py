@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import functools
 import itertools
 import typing as tp
 
@@ -129,9 +128,9 @@ def flatten(
     definition, leaves = _numbered(node, ref_index, ref_outer_index, trees)
     if trees:
         refuse_sharing(definition, "flatten")
-    if with_paths:
-        return definition, FlatState.from_sorted_keys_values(definition.paths, leaves)
-    return definition, leaves if trees else list(map(_raw, leaves))
+        if not with_paths:
+            return definition, leaves
+    return definition, _listed(definition, leaves, with_paths)
 
 
 def _numbered(
@@ -153,8 +152,11 @@ def _numbered(
     return GraphDef(traversal.tokens, 1, outer, first), traversal.leaves
 
 
-def _raw(leaf: tp.Any) -> tp.Any:
-    return leaf._box.value if isinstance(leaf, Variable) else leaf
+def _listed(graphdef: GraphDef[tp.Any], leaves: list[tp.Any], with_paths: bool) -> tp.Any:
+    """Leaves as a FlatState, or the raw values of them."""
+    if with_paths:
+        return FlatState.from_sorted_keys_values(graphdef.paths, leaves)
+    return [leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in leaves]
 
 
 def unflatten(
@@ -307,8 +309,8 @@ def current_update_context(tag: tp.Hashable) -> UpdateContext:
     )
 
 
-class UpdateContextManager:
-    """What `update_context` returns: a context manager that is a decorator, too."""
+class UpdateContextManager(contextlib.ContextDecorator):
+    """What `update_context` returns: a context manager, and a decorator that opens one for each call."""
 
     def __init__(self, tag: tp.Hashable) -> None:
         self.tag = tag
@@ -323,16 +325,6 @@ class UpdateContextManager:
         last = next(entry for entry in reversed(active) if entry[0] is self)
         _active.set(tuple(entry for entry in active if entry is not last))
         last[1]._forget()
-
-    def __call__(self, fun: F) -> F:
-        """The function with a new context around each call."""
-
-        @functools.wraps(fun)
-        def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-            with UpdateContextManager(self.tag):
-                return fun(*args, **kwargs)
-
-        return tp.cast(F, wrapper)
 
     def __repr__(self) -> str:
         return f"update_context({self.tag!r})"
@@ -436,19 +428,14 @@ class SplitContext(_Step):
                 "flatten sorts leaves by filter only with with_paths=True: pass it, or no filters."
             )
         seen = self._view(node)
-        if not with_paths:
-            return seen.graphdef, list(map(_raw, seen.leaves))
-        flat = FlatState.from_sorted_keys_values(seen.graphdef.paths, list(seen.leaves))
-        if not filters:
-            return seen.graphdef, flat
-        groups = flat.split(*filters)
+        flat = _listed(seen.graphdef, [*seen.leaves], with_paths)
+        groups = flat.split(*filters) if filters else flat
         return (seen.graphdef, *(groups if isinstance(groups, tuple) else (groups,)))
 
     def _view(self, node: tp.Any) -> View:
         self._check_open()
-        outer = None
-        if self.is_inner and self.ctxtag is not None:
-            outer = current_update_context(self.ctxtag).inner_ref_outer_index
+        context = current_update_context(self.ctxtag) if self.is_inner else None
+        outer = None if context is None else context.inner_ref_outer_index
         graphdef, leaves = _numbered(node, self.ref_index, outer)
         return View(graphdef, list, leaves, None)
 
@@ -525,9 +512,9 @@ class MergeContext(_Step):
             graphdef: the definition.
             flat_state, flat_states: the leaves that were flattened with it.
         """
-        if isinstance(flat_state, (list, tuple)):
-            return self._build(graphdef, flat_state)
-        return self._build(graphdef, leaves_of(graphdef, (flat_state, *flat_states)))
+        if not isinstance(flat_state, (list, tuple)):
+            flat_state = leaves_of(graphdef, (flat_state, *flat_states))
+        return self._build(graphdef, flat_state)
 
     def _build(self, graphdef: GraphDef[N], leaves: tp.Sequence[tp.Any]) -> N:
         self._check_open()
