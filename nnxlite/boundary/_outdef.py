@@ -10,7 +10,7 @@ import jax
 
 from nnxlite._base.jax import PyTreeDef
 from nnxlite._base.statics import ById
-from nnxlite.boundary._call_def import CallDef, StaticLeaves, paths_of, static_leaves
+from nnxlite.boundary._call_def import CallDef, StaticLeaves, paths_of, static_leaves, template_of
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._rebuild import Code, NodeCode, Path
 from nnxlite.variables._definition import VariableDef
@@ -184,10 +184,23 @@ class Outputs(tp.NamedTuple):
         return jax.tree_util.tree_unflatten(treedef, static.join(self.values))
 
 
-jax.tree_util.register_pytree_node(
+def _with_keys(out: Outputs) -> tp.Any:
+    """The values with keys for JAX's messages: `['loss']` of the result, `.written[0]`, `.new[0]`."""
+    left = out.definition
+    paths = jax.tree_util.tree_leaves_with_path(template_of(left.treedef))
+    keys = [jax.tree_util.keystr(path) for path, i in paths if i not in left.where]
+    keys += [f".written[{i}]" for i in range(len(left.written))]
+    if left.static is not None:
+        keys = []
+    keys += [f".new[{i}]" for i in range(len(out.values) - len(keys))]
+    return [*zip(keys, out.values)], left
+
+
+jax.tree_util.register_pytree_with_keys(
     Outputs,
-    lambda out: (out.values, out.definition),
+    _with_keys,
     lambda definition, values: tuple.__new__(Outputs, (definition, values)),
+    lambda out: (out.values, out.definition),
 )
 
 

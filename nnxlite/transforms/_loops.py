@@ -153,7 +153,7 @@ def _trace_test(test: tp.Callable[..., tp.Any], call: CallDef, leaves: list[tp.A
     names = parameter_names(test)[:1] or call.names
     body = trace_body(call.renamed(names), run, leaves, user=test)
     left = body.definition
-    result = left.result(left.split(body.shapes.values)[0], ["an object"] * len(left.where))
+    result = left.result(left.split(body.shapes.values)[0], left.where)
     name = f"cond_fun ({name_of(test)})"
     if left.restructures or not all(is_random(call, leaf) for leaf in left.written):
         raise ValueError(f"while_loop: {name} changed its argument. Only body_fun may write.")
@@ -164,7 +164,7 @@ def _trace_test(test: tp.Callable[..., tp.Any], call: CallDef, leaves: list[tp.A
         f"does not move on in {name} of while_loop: body_fun draws the same keys again",
         "Draw in body_fun, and carry what was drawn.",
     )
-    shown = described(result)
+    shown = "an object" if left.where else described(result)
     if not is_pytree_leaf(result) or shown != "bool[]":
         raise TypeError(
             f"while_loop: cond_fun must return a boolean scalar, but got {shown} from "
