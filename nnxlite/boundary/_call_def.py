@@ -254,14 +254,12 @@ class CallDef:
 
     def leaves(self) -> list[ArgumentLeaf]:
         """The leaves that cross, in their order; a leaf with several paths has its first."""
-        leaves = self.all_leaves()
+        leaves = self.all_leaves
         return [*leaves] if self.static is None else self.static.split(leaves)
 
+    @functools.cached_property
     def all_leaves(self) -> list[ArgumentLeaf]:
         """The same with the static leaves."""
-        return self.cache.get("leaves") or self.remember("leaves", self._all_leaves())
-
-    def _all_leaves(self) -> list[ArgumentLeaf]:
         paths, graph_leaves = self.paths(), self.graph_leaves()
         out = [ArgumentLeaf(i, None, (), paths[i]) for i in self.array_positions()]
         return out + [

@@ -269,11 +269,14 @@ def shown(decoded: Decoded, leaf: int, value: tp.Any = MISSING) -> tp.Any:
 
 def further_places(call: CallDef) -> tp.Iterator[tuple[int, ArgumentLeaf]]:
     """Every further path of the graph leaves that have several, each with the number of the leaf."""
-    decoded, paths = call.graphdef.decoded, call.paths()
-    for number, root, path in _aliases(decoded):
-        for leaf, tail in leaves_of_code(decoded, NodeCode(number)):
-            position, below = call.where[root], (*path, *tail)
-            yield leaf, ArgumentLeaf(position, root, below, (*paths[position], *below), leaf)
+    decoded, paths, seen = call.graphdef.decoded, call.paths(), set[Code]()
+    for (root, *path), code in decoded.visit():
+        if code in seen:
+            for leaf, tail in leaves_of_code(decoded, code):
+                position, below = call.where[root], (*path, *tail)
+                yield leaf, ArgumentLeaf(position, root, below, (*paths[position], *below), leaf)
+        elif isinstance(code, NodeCode):
+            seen.add(code)
 
 
 def further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
@@ -292,16 +295,6 @@ def further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
             ],
         )
     return known
-
-
-def _aliases(decoded: Decoded) -> tp.Iterator[tuple[int, int, Path]]:
-    """Every further path of a node: (node, root, path from that root)."""
-    seen: set[Code] = set()
-    for (root, *path), code in decoded.visit():
-        if code in seen:
-            yield tp.cast(NodeCode, code).number, root, tuple(path)
-        elif isinstance(code, NodeCode):
-            seen.add(code)
 
 
 def leaves_of_code(decoded: Decoded, code: Code) -> list[tuple[int, Path]]:

@@ -68,15 +68,14 @@ class PrefixMapping:
             )
         return setting
 
+    def _key(self) -> tp.Any:
+        return self._filters, self._settings
+
     def __eq__(self, other: tp.Any) -> bool:
-        return (
-            type(other) is type(self)
-            and self._filters == other._filters
-            and self._settings == other._settings
-        )
+        return type(other) is type(self) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((type(self), self._filters, self._settings))
+        return hash((type(self), self._key()))
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{f!r}: {s!r}" for f, s in zip(self._filters, self._settings))
@@ -275,14 +274,8 @@ class DiffState(PrefixMapping):
         """
         return self.lookup(path, variable) is True
 
-    def __eq__(self, other: tp.Any) -> bool:
-        return isinstance(other, DiffState) and (self.argnum, self.filter) == (
-            other.argnum,
-            other.filter,
-        )
-
-    def __hash__(self) -> int:
-        return hash((DiffState, self.argnum, self.filter))
+    def _key(self) -> tp.Any:
+        return self.argnum, self.filter
 
     def __repr__(self) -> str:
         return f"DiffState(argnum={self.argnum}, filter={self.filter!r})"

@@ -62,7 +62,7 @@ class Trace:
 
     def array_names(self) -> set[str]:
         """The names of the leaves outside objects, static ones too."""
-        return set(leaf_names(self.call, self.call.all_leaves()[: self.call.num_arrays]))
+        return set(leaf_names(self.call, self.call.all_leaves[: self.call.num_arrays]))
 
     def texts(self) -> dict[str, str]:
         """The type of each leaf, or the value of a static one, by name."""
@@ -120,7 +120,7 @@ def _static_leaves(trace: Trace) -> dict[str, tuple[tp.Any, tp.Any]]:
     call = trace.call
     if call.static is None:
         return {}
-    leaves = call.all_leaves()
+    leaves = call.all_leaves
     names = leaf_names(call, [leaves[number] for number in call.static.numbers])
     return dict(zip(names, zip(call.static.key[1], call.static.values)))
 
