@@ -80,51 +80,33 @@ def output_settings(
     left, decoded = out.definition, out.definition.graphdef.decoded
     settings = broadcast(out_prefix, template_of(left.treedef), what)
     result = array_settings(settings, left.treedef, left.where, what)
-    written = [value_settings[leaf] for leaf in left.written]
-    new: list[tp.Any] = [default] * len(out.new)
-    by_root = [*root_settings[: left.first_result], *[settings[p] for p in left.where]]
-    for leaf, source in enumerate(left.sources):
-        if source >= 0:
-            continue
-        root, *path = decoded.path(decoded.leaf_frames[leaf])
-        if root < len(by_root):
-            setting = by_root[root]
-        else:
-            root, *start = came_from(call, left, root)
-            setting, path = root_settings[root], [*start, *path]
-        new[~source] = setting_of(setting, tuple(path), shown(decoded, leaf))
-    _refuse_conflicts(call, left, value_settings, settings, new, what, default, meaning)
-    return [*result, *written, *new]
-
-
-def _refuse_conflicts(
-    call: CallDef,
-    left: OutDef,
-    value_settings: tp.Sequence[tp.Any],
-    settings: list[tp.Any],
-    new: list[tp.Any],
-    what: str,
-    default: tp.Any,
-    meaning: Meaning,
-) -> None:
-    """Raise ValueError where the result refers to a leaf that has another setting already."""
-    decoded = left.graphdef.decoded
-    for position, code in zip(left.where, left.roots):
-        for leaf, path in leaves_of_code(decoded, code):
-            source = left.sources[leaf]
-            here, before = settings[position], pick(source, value_settings, new)
-            if here is before:
+    new: dict[int, tp.Any] = {}
+    first, last = left.first_result, left.first_result + len(left.where)
+    by_root = [*root_settings[:first], *[settings[position] for position in left.where]]
+    codes = [*decoded.roots[:first], *left.roots, *decoded.roots[last:]]
+    for root, code in enumerate(codes):
+        place, *start = (root,) if root < last else came_from(call, left, root)
+        of_root = by_root[place]
+        for leaf, below in leaves_of_code(decoded, code):
+            source, path = left.sources[leaf], (*start, *below)
+            is_new = source < 0 and ~source not in new
+            before = None if is_new else pick(source, value_settings, new)
+            if not is_new and (of_root is before or not first <= root < last):
                 continue
             variable = shown(decoded, leaf)
-            here = setting_of(here, path, variable)
+            here = setting_of(of_root, path, variable)
+            if is_new:
+                new[~source] = here
+                continue
             here, before = (meaning(x, path, variable, source) for x in (here, before))
             if not (here is before or here == before or (here is None and default is None)):
-                first = "at its first place"
-                if source >= 0:
-                    first = f"at '{call.graph_leaves()[source].text()}'"
+                known = f"at '{call.graph_leaves()[source].text()}'" if source >= 0 else ""
+                position = left.where[root - first]
                 again = path_text((*paths_of(left.treedef)[position], *path))
                 again = f"in the result at '{again}'"
-                raise conflict(what, variable, first, before, again, here)
+                raise conflict(what, variable, known or "at its first place", before, again, here)
+    written = [value_settings[leaf] for leaf in left.written]
+    return [*result, *written, *[new.get(number, default) for number in range(len(out.new))]]
 
 
 def new_variables(out: Outputs) -> list[tp.Any]:
