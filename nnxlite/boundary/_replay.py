@@ -23,7 +23,6 @@ from nnxlite.graph._rebuild import (
     ArrayCode,
     Code,
     ContainerCode,
-    Decoded,
     NodeCode,
     add_nodes,
     check_trace,
@@ -74,39 +73,23 @@ def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
 
 def _note_values(writes: Writes, inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
     """Collect the writes of values, after checking that they are allowed."""
-    nodes = inputs.nodes()
-    leaf_nodes = inputs.graphdef.decoded.leaf_nodes
-    variables: list[tuple[tp.Any, tp.Any]] = []
+    nodes, decoded = inputs.nodes(), inputs.graphdef.decoded
     arrays: dict[int, tp.Any] = {}
     for leaf, value in zip(at, values):
-        if leaf_nodes[leaf] < 0:
+        if decoded.leaf_nodes[leaf] < 0:
             arrays[leaf] = value
         else:
-            variables.append((nodes[leaf_nodes[leaf]], value))
-    places = _places(inputs.graphdef.decoded, nodes, arrays) if arrays else []
-    for variable, value in variables:
-        note_raw(writes, variable, value)
-    for node, name, code in places:
+            note_raw(writes, nodes[decoded.leaf_nodes[leaf]], value)
+    for owner, name, code in decoded.raw_slots if arrays else ():
+        if owner < 0 or arrays.keys().isdisjoint(_array_leaves(code)):
+            continue
+        node = nodes[owner]
+        check_trace(node)
         new = _with_arrays(children_by_name(node)[name], code, arrays, writes)
         if isinstance(node, GraphNode):
             writes.add(node._nnx_dict.__setitem__, name, new)
         else:
             note_edit(writes, node, {name: new})
-
-
-def _places(
-    decoded: Decoded, nodes: list[tp.Any], arrays: dict[int, tp.Any]
-) -> list[tuple[tp.Any, tp.Any, Code]]:
-    """The attributes in which arrays must be replaced: object, name, and code of the present value.
-
-    Raises TraceContextError where an object belongs to another trace level.
-    """
-    places = []
-    for owner, name, code in decoded.raw_slots:
-        if owner >= 0 and not arrays.keys().isdisjoint(_array_leaves(code)):
-            check_trace(nodes[owner])
-            places.append((nodes[owner], name, code))
-    return places
 
 
 def _array_leaves(code: Code) -> tp.Iterator[int]:
@@ -154,9 +137,14 @@ def _replay_graph(inputs: Inputs, left: OutDef, values: tp.Sequence[tp.Any]) -> 
     for old, kind in left.kinds:
         note_definition(writes, outer[old], kind.for_variable().keeping(outer[old]._box.definition))
     for number, names, removed in left.edits:
-        node_def = decoded.node_defs[number]
-        codes = dict(decoded.below(NodeCode(number)))
-        _note_edit(writes, nodes[number], node_def, names, removed, codes, nodes, leaves)
+        node_def, codes = decoded.node_defs[number], dict(decoded.below(NodeCode(number)))
+        values = {
+            name: resolve(codes[name], nodes, leaves)
+            if name in codes
+            else own_copy(node_def.template[name])
+            for name in names
+        }
+        _note_edit(writes, nodes[number], node_def, values, removed)
     result = left.result(arrays, [resolve(code, nodes, leaves) for code in left.roots])
     writes.make()
     return result
@@ -180,28 +168,18 @@ def _note_edit(
     writes: Writes,
     node: tp.Any,
     node_def: ObjectDef,
-    names: tuple[tp.Any, ...],
+    values: dict[tp.Any, tp.Any],
     removed: tuple[tp.Any, ...],
-    codes: dict[tp.Any, Code],
-    nodes: list[tp.Any],
-    leaves: list[tp.Any],
 ) -> None:
     """Collect the writes that repeat the changes of one object on the caller's own."""
     if not isinstance(node, GraphNode):
-        new = {n: resolve(codes[n], nodes, leaves) for n in names if n in codes}
-        note_edit(
-            writes, node, {n: node_def.template[n] for n in names if n not in codes} | new, removed
-        )
+        note_edit(writes, node, values, removed)
         return
     attributes = node._nnx_dict
     for name in removed:
         writes.add(attributes.pop, name, None)
-    for name in names:
-        if name not in codes:
-            writes.add(attributes.__setitem__, name, own_copy(node_def.template[name]))
-            continue
-        value = resolve(codes[name], nodes, leaves)
-        held = attributes.get(name)
+    for name, value in values.items():
+        held = attributes.get(name) if name in node_def.layout.data else None
         if type(held) is list and type(value) is list:
             writes.add(held.__setitem__, slice(None), value)
         elif type(held) is dict and type(value) is dict:
