@@ -68,14 +68,10 @@ def tree_text(treedef: PyTreeDef, words: tp.Sequence[str] | None = None) -> str:
 _LONGEST = 200
 
 
-class _Word:
-    """Something that prints as a word."""
+class _Word(str):
+    """Text that prints without quotes in a container."""
 
-    def __init__(self, word: str) -> None:
-        self.word = word
-
-    def __repr__(self) -> str:
-        return self.word
+    __repr__ = str.__str__
 
 
 def _difference(before: tp.Iterable[Path], after: tp.Iterable[Path]) -> str:

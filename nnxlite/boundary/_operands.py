@@ -79,14 +79,6 @@ def parameter_names(fun: tp.Any) -> tuple[str, ...]:
     return tuple(names_by_position(parameters_of(fun) or ()))
 
 
-class _Source:
-    """The source location of a function, without the function."""
-
-    def __init__(self, fun: tp.Any) -> None:
-        self.__name__ = getattr(fun, "__name__", type(fun).__name__)
-        self.__code__: types.CodeType = fun.__code__
-
-
 class _Signature(inspect.Signature):
     """A signature that gives the leaves of arguments names of their own.
 
@@ -132,5 +124,9 @@ def describe(
     if not hasattr(inner, "__code__"):
         inner = vars(type(inner)).get("__call__")
     if hasattr(inner, "__code__"):
-        described.__wrapped__ = _Source(inner)  # type: ignore[attr-defined]
+        # The source location alone: it does not keep the function alive.
+        source = {"__name__": getattr(inner, "__name__", type(inner).__name__)}
+        described.__wrapped__ = types.SimpleNamespace(  # type: ignore[attr-defined]
+            **source, __code__=inner.__code__
+        )
     return described
