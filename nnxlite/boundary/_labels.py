@@ -298,9 +298,12 @@ def further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
 
 
 def leaves_of_code(decoded: Decoded, code: Code) -> list[tuple[int, Path]]:
-    """The leaves at or below what a code describes, each with its path from there."""
-    pairs = ((decoded.leaf_of(below), path) for path, below in decoded.visit(code))
-    return [(leaf, path) for leaf, path in pairs if leaf >= 0]
+    """The leaves at or below what a code describes, each with its path from there, the last one first.
+
+    Messages name the first that is wrong, so in most models a kernel and not a bias.
+    """
+    pairs = [(decoded.leaf_of(below), path) for path, below in decoded.visit(code)]
+    return [(leaf, path) for leaf, path in reversed(pairs) if leaf >= 0]
 
 
 def leaf_shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], list[tp.Any]]:
