@@ -341,8 +341,9 @@ def hide_frames(*packages: str) -> None:
 
     Both then show the user's line. `JAX_TRACEBACK_FILTERING=off` shows all frames.
     """
+    root = os.path.dirname(os.path.dirname(__file__))
     for package in packages:
-        path = os.path.join(os.path.dirname(__file__), package) + os.sep
+        path = os.path.join(root, package) + os.sep
         _traceback_util.register_exclusion(path)
         _source_info_util.register_exclusion(path)
 
