@@ -41,10 +41,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 BATCH, WIDTH, BLOCKS = 128, 96, 3
-POLICIES = {
-    name: nnx.Policy(f"params=float32,compute={name}")
-    for name in ("float32", "bfloat16", "float16")
-}
+POLICIES = {name: nnx.Policy(compute=name) for name in ("float32", "bfloat16", "float16")}
 
 
 class Augment(nnx.Module):

@@ -8,7 +8,6 @@ what it does, and is compiled again after a change.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import typing as tp
 
@@ -35,8 +34,6 @@ NORMS = (BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm)
 """The layers that a policy leaves in float32."""
 
 _FULL = jnp.dtype("float32")
-_SHORT = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
-_SHORT |= {"half": "float16", "single": "float32", "double": "float64"}
 _FLOATS = "float16 bfloat16 float32 float64".split()
 
 
@@ -148,14 +145,11 @@ def _as(value: tp.Any, dtype: Dtype) -> tp.Any:
 
 def floating_dtype(dtype: Dtype, caller: str) -> tp.Any:
     """A dtype given by name or otherwise; ValueError unless it is a floating one."""
-    given = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
     try:
-        known = jnp.dtype(given)
+        known = jnp.dtype(dtype)
     except TypeError:
-        near = difflib.get_close_matches(str(dtype), [*_FLOATS, *_SHORT], n=1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"{caller}: {dtype!r} is not a dtype.{meant} Floating ones are {', '.join(_FLOATS)}."
+            f"{caller}: {dtype!r} is not a dtype. Floating ones are {', '.join(_FLOATS)}."
         ) from None
     if not jnp.issubdtype(known, jnp.floating):
         raise ValueError(
@@ -165,42 +159,22 @@ def floating_dtype(dtype: Dtype, caller: str) -> tp.Any:
     return known
 
 
-def _parsed(text: str) -> tuple[str, str | None, str | None]:
-    """The dtypes in text such as "params=float32,compute=bfloat16,output=float32"."""
-    found: dict[str, str] = {}
-    for part in text.split(","):
-        name, _, dtype = part.partition("=")
-        known = next((n for n in ("params", "compute", "output") if _names(n, name.strip())), None)
-        if known is None or not dtype.strip() or known in found:
-            raise ValueError(
-                f"Policy: cannot read {part.strip()!r} in {text!r}. Write each of params, compute and "
-                "output once, as in 'params=float32,compute=bfloat16,output=float32'."
-            )
-        found[known] = dtype.strip()
-    return found.get("params", "float32"), found.get("compute"), found.get("output")
-
-
-def _names(name: str, given: str) -> bool:
-    return given in (name, name[0], name.rstrip("s"))
-
-
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """In which dtypes a model stores its parameters, computes, and gives its results.
 
     Args:
-        param: dtype of parameters and other floating arrays of the model, or all as text, such as
-            "params=float32,compute=bfloat16,output=float32" (also p, c and o; f32, bf16, ...).
+        param: dtype of parameters and other floating arrays of the model.
         compute: dtype that layers compute in; None: that of the parameters.
         output: dtype of results, for `cast_output`; None: that of the computation.
         norms: dtype in which layers that normalize store and compute; None: as all others.
         keep: a filter for further layers which store and compute in float32, such as the last one.
 
     Raises:
-        ValueError: for a dtype that is not a floating one, or text of another form.
+        ValueError: for a dtype that is not a floating one.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
-    >>> policy = nnx.Policy("params=float32,compute=bfloat16,output=float32")
+    >>> policy = nnx.Policy(compute="bfloat16", output="float32")
     >>> model = nnx.Sequential(nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.LayerNorm(8, rngs=nnx.Rngs(0)))
     >>> policy.apply(model)
     >>> print(model)
@@ -224,14 +198,9 @@ class Policy:
     keep: Filter = None
 
     def __post_init__(self) -> None:
-        param, compute, output = self.param, self.compute, self.output
-        if isinstance(param, str) and "=" in param:
-            if compute is not None or output is not None:
-                raise ValueError("Policy: give all dtypes in the text, or each by itself.")
-            param, compute, output = _parsed(param)
-        param = floating_dtype(param, "Policy")
-        compute = param if compute is None else floating_dtype(compute, "Policy")
-        output = compute if output is None else floating_dtype(output, "Policy")
+        param = floating_dtype(self.param, "Policy")
+        compute = param if self.compute is None else floating_dtype(self.compute, "Policy")
+        output = compute if self.output is None else floating_dtype(self.output, "Policy")
         to_predicate(self.keep)
         norms = None if self.norms is None else floating_dtype(self.norms, "Policy")
         dtypes = {"param": param, "compute": compute, "output": output, "norms": norms}

@@ -56,7 +56,7 @@ def test_cast_changes_floats_and_nothing_else():
 def test_only_and_keep():
     model = make()
     nnx.cast(
-        model, "bf16", only=nnx.Param, keep=[nnx.PathContains("norm"), nnx.PathContains("bias")]
+        model, "bfloat16", only=nnx.Param, keep=[nnx.PathContains("norm"), nnx.PathContains("bias")]
     )
     cast_ones = {path for path, dtype in dtypes(model).items() if dtype == "bfloat16"}
     assert cast_ones == {"embed.embedding", "head.kernel", "scale"}
@@ -95,10 +95,10 @@ def test_abstract_models_single_variables_and_jit():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dtype": "bfloat"}, r"cast: 'bfloat' is not a dtype. Did you mean 'bfloat16'\? Floating"),
+        ({"dtype": "bfloat"}, "cast: 'bfloat' is not a dtype. Floating ones are float16, bfl"),
         ({"dtype": "int8"}, "cast: int8 is not a floating dtype, such as float16, bfloat16"),
-        ({"dtype": "bf16", "only": nnx.PathContains("haed")}, "no floating array .* 'head'"),
-        ({"dtype": "bf16", "keep": nnx.RngKey}, "RngKey matches no floating array of Net"),
+        ({"dtype": "bfloat16", "only": nnx.PathContains("haed")}, "no floating array .* 'head'"),
+        ({"dtype": "bfloat16", "keep": nnx.RngKey}, "RngKey matches no floating array of Net"),
     ],
 )
 def test_what_cannot_be_cast(arguments, message):
@@ -128,7 +128,7 @@ def test_a_policy_sets_what_layers_store_and_compute_in():
     assert (
         policy.cast_compute(jnp.ones(2)).dtype
         == BF16
-        == nnx.Policy("bf16").cast_param(logits).dtype
+        == nnx.Policy("bfloat16").cast_param(logits).dtype
     )
     grads = nnx.grad(lambda m: policy.cast_output(m(IDS)).sum())(model)
     assert grads.head.kernel.dtype == F32
@@ -136,56 +136,42 @@ def test_a_policy_sets_what_layers_store_and_compute_in():
 
 def test_norms_layers_to_keep_and_parts():
     model = make()
-    nnx.Policy("bf16", keep=nnx.PathContains("head")).apply(model)
+    nnx.Policy("bfloat16", keep=nnx.PathContains("head")).apply(model)
     found = dtypes(model)
     assert found["head.kernel"] == found["norm.scale"] == "float32"
     assert found["embed.embedding"] == found["scale"] == found["array"] == "bfloat16"
     assert model.head.dtype == F32 and model(IDS).dtype == F32
-    nnx.Policy("bf16", norms=None).apply(model)
+    nnx.Policy("bfloat16", norms=None).apply(model)
     assert {model.norm.dtype, model.norm.param_dtype, model(IDS).dtype} == {BF16}
     part = make()
-    nnx.Policy("bf16").apply(part, nnx.Embed)
+    nnx.Policy("bfloat16").apply(part, nnx.Embed)
     assert dtypes(part)["embed.embedding"] == "bfloat16" and dtypes(part)["scale"] == "float32"
     assert part.head.dtype is None
 
 
 def test_optimizer_states_stay():
     trained = nnx.ModelAndOptimizer(make(), optax.adam(0.1))
-    nnx.Policy("bf16").apply(trained)
+    nnx.Policy("bfloat16").apply(trained)
     assert trained.opt_state[0].mu.head.kernel.dtype == F32 and trained.model.head.dtype == BF16
 
 
 @pytest.mark.quick
-def test_policies_as_text():
+def test_policies_are_values():
     policy = nnx.Policy(param="float32", compute="bfloat16", output="float32")
-    for text in (
-        "params=float32,compute=bfloat16,output=float32",
-        "p=f32, c=bf16, o=f32",
-        "output=single,compute=bf16,param=f32",
-    ):
-        assert nnx.Policy(text) == policy and hash(nnx.Policy(text)) == hash(policy)
+    same = nnx.Policy(compute=jnp.bfloat16, output=jnp.dtype("float32"))
+    assert same == policy and hash(same) == hash(policy)
     assert repr(policy) == (
         "Policy(param='float32', compute='bfloat16', output='float32', norms='float32')"
     )
-    assert nnx.Policy("half").output == jnp.float16 and nnx.Policy("c=bf16").output == BF16
+    assert nnx.Policy("float16").output == jnp.float16
     assert "keep=PathContains('a', exact=True)" in repr(nnx.Policy(keep=nnx.PathContains("a")))
 
 
 @pytest.mark.parametrize(
     ("make_or_apply", "message"),
     [
-        (
-            lambda m: nnx.Policy("params=f32,copute=bf16"),
-            "cannot read 'copute=bf16' in 'params=f32,",
-        ),
-        (lambda m: nnx.Policy("p=f32,params=f32"), "cannot read 'params=f32'"),
-        (lambda m: nnx.Policy("p=f32,c="), "cannot read 'c='"),
-        (lambda m: nnx.Policy("f31"), "Policy: 'f31' is not a dtype. Did you mean 'f32'"),
+        (lambda m: nnx.Policy("params=float32"), "Policy: 'params=float32' is not a dtype. Fl"),
         (lambda m: nnx.Policy(compute=int), "Policy: int64 is not a floating dtype"),
-        (
-            lambda m: nnx.Policy("p=f32", compute="bf16"),
-            "all dtypes in the text, or each by itself",
-        ),
         (
             lambda m: nnx.Policy().apply(m, nnx.Conv),
             "Conv matches no layer .* of the kinds Embed, La",

@@ -60,7 +60,7 @@ if tp.TYPE_CHECKING:  # what needs files, and further packages
     assert_type(report, nnx.checkpoint.Report)
     assert_type(report.restored, tuple[str, ...])
 assert_type(nnx.cast(model, "bfloat16", keep=nnx.PathContains("bias")), None)
-policy = nnx.Policy("params=float32,compute=bfloat16")
+policy = nnx.Policy(compute="bfloat16")
 assert_type(policy.apply(model), None)
 assert_type(policy.cast_output(x), jax.Array)
 assert_type(nnx.lora.inject(model, nnx.Linear, rank=2, rngs=nnx.Rngs(0)), None)
