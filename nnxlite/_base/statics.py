@@ -141,6 +141,7 @@ _OWN_KEY: frozenset[type] = frozenset(
     {str, type(None), type, bytes, type(...), types.BuiltinFunctionType}
 )
 """Types whose values are their own keys."""
+_FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
 _SIMPLE = frozenset({*_OWN_KEY, int, bool})
 """Types of items that a key contains as they are, beside their types: item by item, a vocabulary of
 many thousand words takes ten times as long in each call."""
@@ -168,7 +169,7 @@ class _Reader:
             return plain
         if is_constant(value):  # a function or class of a module: nobody makes an equal one
             return ById(value)
-        if kind is types.MethodType or _may_be_known(value, kind):
+        if kind in _FUNCTIONS or _is_object_of_optax(value, kind):
             try:
                 return self.known(value, inside)
             except Unknown:
@@ -264,7 +265,10 @@ class _Reader:
             return (kind, read(value.__func__, inside), read(value.__self__, inside))
         if _is_object_of_optax(value, kind):
             return self._once(value, lambda: (kind, *self._entries(vars(value), inside)))
-        if isinstance(value, jax.Array) or _is_named(value) or _is_number_type(value):
+        is_number_type = isinstance(value, type) and (
+            issubclass(value, np.generic) or value in _NUMBERS
+        )
+        if isinstance(value, jax.Array) or _is_named(value) or is_number_type:
             return ById(value)
         if isinstance(value, _VALUES):
             return (kind, value)
@@ -432,14 +436,6 @@ def _is_still(value: tp.Any, key: tp.Any) -> bool:
         return bool(_Reader().known(value, (), live=True).key == key)
     except Unknown:
         return False
-
-
-def _is_number_type(value: tp.Any) -> bool:
-    return isinstance(value, type) and (issubclass(value, np.generic) or value in _NUMBERS)
-
-
-def _may_be_known(value: tp.Any, kind: type) -> bool:
-    return kind in (types.FunctionType, functools.partial) or _is_object_of_optax(value, kind)
 
 
 def _is_object_of_optax(value: tp.Any, kind: type) -> bool:

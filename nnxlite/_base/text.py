@@ -217,7 +217,7 @@ def short(value: tp.Any, few: int = FEW) -> str:
         return f"<method {value.__qualname__}>"
     if callable(value) and isinstance(getattr(value, "__name__", None), str):
         return f"<function {value.__name__}>"
-    return clip(_without_addresses(repr(value)), 4 * WIDTH)
+    return clip(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)), 4 * WIDTH)  # no addresses
 
 
 def clip(text: str, width: int) -> str:
@@ -229,10 +229,6 @@ def clip(text: str, width: int) -> str:
     """
     text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= width else text[: width - 3].rstrip() + "..."
-
-
-def _without_addresses(text: str) -> str:
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def is_array(value: tp.Any) -> bool:

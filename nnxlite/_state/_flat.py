@@ -316,7 +316,8 @@ def to_pure_dict(
     >>> nnx.to_pure_dict(nnx.State({"a": {"b": nnx.Param(1)}}))
     {'a': {'b': 1}}
     """
-    extract = extract_fn or extract_value
+    value = lambda leaf: leaf.get_value() if isinstance(leaf, Variable) else leaf
+    extract = extract_fn or value
     return nested([(path, extract(leaf)) for path, leaf in flat(as_state("to_pure_dict", state))])
 
 
@@ -348,7 +349,28 @@ def replace_by_pure_dict(
         raise TypeError(f"replace_by_pure_dict needs a State, got {type(state).__name__}.")
     if not isinstance(pure_dict, abc.Mapping):
         raise TypeError(f"replace_by_pure_dict needs a mapping, got {type(pure_dict).__name__}.")
-    for node, key, leaf in _replacements(state, pure_dict, replace_fn or _replace):
+    replace = replace_fn or _replace
+    found: list[tuple[tp.Any, tp.Any, tp.Any]] = []
+    todo: list[tuple[Path, tp.Any, Mapping]] = [((), state, pure_dict)]
+    while todo:
+        prefix, node, given = todo.pop()
+        for name, value in given.items():
+            path, key = (*prefix, name), name if name in node else to_int(name)
+            current = node[key] if key in node else MISSING
+            is_inner = isinstance(value, abc.Mapping)
+            if is_inner and (not value or type(current) in STATES):
+                todo.append((path, current, value))
+                continue
+            whole = isinstance(current, Variable) and isinstance(content(current), abc.Mapping)
+            if current is MISSING or type(current) in STATES or (is_inner and not whole):
+                there = f"there are the keys {sorted_keys(node)}"
+                raise ValueError(
+                    f"key in pure_dict not available in state: {path}; the path '{path_text(path)}' "
+                    f"holds {_kind(value)}, but in the State "
+                    f"{there if current is MISSING else f'it holds {_kind(current)}'}."
+                )
+            found.append((node, key, replace(current, value)))
+    for node, key, leaf in found:
         node[key] = leaf
 
 
@@ -432,41 +454,6 @@ def as_state(function: str, state: tp.Any) -> tp.Any:
         f"{function} needs a State (or another mapping), got {type(state).__name__}. For an object "
         "with Variables in it, take nnx.state(object) first."
     )
-
-
-def extract_value(leaf: tp.Any) -> tp.Any:
-    """A Variable's value; other leaves themselves."""
-    return leaf.get_value() if isinstance(leaf, Variable) else leaf
-
-
-def _replacements(
-    state: tp.Any, pure_dict: Mapping, replace: tp.Callable[[tp.Any, tp.Any], tp.Any]
-) -> list[tuple[tp.Any, tp.Any, tp.Any]]:
-    """What is to be put where in a State: the inner States, the keys and the new leaves.
-
-    Raises ValueError for a path that the State does not have.
-    """
-    found: list[tuple[tp.Any, tp.Any, tp.Any]] = []
-    todo: list[tuple[Path, tp.Any, Mapping]] = [((), state, pure_dict)]
-    while todo:
-        prefix, node, given = todo.pop()
-        for name, value in given.items():
-            path, key = (*prefix, name), name if name in node else to_int(name)
-            current = node[key] if key in node else MISSING
-            is_inner = isinstance(value, abc.Mapping)
-            if is_inner and (not value or type(current) in STATES):
-                todo.append((path, current, value))
-                continue
-            whole = isinstance(current, Variable) and isinstance(content(current), abc.Mapping)
-            if current is MISSING or type(current) in STATES or (is_inner and not whole):
-                there = f"there are the keys {sorted_keys(node)}"
-                raise ValueError(
-                    f"key in pure_dict not available in state: {path}; the path '{path_text(path)}' "
-                    f"holds {_kind(value)}, but in the State "
-                    f"{there if current is MISSING else f'it holds {_kind(current)}'}."
-                )
-            found.append((node, key, replace(current, value)))
-    return found
 
 
 def _replace(leaf: tp.Any, value: tp.Any) -> tp.Any:

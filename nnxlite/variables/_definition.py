@@ -35,6 +35,11 @@ REQUIRED = {"hijax": False, "ref": False, "eager_sharding": True}
 """Metadata every Variable has."""
 
 
+def as_hooks(hooks: tp.Any) -> tuple[tp.Callable[..., tp.Any], ...]:
+    """One callback or several, as a tuple."""
+    return tuple(hooks) if isinstance(hooks, (tuple, list)) else (hooks,)
+
+
 class VariableDef(Definition):
     """Class and metadata of a Variable; what a `GraphDef` keeps of it.
 
@@ -82,8 +87,7 @@ class VariableDef(Definition):
 
     def hooks(self, name: str) -> tuple[tp.Callable[..., tp.Any], ...]:
         """The callbacks for one event: those given as metadata, else the class's own method."""
-        given = self.metadata.get(name, ())
-        given = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+        given = as_hooks(self.metadata.get(name, ()))
         own = getattr(self.type, name, None)
         return given if given or own is None else (own,)
 

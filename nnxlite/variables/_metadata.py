@@ -17,7 +17,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.errors import check_level
 from nnxlite._base.interning import LOCK
-from nnxlite.variables._definition import HOOKS, MISSING, REQUIRED, Box, boxed, define, redefine
+from nnxlite.variables._definition import (
+    HOOKS,
+    MISSING,
+    REQUIRED,
+    Box,
+    as_hooks,
+    boxed,
+    define,
+    redefine,
+)
 
 FROZEN = "nnx_frozen"
 """The metadata entry of a frozen Variable; only those have it."""
@@ -34,11 +43,6 @@ T = tp.TypeVar("T")
 P = tp.ParamSpec("P")
 Hook = tp.Callable[..., tp.Any]
 Hooks = Hook | tp.Sequence[Hook]
-
-
-def as_hooks(hooks: Hooks) -> tuple[Hook, ...]:
-    """One callback or several, as a tuple."""
-    return (hooks,) if callable(hooks) else tuple(hooks)
 
 
 @dataclasses.dataclass
