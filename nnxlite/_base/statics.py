@@ -265,10 +265,8 @@ class _Reader:
             return (kind, read(value.__func__, inside), read(value.__self__, inside))
         if _is_object_of_optax(value, kind):
             return self._once(value, lambda: (kind, *self._entries(vars(value), inside)))
-        is_number_type = isinstance(value, type) and (
-            issubclass(value, np.generic) or value in _NUMBERS
-        )
-        if isinstance(value, jax.Array) or _is_named(value) or is_number_type:
+        is_number = kind is type and (issubclass(value, np.generic) or value in _NUMBERS)
+        if isinstance(value, jax.Array) or _is_named(value) or is_number:
             return ById(value)
         if isinstance(value, _VALUES):
             return (kind, value)
