@@ -90,7 +90,7 @@ def ours(name: str, plan: str = "fsdp") -> Calls:
 
 def engine(devices: int) -> Calls:
     """All that is done for a call besides the program: its leaves are found, what it wrote is stored."""
-    from nnxlite.boundary._replay import replay_crossing
+    from nnxlite.boundary._out import replay_crossing
 
     body, objects, data = training("nnxlite", devices=devices)
     step = library("nnxlite").jit(body)

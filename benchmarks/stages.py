@@ -24,7 +24,7 @@ def entered(step: tp.Any, *args: tp.Any) -> tuple[tp.Any, tp.Any]:
 @case("stages", f"jit: {READ_MOSTLY} read, one written, donated")
 def of_jit():
     """Entering finds the plan and reads the values; dealing sorts them by donation."""
-    from nnxlite.boundary._replay import replay_crossing
+    from nnxlite.boundary._out import replay_crossing
 
     nnx = library("nnxlite")
 

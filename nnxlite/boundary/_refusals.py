@@ -1,23 +1,20 @@
-"""Errors for what a function must not return, store or change."""
+"""Errors for what a function must not be given or return, and words for structures that differ."""
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import typing as tp
 
 import jax
 
-from nnxlite._base.captures import captures
-from nnxlite._base.errors import path_text, short_type
-from nnxlite._base.jax import describe_trace, in_this_trace, is_ref, key_name, trace_state
-from nnxlite.boundary._call_def import CallDef, Inner
-from nnxlite.boundary._inputs import is_root
-from nnxlite.boundary._outdef import OutDef, Outputs, output_paths
-from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import GraphNode
-from nnxlite.graph._walk import iter_graph
-from nnxlite.variables._variable import Variable
+from nnxlite._base.errors import path_text
+from nnxlite._base.jax import (
+    PyTreeDef,
+)
+from nnxlite._base.outline import array_text
+from nnxlite.boundary._call_def import CallDef, paths_of, template_of
+from nnxlite.boundary._out import OutDef, Outputs, output_paths
+from nnxlite.graph._compare import SHOWN, compare, differences_text, kind_at, worded
+from nnxlite.graph._rebuild import Code, Decoded, Path
 
 
 def refuse_foreign_outputs(call: CallDef, out: Outputs, name: str = "the function") -> None:
@@ -78,131 +75,142 @@ def _is_foreign(value: tp.Any) -> bool:
     return False
 
 
-def refuse_captured(
-    nodes: list[tp.Any], origin: tuple[int | None, ...], graphdef: GraphDef[tp.Any]
-) -> None:
-    """Raise ValueError where the outputs contain an object from outside the transform."""
-    here = trace_state.value
-    for number, (node, old) in enumerate(zip(nodes, origin)):
-        trace = node._box.trace if isinstance(node, Variable) else getattr(node, "_nnx_trace", here)
-        if old is None and trace is not here:
-            root, *path = graphdef.decoded.path(graphdef.decoded.node_frames[number])
-            copy = "nnx.clone(captured)"
-            if isinstance(node, Variable):
-                copy = "nnx.merge(graphdef, state, copy=True) of a captured state, " + copy
-            raise ValueError(
-                "Cannot extract graph node from different trace level: the "
-                f"{type(node).__name__} at '{path_text(path)}' (of value {root}) is returned or "
-                f"stored, and belongs to {describe_trace(trace)}. Pass it to the transformed function "
-                f"as an argument instead of capturing it, or return a copy: {copy}."
-            )
+def structure_error(
+    before: PyTreeDef, after: PyTreeDef, roots: tp.Container[int] = ()
+) -> type[Exception]:
+    """The class of the error for a carry that changes its structure, as in the reference.
 
-
-def refuse_dead_tracers(nodes: list[tp.Any], graphdef: GraphDef[tp.Any]) -> None:
-    """Raise ValueError where a static attribute of an object that leaves captures a tracer."""
-    for number, node in enumerate(nodes):
-        if not isinstance(node, GraphNode):
-            continue
-        for name, value in node._nnx_dict.items():
-            tracer = _captured_tracer(value)
-            if tracer is None:
-                continue
-            _, *path = graphdef.decoded.path(graphdef.decoded.node_frames[number])
-            at = path_text((*path, name))
-            advice = getattr(node, "_nnx_captures_advice", "")
-            raise ValueError(
-                f"The {type(node).__name__} that leaves the transform captures a tracer "
-                f"{short_type(tracer)} in its static attribute '{at}', which is dead outside. "
-                + (advice or "Store the value in an nnx.Variable of the object, and read it there.")
-            )
-
-
-def _captured_tracer(value: tp.Any) -> tp.Any:
-    """A tracer of this trace that a function in a static value captures, or None."""
-    todo, seen = [value], dict[int, tp.Any]()
-    while todo:
-        item = todo.pop()
-        if id(item) in seen or isinstance(item, (str, jax.Array, Variable, GraphNode)):
-            continue
-        if is_ref(item):
-            continue
-        seen[id(item)] = item
-        if isinstance(item, dict):  # an element that is an array is data
-            todo += item.values()
-        elif isinstance(item, (tuple, list)) and not hasattr(item, "update"):
-            todo += item
-        else:
-            dead = next(filter(in_this_trace, captures(item)), None)
-            if dead is not None:
-                return dead
-    return None
-
-
-def refuse_aliases(inner: Inner, result: tp.Any) -> None:
-    """Raise ValueError where a result contains a Variable of the arguments."""
-    call = inner.call
-    came_in = {
-        id(inner.nodes[n]): i for i, n in enumerate(call.graphdef.decoded.leaf_nodes) if n >= 0
-    }
-    places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
-    below = (
-        (above, path, value)
-        for above, root in places
-        for path, value in (iter_graph(root, graph=True) if is_root(root) else ())
-    )
-    for above, path, variable in below:
-        leaf = came_in.get(id(variable))
-        if leaf is None:
-            continue
-        raise ValueError(
-            f"Duplicate {type(variable).__name__} found at paths: "
-            f"'{path_text((*map(key_name, above), *path))}' of the result, "
-            f"'{call.graph_leaves()[leaf].text()}' of the arguments. A transform with "
-            "graph_updates=False (or graph=False) does not support Variable aliasing, only values "
-            "leave: return the value (variable[...]); what is written into the Variable is kept in "
-            "any case."
-        )
-
-
-_FIXED: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
-    "nnxlite_fixed_structure", default=frozenset()
-)
-
-
-@contextlib.contextmanager
-def fixed_structure(ids: frozenset[int]) -> tp.Iterator[None]:
-    """Within the block, transforms refuse to change the structure of objects and Variables, by id.
-
-    The refusal is a ValueError, raised before anything is written.
+    It is TypeError where only arrays became trees; `roots` are the leaves that are objects.
     """
-    outer = _FIXED.get()
-    token = _FIXED.set(outer | ids if outer else ids)
     try:
-        yield
-    finally:
-        _FIXED.reset(token)
+        parts = before.flatten_up_to(template_of(after))
+    except ValueError:
+        return ValueError
+    kept = all(isinstance(part, int) for i, part in enumerate(parts) if i in roots)
+    return TypeError if kept else ValueError
 
 
-def refuse_fixed(outer: list[tp.Any], left: OutDef) -> None:
-    """Raise ValueError where the structure of a fixed object or Variable would change."""
-    fixed = _FIXED.get()
-    if not fixed:
-        return
+def tree_difference(
+    before: PyTreeDef,
+    after: PyTreeDef,
+    words: tuple[tp.Sequence[str], tp.Sequence[str]] | None = None,
+) -> str:
+    """How two pytree structures differ: the paths that only one of them has.
+
+    Args:
+        before, after: the structures.
+        words: for each of them what its leaves are.
+
+    >>> import jax
+    >>> from nnxlite.boundary._refusals import tree_difference
+    >>> before, after = map(jax.tree.structure, ({"a": 1, "b": 2}, {"a": 1, "c": (2, 3)}))
+    >>> tree_difference(before, after)
+    "without 'b', with 'c.0', 'c.1'"
+    """
+    difference = _difference(paths_of(before), paths_of(after))
+    texts = [tree_text(tree, w) for tree, w in zip((before, after), words or (None, None))]
+    return difference or f"{texts[1]} in place of {texts[0]}"
+
+
+def tree_text(treedef: PyTreeDef, words: tp.Sequence[str] | None = None) -> str:
+    """A pytree structure as Python would print it, with words for its leaves.
+
+    >>> import jax
+    >>> from nnxlite.boundary._refusals import tree_text
+    >>> tree_text(jax.tree.structure([1, None]), ["a State"]), tree_text(jax.tree.structure(()))
+    ('[a State, None]', '()')
+    """
+    leaves = [_Word(word) for word in words or ["a leaf"] * treedef.num_leaves]
+    text = repr(jax.tree_util.tree_unflatten(treedef, leaves))
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
+
+
+_LONGEST = 200
+
+
+class _Word(str):
+    """Text that prints without quotes in a container."""
+
+    __repr__ = str.__str__
+
+
+def _difference(before: tp.Iterable[Path], after: tp.Iterable[Path]) -> str:
+    """The paths that only one of two trees has; nothing where a tree has only one leaf."""
+    old, new = (dict.fromkeys(map(path_text, paths)) for paths in (before, after))
+    if _ROOT in old or _ROOT in new:
+        return ""
+    parts = []
+    for word, one, other in (("without", old, new), ("with", new, old)):
+        missing = [repr(path) for path in one if path not in other]
+        if missing:
+            more = ", ..." if len(missing) > SHOWN else ""
+            parts.append(f"{word} {', '.join(missing[:SHOWN])}{more}")
+    return ", ".join(parts)
+
+
+_ROOT = path_text(())
+
+
+def call_difference(before: CallDef, after: CallDef) -> str:
+    """How the arguments of two calls differ in structure; nothing where they differ in other ways.
+
+    Args:
+        before, after: the static sides of the arguments.
+    """
+    old, new = before.paths(), after.paths()
+    if before.treedef != after.treedef:
+        difference = _difference(old, new)
+        return f"the arguments are {difference or f'{after.treedef} in place of {before.treedef}'}"
+    return differences_text(compare(before.graphdef, after.graphdef, before.root_paths()))
+
+
+def edits_text(call: CallDef, left: OutDef) -> str:
+    """The structure changes that a function made to its arguments, in words."""
+    out = []
     for number, names, removed in left.edits:
-        node = outer[tp.cast(int, left.origin[number])]
-        if id(node) in fixed:
-            raise ValueError(structure_changed(node, (*names, *removed)))
-    for old, _ in left.kinds:
-        if id(outer[old]) in fixed:
-            raise ValueError(structure_changed(outer[old], ("metadata",)))
+        where = node_text(call, tp.cast(int, left.origin[number]))
+        out.append(f"attributes {[*names, *removed]} of {where}")
+    out += [f"metadata of {node_text(call, old)}" for old, _ in left.kinds]
+    return ", ".join(out) or "no structure"
 
 
-def structure_changed(node: tp.Any, names: tuple[tp.Any, ...]) -> str:
-    """The message for a function that changes a structure that must stay the same."""
-    what = ", ".join(repr(name) for name in names)
-    return (
-        f"The graph structure of a {type(node).__name__} was changed where it must stay the same "
-        f"({what}): it is among the arguments of cached_partial. Undo temporary changes before the "
-        "function returns (nnx.pop removes what Module.sow stores), make attributes before "
-        "cached_partial is called, or call the function itself."
-    )
+def node_text(call: CallDef, node: int) -> str:
+    """The path of an object among the arguments."""
+    decoded = call.graphdef.decoded
+    root, *below = decoded.path(decoded.node_frames[node])
+    return f"'{call.text_of(root, below)}'"
+
+
+def code_text(code: Code, decoded: Decoded) -> str:
+    """What is at some path of a graph: the class of an object or container, an array, a value."""
+    return worded(kind_at(decoded, code))
+
+
+def argument_words(call: CallDef) -> list[str]:
+    """What each leaf of the arguments is: an object or an array."""
+    words, decoded = ["an array"] * call.treedef.num_leaves, call.graphdef.decoded
+    for position, code in zip(call.where, decoded.roots):
+        words[position] = f"the {code_text(code, decoded)}"
+    return words
+
+
+def result_words(call: CallDef, out: Outputs) -> list[str]:
+    """What each leaf of a result is: an object, a State, or the type of an array."""
+    left = out.definition
+    words = [described(x) for x in left.split(out.values)[0]]
+    for position, code, old in zip(left.where, left.roots, left.known_roots()):
+        new = f"a new {code_text(code, left.graphdef.decoded)}"
+        words.insert(position, new if old is None else node_text(call, old))
+    return words
+
+
+def described(value: tp.Any) -> str:
+    """A leaf (or small tree) by type and shape."""
+
+    def one(x: tp.Any) -> str:
+        return array_text(x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x))
+
+    leaves, treedef = jax.tree_util.tree_flatten(value)
+    if treedef == jax.tree_util.tree_structure(0):
+        return one(leaves[0])
+    return str(jax.tree_util.tree_unflatten(treedef, [one(x) for x in leaves]))

@@ -19,9 +19,9 @@ from nnxlite._base.jax import is_pytree_leaf
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._call_def import Inner
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._outdef import Fixed, Outputs
-from nnxlite.boundary._outputs import leave
-from nnxlite.boundary._partition import Division, Partition
+from nnxlite.boundary._leave import leave
+from nnxlite.boundary._operands import Division, Partition
+from nnxlite.boundary._out import Fixed, Outputs
 from nnxlite.filtered._predicates import is_array
 from nnxlite.transforms._donation import owners
 from nnxlite.transforms._wrapper import (

@@ -15,10 +15,9 @@ from nnxlite._base.statics import ById
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._call_def import CallDef, enter
 from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._leave import leave
 from nnxlite.boundary._operands import parameter_names
-from nnxlite.boundary._outdef import Fixed
-from nnxlite.boundary._outputs import leave
-from nnxlite.boundary._replay import replay
+from nnxlite.boundary._out import Fixed, replay
 from nnxlite.filtered._crossing import (
     Call,
     Filtered,

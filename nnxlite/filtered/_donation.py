@@ -7,7 +7,7 @@ import typing as tp
 import warnings
 
 from nnxlite._base.jax import as_integers
-from nnxlite.boundary._partition import Partition
+from nnxlite.boundary._operands import Partition
 from nnxlite.filtered._crossing import Call
 from nnxlite.transforms._donation import Owner, refuse_shared_buffers
 

@@ -13,7 +13,7 @@ import jax
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import in_this_trace
 from nnxlite._base.typing import P, R
-from nnxlite.boundary._partition import Partition
+from nnxlite.boundary._operands import Partition
 from nnxlite.filtered._crossing import Call, Filtered, chosen_first
 from nnxlite.filtered._predicates import is_inexact_array, is_inexact_array_like
 from nnxlite.filtered._specs import answers

@@ -20,13 +20,12 @@ from nnxlite._base.errors import path_text
 from nnxlite._base.jax import as_integer
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._call_def import CallDef, enter
-from nnxlite.boundary._differences import call_difference
-from nnxlite.boundary._outdef import Fixed, Outputs, Source, output_paths, pick
-from nnxlite.boundary._outputs import leave
-from nnxlite.boundary._partition import Division, Partition
+from nnxlite.boundary._labels import Layout, new_variables, output_settings, unpack
+from nnxlite.boundary._leave import leave
+from nnxlite.boundary._operands import Division, Partition
+from nnxlite.boundary._out import Fixed, Outputs, Source, output_paths, pick, replay
 from nnxlite.boundary._prefixes import NodePrefix
-from nnxlite.boundary._replay import replay
-from nnxlite.boundary._settings import Layout, new_variables, output_settings, unpack
+from nnxlite.boundary._refusals import call_difference
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import Call, Filtered, divide, must_be_traced
 from nnxlite.filtered._donation import DONATED, KEPT, grouped, without_warnings

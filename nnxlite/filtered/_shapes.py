@@ -12,7 +12,7 @@ from nnxlite._base.config import Modes
 from nnxlite._base.jax import without_literals
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._replay import replay
+from nnxlite.boundary._out import replay
 from nnxlite.filtered._crossing import Call, Filtered, chosen_first, leaves_of, tree_out
 from nnxlite.filtered._predicates import has_shape, is_array
 from nnxlite.filtered._specs import SpecKind, answers

@@ -13,16 +13,16 @@ from nnxlite._base.config import Modes
 from nnxlite._base.errors import path_text
 from nnxlite.boundary._body import Body, body_outputs, numbered, trace_body
 from nnxlite.boundary._call_def import CallDef, Inner
-from nnxlite.boundary._differences import (
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._operands import parameter_names
+from nnxlite.boundary._out import Outputs, output_paths, output_roots
+from nnxlite.boundary._refusals import (
     described,
     edits_text,
     result_words,
     tree_difference,
     tree_text,
 )
-from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._operands import parameter_names
-from nnxlite.boundary._outdef import Outputs, output_paths, output_roots
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.transforms._arguments import refuse_shared_result, unwrapped_value
 from nnxlite.transforms._flow import run_flow

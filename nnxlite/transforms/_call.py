@@ -12,10 +12,9 @@ import typing as tp
 
 from nnxlite.boundary._call_def import CallDef, Inner, enter
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._outdef import Outputs
-from nnxlite.boundary._outputs import leave
+from nnxlite.boundary._leave import leave
+from nnxlite.boundary._out import Outputs, replay
 from nnxlite.boundary._refusals import refuse_foreign_outputs
-from nnxlite.boundary._replay import replay
 from nnxlite.transforms._arguments import (
     PARTIAL,
     boxed_arguments,

@@ -30,8 +30,8 @@ from nnxlite._base.errors import listed
 from nnxlite._base.interning import LOCK
 from nnxlite._base.text import Atom, safely, short
 from nnxlite.boundary._call_def import ArgumentLeaf, CallDef
-from nnxlite.boundary._differences import described
 from nnxlite.boundary._operands import leaf_names
+from nnxlite.boundary._refusals import described
 from nnxlite.graph._compare import SHOWN, Difference, compare
 from nnxlite.objects._names import failing_layer
 

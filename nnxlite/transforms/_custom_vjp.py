@@ -26,12 +26,10 @@ from nnxlite._base.jax import as_integers, is_sharding
 from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._labels import labels, leaves_of_code
-from nnxlite.boundary._operands import parameter_names, parameters_of
-from nnxlite.boundary._outdef import Fixed, OutDef, Outputs
-from nnxlite.boundary._outputs import leave
-from nnxlite.boundary._partition import Partition, put, replaced
+from nnxlite.boundary._leave import leave
+from nnxlite.boundary._operands import Partition, parameter_names, parameters_of, put, replaced
+from nnxlite.boundary._out import Fixed, OutDef, Outputs, replay
 from nnxlite.boundary._prefixes import DiffState
-from nnxlite.boundary._replay import replay
 from nnxlite.transforms._arguments import (
     PARTIAL,
     check_arguments,

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from nnxlite.boundary._call_def import CallDef, enter
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._outdef import Fixed
-from nnxlite.boundary._partition import Partition
+from nnxlite.boundary._operands import Partition
+from nnxlite.boundary._out import Fixed
 from nnxlite.transforms._arguments import unwrapped_value
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._tangents import Tangents, abstract, zero_tangent

@@ -12,7 +12,7 @@ from nnxlite._base.errors import listed
 from nnxlite._base.jax import Tracer, drop_hidden_frames, is_compiling
 from nnxlite.boundary._body import Body
 from nnxlite.boundary._call_def import CallDef, paths_of
-from nnxlite.boundary._partition import Partition
+from nnxlite.boundary._operands import Partition
 
 
 class Donation(tp.NamedTuple):

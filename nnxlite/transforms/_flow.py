@@ -11,8 +11,7 @@ from nnxlite._base.config import Modes
 from nnxlite._base.jax import drop_hidden_frames
 from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._outdef import Outputs
-from nnxlite.boundary._replay import replay
+from nnxlite.boundary._out import Outputs, replay
 from nnxlite.graph._functional import build
 from nnxlite.graph._plan import view
 from nnxlite.transforms._arguments import naming_arguments

@@ -10,7 +10,7 @@ import jax
 from nnxlite._base.config import Modes
 from nnxlite.boundary._call_def import CallDef, enter
 from nnxlite.boundary._labels import labels
-from nnxlite.boundary._partition import Partition
+from nnxlite.boundary._operands import Partition
 from nnxlite.boundary._prefixes import DiffState
 from nnxlite.graph._defs import ObjectDef
 from nnxlite.graph._kinds import STATE

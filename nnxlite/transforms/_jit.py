@@ -17,14 +17,12 @@ from nnxlite._base.config import Modes, context_key
 from nnxlite._base.jax import as_integer, drop_hidden_frames
 from nnxlite.boundary._body import Body, body_outputs, trace_body
 from nnxlite.boundary._call_def import CallDef, enter, paths_of
-from nnxlite.boundary._differences import call_difference
 from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._leave import leave
 from nnxlite.boundary._operands import Operands, describe, leaf_names
-from nnxlite.boundary._outdef import Outputs
-from nnxlite.boundary._outputs import leave
+from nnxlite.boundary._out import Outputs, replay, write_leaves
 from nnxlite.boundary._prefixes import by_path
-from nnxlite.boundary._refusals import refuse_foreign_outputs, refuse_non_arrays
-from nnxlite.boundary._replay import replay, write_leaves
+from nnxlite.boundary._refusals import call_difference, refuse_foreign_outputs, refuse_non_arrays
 from nnxlite.objects._scopes import note_deleted
 from nnxlite.transforms._arguments import (
     Selection,

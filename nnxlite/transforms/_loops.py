@@ -16,22 +16,25 @@ from nnxlite._base.config import Modes
 from nnxlite._base.jax import Tracer, abstract, as_integer, is_pytree_leaf, is_ref
 from nnxlite.boundary._body import (
     Body,
+    LoopKind,
+    Slots,
     body_outputs,
+    carried,
     is_random,
+    next_values,
     numbered,
+    paired_roots,
     same,
     trace_body,
     warn_of_streams,
     with_matching_types,
 )
 from nnxlite.boundary._call_def import CallDef, Inner, template_of
-from nnxlite.boundary._carry import LoopKind, Slots, carried, next_values, paired_roots
-from nnxlite.boundary._differences import described
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._operands import parameter_names
-from nnxlite.boundary._outdef import Outputs
-from nnxlite.boundary._partition import replaced
+from nnxlite.boundary._operands import parameter_names, replaced
+from nnxlite.boundary._out import Outputs
 from nnxlite.boundary._prefixes import Carry
+from nnxlite.boundary._refusals import described
 from nnxlite.transforms._arguments import unwrapped_value
 from nnxlite.transforms._flow import loop_arguments, run_flow
 from nnxlite.transforms._programs import run_bodies

@@ -16,8 +16,8 @@ import numpy as np
 from nnxlite._base.errors import listed
 from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._labels import Layout, output_names
 from nnxlite.boundary._refusals import refuse_non_arrays
-from nnxlite.boundary._settings import Layout, output_names
 
 SHOWN = 12
 """How many settings a message lists."""

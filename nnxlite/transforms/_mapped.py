@@ -22,13 +22,20 @@ from nnxlite._base.jax import as_integer, as_integers, is_tracing
 from nnxlite.boundary._body import warn_of_streams, with_arrays
 from nnxlite.boundary._call_def import CallDef, Inner, enter
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._labels import broadcast, labels
-from nnxlite.boundary._outdef import Fixed, Outputs, pick
-from nnxlite.boundary._outputs import leave
+from nnxlite.boundary._labels import (
+    Layout,
+    broadcast,
+    labels,
+    mentioned,
+    no_room,
+    output_settings,
+    pack,
+    unpack,
+)
+from nnxlite.boundary._leave import leave
+from nnxlite.boundary._out import Fixed, Outputs, pick, replay, write_leaves
 from nnxlite.boundary._prefixes import by_path, refuse_foreign_axes
 from nnxlite.boundary._refusals import refuse_foreign_outputs
-from nnxlite.boundary._replay import replay, write_leaves
-from nnxlite.boundary._settings import Layout, mentioned, no_room, output_settings, pack, unpack
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.transforms._arguments import (
     boxed_arguments,

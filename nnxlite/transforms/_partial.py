@@ -13,7 +13,7 @@ import typing as tp
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import as_integers
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._refusals import fixed_structure, structure_changed
+from nnxlite.boundary._out import fixed_structure, structure_changed
 from nnxlite.graph._functional import build
 from nnxlite.graph._plan import find_plan, view
 from nnxlite.transforms._jit import JitOptions, JitWrapped, jit

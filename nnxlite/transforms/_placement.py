@@ -17,9 +17,8 @@ from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import constrained, is_tracing
 from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._labels import leaf_shardings
-from nnxlite.boundary._outdef import Outputs
-from nnxlite.boundary._settings import output_settings
+from nnxlite.boundary._labels import leaf_shardings, output_settings
+from nnxlite.boundary._out import Outputs
 from nnxlite.transforms._map_errors import passed_through
 from nnxlite.variables._metadata import PLACEMENT
 

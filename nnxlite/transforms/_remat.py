@@ -12,7 +12,7 @@ from nnxlite._base.jax import EAGER, as_integers, is_compiling, trace_state, wit
 from nnxlite._base.typing import RematPolicy
 from nnxlite.boundary._body import Body
 from nnxlite.boundary._operands import describe
-from nnxlite.boundary._outdef import Fixed, Outputs
+from nnxlite.boundary._out import Fixed, Outputs
 from nnxlite.transforms._arguments import STATIC, positional
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._programs import run_bodies

@@ -15,14 +15,21 @@ from jax.tree_util import tree_leaves
 
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import abstract, as_integer
-from nnxlite.boundary._body import body_outputs, is_random, numbered, trace_body, warn_of_streams
+from nnxlite.boundary._body import (
+    LoopKind,
+    body_outputs,
+    carried,
+    is_random,
+    numbered,
+    paired_roots,
+    trace_body,
+    warn_of_streams,
+)
 from nnxlite.boundary._call_def import CallDef, Inner, template_of
-from nnxlite.boundary._carry import LoopKind, carried, paired_roots
-from nnxlite.boundary._labels import broadcast, labels
-from nnxlite.boundary._outdef import Outputs
-from nnxlite.boundary._partition import replaced
+from nnxlite.boundary._labels import broadcast, labels, no_room, output_names, output_settings
+from nnxlite.boundary._operands import replaced
+from nnxlite.boundary._out import Outputs
 from nnxlite.boundary._prefixes import Carry, PrefixMapping, by_path, refuse_foreign_axes
-from nnxlite.boundary._settings import no_room, output_names, output_settings
 from nnxlite.transforms._arguments import (
     check_arguments,
     positional,

@@ -13,9 +13,8 @@ from nnxlite._base.config import Modes
 from nnxlite._base.jax import as_integers, current_mesh, without_literals
 from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.boundary._outdef import Outputs
-from nnxlite.boundary._partition import replaced
-from nnxlite.boundary._replay import replay
+from nnxlite.boundary._operands import replaced
+from nnxlite.boundary._out import Outputs, replay
 from nnxlite.graph._plan import view
 from nnxlite.transforms._arguments import STATIC
 from nnxlite.transforms._call import Call

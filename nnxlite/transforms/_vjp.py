@@ -14,7 +14,7 @@ import jax
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import is_ref, new_ref
 from nnxlite.boundary._labels import labels
-from nnxlite.boundary._partition import Partition
+from nnxlite.boundary._operands import Partition
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._derivatives import of_arguments, pulled_back, pushed_forward
 from nnxlite.transforms._tangents import Tangents, abstract, has_derivative, zero_tangent

@@ -2,7 +2,7 @@
 
 Only changes cross: a Variable that still has its input value is not an output.  Structure changes
 (attributes, new objects, sharing, cycles) are detected once, at trace time, and cross as static data,
-the `OutDef`.  `_replay.py` repeats them outside.
+the `OutDef`.  `replay` repeats them outside.
 """
 
 from __future__ import annotations
@@ -12,18 +12,27 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.jax import PyTreeDef, is_ref, trace_state
+from nnxlite._base.captures import captures
+from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.jax import (
+    PyTreeDef,
+    describe_trace,
+    in_this_trace,
+    is_ref,
+    key_name,
+    trace_state,
+)
 from nnxlite._base.statics import ById, alike
 from nnxlite._base.versions import epoch
 from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._inputs import is_root
-from nnxlite.boundary._outdef import Edit, OutDef, Outputs, Source
-from nnxlite.boundary._refusals import refuse_aliases, refuse_captured, refuse_dead_tracers
+from nnxlite.boundary._out import Edit, OutDef, Outputs, Source
 from nnxlite.graph._defs import ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import CUSTOM_NODES, GraphNode, refuse_hidden_writes
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode
 from nnxlite.graph._traverse import traverse
+from nnxlite.graph._walk import iter_graph
 from nnxlite.variables._definition import VariableDef, current_definition
 from nnxlite.variables._variable import Variable
 
@@ -286,3 +295,92 @@ def _edits(
             removed = tuple(n for n in old_def.layout.status if n not in new_def.layout.status)
             edits.append((number, tuple(names), removed))
     return tuple(edits), moves
+
+
+# Refusals -------------------------------------------------------------------------------------------
+
+
+def refuse_captured(
+    nodes: list[tp.Any], origin: tuple[int | None, ...], graphdef: GraphDef[tp.Any]
+) -> None:
+    """Raise ValueError where the outputs contain an object from outside the transform."""
+    here = trace_state.value
+    for number, (node, old) in enumerate(zip(nodes, origin)):
+        trace = node._box.trace if isinstance(node, Variable) else getattr(node, "_nnx_trace", here)
+        if old is None and trace is not here:
+            root, *path = graphdef.decoded.path(graphdef.decoded.node_frames[number])
+            copy = "nnx.clone(captured)"
+            if isinstance(node, Variable):
+                copy = "nnx.merge(graphdef, state, copy=True) of a captured state, " + copy
+            raise ValueError(
+                "Cannot extract graph node from different trace level: the "
+                f"{type(node).__name__} at '{path_text(path)}' (of value {root}) is returned or "
+                f"stored, and belongs to {describe_trace(trace)}. Pass it to the transformed function "
+                f"as an argument instead of capturing it, or return a copy: {copy}."
+            )
+
+
+def refuse_dead_tracers(nodes: list[tp.Any], graphdef: GraphDef[tp.Any]) -> None:
+    """Raise ValueError where a static attribute of an object that leaves captures a tracer."""
+    for number, node in enumerate(nodes):
+        if not isinstance(node, GraphNode):
+            continue
+        for name, value in node._nnx_dict.items():
+            tracer = _captured_tracer(value)
+            if tracer is None:
+                continue
+            _, *path = graphdef.decoded.path(graphdef.decoded.node_frames[number])
+            at = path_text((*path, name))
+            advice = getattr(node, "_nnx_captures_advice", "")
+            raise ValueError(
+                f"The {type(node).__name__} that leaves the transform captures a tracer "
+                f"{short_type(tracer)} in its static attribute '{at}', which is dead outside. "
+                + (advice or "Store the value in an nnx.Variable of the object, and read it there.")
+            )
+
+
+def _captured_tracer(value: tp.Any) -> tp.Any:
+    """A tracer of this trace that a function in a static value captures, or None."""
+    todo, seen = [value], dict[int, tp.Any]()
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, (str, jax.Array, Variable, GraphNode)):
+            continue
+        if is_ref(item):
+            continue
+        seen[id(item)] = item
+        if isinstance(item, dict):  # an element that is an array is data
+            todo += item.values()
+        elif isinstance(item, (tuple, list)) and not hasattr(item, "update"):
+            todo += item
+        else:
+            dead = next(filter(in_this_trace, captures(item)), None)
+            if dead is not None:
+                return dead
+    return None
+
+
+def refuse_aliases(inner: Inner, result: tp.Any) -> None:
+    """Raise ValueError where a result contains a Variable of the arguments."""
+    call = inner.call
+    came_in = {
+        id(inner.nodes[n]): i for i, n in enumerate(call.graphdef.decoded.leaf_nodes) if n >= 0
+    }
+    places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
+    below = (
+        (above, path, value)
+        for above, root in places
+        for path, value in (iter_graph(root, graph=True) if is_root(root) else ())
+    )
+    for above, path, variable in below:
+        leaf = came_in.get(id(variable))
+        if leaf is None:
+            continue
+        raise ValueError(
+            f"Duplicate {type(variable).__name__} found at paths: "
+            f"'{path_text((*map(key_name, above), *path))}' of the result, "
+            f"'{call.graph_leaves()[leaf].text()}' of the arguments. A transform with "
+            "graph_updates=False (or graph=False) does not support Variable aliasing, only values "
+            "leave: return the value (variable[...]); what is written into the Variable is kept in "
+            "any case."
+        )
