@@ -64,8 +64,7 @@ LAZILY_BACK = {
 ORDER = {
     "graph": """_kinds _defs _rebuild _traverse _compare _graphdef _graphstate _plan _functional
         _walk _freezing _edit""",
-    "boundary": """_partition _call_def _inputs _operands _outdef _refusals _outputs _replay _context
-        _prefixes _labels _body _differences _carry _settings""",
+    "boundary": "_call_def _inputs _operands _out _leave _refusals _prefixes _labels _body _context",
 }
 """The files of a package, each of which imports only those before it."""
 

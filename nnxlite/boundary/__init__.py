@@ -14,12 +14,9 @@ from nnxlite.boundary._context import split_context as split_context
 from nnxlite.boundary._context import unflatten as unflatten
 from nnxlite.boundary._context import update_context as update_context
 from nnxlite.boundary._inputs import Inputs as Inputs
-from nnxlite.boundary._labels import Layout as Layout
-from nnxlite.boundary._labels import unpack as unpack
 from nnxlite.boundary._operands import Partition as Partition
 from nnxlite.boundary._prefixes import Carry as Carry
 from nnxlite.boundary._prefixes import DiffState as DiffState
 from nnxlite.boundary._prefixes import PrefixMapping as PrefixMapping
 from nnxlite.boundary._prefixes import StateAxes as StateAxes
 from nnxlite.boundary._prefixes import StateSharding as StateSharding
-from nnxlite.boundary._prefixes import by_path as by_path
