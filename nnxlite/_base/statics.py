@@ -23,6 +23,7 @@ The key of a dataclass, and of a value without a hash, describes its present con
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -264,7 +265,7 @@ class _Reader:
         if kind is types.MethodType:
             return (kind, read(value.__func__, inside), read(value.__self__, inside))
         if _is_object_of_optax(value, kind):
-            return self._once(value, lambda: (kind, *self._entries(vars(value), inside)))
+            return self._once(value, lambda new: (kind, *new._entries(vars(value), inside)))
         is_number = kind is type and (issubclass(value, np.generic) or value in _NUMBERS)
         if isinstance(value, jax.Array) or _is_named(value) or is_number:
             return ById(value)
@@ -291,7 +292,7 @@ class _Reader:
         if is_trusted(fun.__globals__.get("__name__")):
             if fun.__closure__ is None and _is_named(fun):
                 return ById(fun)
-            return self._once(fun, lambda: self._captured(fun, inside))
+            return self._once(fun, lambda new: new._captured(fun, inside))
         if fun.__closure__ is not None or fun.__dict__:
             raise Unknown
         reads = _reads(fun.__code__, fun.__globals__)
@@ -321,7 +322,7 @@ class _Reader:
         named = self._entries({**(fun.__kwdefaults__ or {}), **fun.__dict__}, inside)
         return (fun.__code__, *captured, named)
 
-    def _once(self, value: tp.Any, make: tp.Callable[[], tp.Any]) -> tp.Any:
+    def _once(self, value: tp.Any, read: tp.Callable[[_Reader], tp.Any]) -> tp.Any:
         """The key of a function or object of a trusted package, as it was when first seen.
 
         `optax.cosine_decay_schedule` rebinds a variable that it captured when it is first called:
@@ -329,17 +330,14 @@ class _Reader:
         """
         seen = _first_seen.get(value)
         if seen is None:
-            before, self.exact = self.exact, True
-            try:
-                key = make()
-            except Unknown:
-                key = None
-            seen = _first_seen[value] = key, self.exact
-            self.exact = before
+            reader, key = _Reader(), None
+            with contextlib.suppress(Unknown):
+                key = read(reader)
+            seen = _first_seen[value] = key, reader.exact
         key, exact = seen
         if key is None:
             raise Unknown
-        self.exact = self.exact and exact
+        self.exact &= exact
         return key
 
 
@@ -532,17 +530,9 @@ def alike(value: tp.Any, other: tp.Any) -> bool:
     """
     if value is other:
         return True
-    kind = type(value)
-    if kind is not type(other):
+    if facts(value).key != facts(other).key:
         return False
-    if kind is dict:
-        pairs = [zip(value, other), zip(value.values(), other.values())]
-    elif kind is list or kind.__hash__ is tuple.__hash__:
-        pairs = [zip(value, other)]
-    else:
-        mine, theirs = facts(value), facts(other)
-        return mine.key == theirs.key and (mine.exact or kind is set)
-    return len(value) == len(other) and all(alike(a, b) for part in pairs for a, b in part)
+    return all(a is b or facts(a).exact for a, b in zip(atoms(value), atoms(other)))
 
 
 def with_atoms(value: tp.Any, instead: tp.Mapping[int, tp.Any]) -> tp.Any:
