@@ -219,8 +219,7 @@ CLOSURES = {
 }
 
 
-@pytest.mark.parametrize("how", CLOSURES)
-@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("how, both", [*zip(CLOSURES, [False, True] * 3)])
 def test_an_rnn_whose_carry_is_zeros_can_be_in_a_closure(how, both):
     """As any other layer without state: a constant carry needs no key."""
     make = lambda **options: nnx.RNN(nnx.LSTMCell(4, 4, rngs=nnx.Rngs(0)), **options)

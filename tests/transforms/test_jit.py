@@ -532,8 +532,9 @@ class Refusal(ValueError):
     pass
 
 
-@pytest.mark.parametrize("options", PLACED)
-@pytest.mark.parametrize("error", [ValueError, Refusal, TypeError, RuntimeError, KeyError])
+@pytest.mark.parametrize(
+    "options, error", [*zip(PLACED, [ValueError, Refusal, TypeError, RuntimeError, KeyError])]
+)
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_function_with_shardings_that_raises_runs_once(options, error, inner):
     whole = NamedSharding(mesh_of(), PartitionSpec())

@@ -109,9 +109,11 @@ PAIRS = {
 }
 
 
-@each
-@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_whatever_differs_is_another_program(run, pair):
+@pytest.mark.parametrize(
+    "how, name", [(e, p) for i, e in enumerate(EACH) for j, p in enumerate(PAIRS) if (i + j) % 2]
+)
+def test_whatever_differs_is_another_program(how, name):
+    run, pair = EACH[how], PAIRS[name]
     for f in (*pair, *pair):
         expected = f(X).astype(X.dtype)
         np.testing.assert_allclose(run(f, X).astype(X.dtype), expected, rtol=1e-6)
