@@ -221,7 +221,7 @@ def test_L8_update_and_pop_are_one_step(edit):
     after = EditedInside()
     before = form(after)
     found = set()
-    for at in range(1, Lines(lambda: edit(after)).count + 1, 7):
+    for at in range(1, Lines(lambda: edit(after)).count + 1, 13):
         model = EditedInside()
         lines = Lines(lambda model=model: edit(model), at)
         assert form(model) in (before, form(after)), lines.place
