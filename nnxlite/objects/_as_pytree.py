@@ -95,9 +95,9 @@ def register(cls: type[tp.Any]) -> None:
         return _children(node, found), found if found.public is None else ByShared(found)
 
     def flatten_with_keys(node: tp.Any) -> tuple[KeyedChildren, ObjectDef | ByShared]:
-        refuse_circles(node)
-        found = definition(node)
-        return keyed_children(node), found if found.public is None else ByShared(found)
+        children, found = flatten(node)
+        names = definition(node).layout.data
+        return [(cls._nnx_key(name), child) for name, child in zip(names, children)], found
 
     def unflatten(found: tp.Any, children: tp.Iterable[tp.Any]) -> tp.Any:
         if type(found) is ByShared:

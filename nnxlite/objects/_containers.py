@@ -15,10 +15,8 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.jax import trace_state
 from nnxlite._base.text import Text, mapping_node, sequence_node
 from nnxlite._base.versions import Writes
-from nnxlite.graph._defs import note_definition_of, own_status
 from nnxlite.graph._traverse import Assigned, Names
 from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Module
@@ -139,31 +137,15 @@ class List(Module, tp.MutableSequence[T]):
 
     def _nnx_edit(self, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:
         items = [item for n, item in enumerate(self._nnx_items()) if n not in removed]
-        if len(items) < len(self):  # those after them move up
-            self._nnx_replace(items, writes)
-        super()._nnx_edit(writes, assigned, [n for n in removed if not isinstance(n, int)])
+        kept = dict(enumerate(items)) if len(items) < len(self) else {}  # those after them move up
+        others = [n for n in removed if not isinstance(n, int)]
+        super()._nnx_edit(writes, {**kept, **assigned}, [*range(len(items), len(self)), *others])
 
-    def _nnx_replace(self, items: list[Tagged], later: Writes | None = None) -> None:
-        """Replace all items by these, in one step, now or with what else is noted."""
-        if trace_state.value is not self._nnx_trace:
-            self._nnx_refuse("items")
-        old: tp.Any = self._nnx_dict
-        writes = Writes() if later is None else later
-        size, status, changed = len(self), own_status(self), False
-        for number in range(len(items), size):
-            writes.add(old.pop, number)
-            writes.add(status.pop, number, None)
-            changed = True
-        for number, item in enumerate(items):
-            if number < size and old[number] is item.value and status[number] is item.is_data:
-                continue
-            writes.add(old.__setitem__, number, item.value)
-            writes.add(status.__setitem__, number, item.is_data)
-            changed = True
-        if changed:
-            note_definition_of(writes, self, None)
-        if later is None:
-            writes.make()
+    def _nnx_replace(self, items: list[Tagged]) -> None:
+        """Replace all items by these, in one step."""
+        writes = Writes()
+        super()._nnx_edit(writes, dict(enumerate(items)), range(len(items), len(self)))
+        writes.make()
 
     def _nnx_tagged(self, value: tp.Any) -> Tagged:
         """A new item with its status; raises an error, before anything changes, if it cannot be one."""

@@ -37,12 +37,7 @@ from nnxlite.graph._defs import (
 )
 from nnxlite.graph._kinds import (
     ARRAY,
-    CUSTOM,
-    DATA_TYPES,
-    OBJECT,
     OTHER,
-    REF,
-    VARIABLE,
     GraphNode,
     has_data,
     is_data,
@@ -103,19 +98,6 @@ _CONTAINERS = frozenset({list, tuple, dict})
 _WHOLE = frozenset({"__dict__", "__class__"})  # assigning to these replaces the whole object
 
 
-def _noticed(method: tp.Callable[..., tp.Any]) -> tp.Callable[..., tp.Any]:
-    """A `__setstate__` of the user's: it may write to `__dict__`, which notifies nobody."""
-
-    @functools.wraps(method)
-    def __setstate__(self: tp.Any, state: tp.Any) -> None:
-        try:
-            method(self, state)
-        finally:
-            set_definition(self, None)
-
-    return __setstate__
-
-
 def _filled(node: tp.Any) -> tp.Any:
     """An object that the `__new__` of another base makes; that may have assigned attributes."""
     try:
@@ -125,22 +107,29 @@ def _filled(node: tp.Any) -> tp.Any:
     return node
 
 
-def _compared(method: tp.Callable[..., None]) -> tp.Callable[..., None]:
-    """A `__setattr__` or `__delattr__` of the user's, which may write around ours and notify nobody."""
+def _noticed(method: tp.Callable[..., None]) -> tp.Callable[..., None]:
+    """A method of the user's for writes, which may write around ours and so notify nobody."""
 
     @functools.wraps(method)
-    def compared(self: tp.Any, name: str, *value: tp.Any) -> None:
-        before, known = self._nnx_dict.get(name, MISSING), _filled(self)._nnx_def
+    def noticed(self: tp.Any, *args: tp.Any) -> None:
+        known, before = _filled(self)._nnx_def, dict(self._nnx_dict)
         try:
-            method(self, name, *value)
+            method(self, *args)
         finally:
-            now = self._nnx_dict.get(name, MISSING)
-            if known is not None and self._nnx_def is known and now is not before:
-                if not (self._nnx_status.get(name) and _are_alike(before, now)):
-                    set_definition(self, None)
+            if known is not None and self._nnx_def is known and _has_changed(self, before):
+                set_definition(self, None)
 
-    compared._nnx_compares = True  # type: ignore[attr-defined]
-    return compared
+    noticed._nnx_notices = True  # type: ignore[attr-defined]
+    return noticed
+
+
+def _has_changed(node: tp.Any, before: dict[tp.Any, tp.Any]) -> bool:
+    """Whether the structure of an object is another than with these attributes."""
+    now, status = node._nnx_dict, node._nnx_status
+    return now.keys() != before.keys() or any(
+        now[name] is not value and not (status.get(name) and _are_alike(value, now[name]))
+        for name, value in before.items()
+    )
 
 
 def _set_by_class(cls: type, name: str) -> bool:
@@ -155,15 +144,11 @@ def _refuse_tags(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
     """Raise ValueError if `data(...)` or `static(...)` is inside a container."""
     for part in walk(value):
         if type(part) is Tagged:
-            _refuse_tag(node, name, value, part)
-
-
-def _refuse_tag(node: tp.Any, name: tp.Any, value: tp.Any, part: Tagged) -> tp.NoReturn:
-    raise ValueError(
-        f"Found unexpected tags on attribute '{type(node).__name__}.{name}': {part!r} is inside a "
-        f"{type(value).__name__}. Values from nnx.data(...) and nnx.static(...) should be assigned "
-        "to attributes directly, they should not be inside other structures."
-    )
+            raise ValueError(
+                f"Found unexpected tags on attribute '{type(node).__name__}.{name}': {part!r} is "
+                f"inside a {type(value).__name__}. Values from nnx.data(...) and nnx.static(...) "
+                "should be assigned to attributes directly, they should not be inside other structures."
+            )
 
 
 ModuleMeta = ObjectMeta = PytreeMeta  # other names of the reference
@@ -198,7 +183,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             return _filled(cls._nnx_following(cls, *args, **kwargs))
         if (args or kwargs) and cls.__init__ is object.__init__:
             raise TypeError(f"{cls.__name__}() takes no arguments: it has no __init__.")
-        return new_shell(cls, None, trace_state.value)
+        return _empty(cls)
 
     def __init_subclass__(cls, *, pytree: bool | None = None, **kwargs: tp.Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -216,17 +201,15 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             )
         cls._nnx_is_pytree = cls._nnx_can_be_pytree and PYTREES.given(pytree)
         cls._nnx_declared = None
-        if "__setstate__" in cls.__dict__:
-            cls.__setstate__ = _noticed(cls.__dict__["__setstate__"])
         following = super().__new__
         if following is not object.__new__:
             cls._nnx_following = following
         give_way(cls, Pytree, ("__copy__", "__delattr__", "__reduce_ex__"))
-        for name in ("__setattr__", "__delattr__"):
+        for name in ("__setattr__", "__delattr__", "__setstate__"):
             method = getattr(cls, name)
             ours = is_ours(method) and cls._nnx_following is None
-            if not ours and not hasattr(method, "_nnx_compares"):
-                setattr(cls, name, _compared(method))
+            if not ours and not hasattr(method, "_nnx_notices"):
+                setattr(cls, name, _noticed(method))
         if cls._nnx_is_pytree:
             register(cls)
 
@@ -300,19 +283,26 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         writes.make()
 
     def _nnx_edit(self, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:
-        """Note that data attributes get other values or are added, and that others are removed."""
+        """Note that attributes get other values or are added, and that others are removed."""
         if trace_state.value is not self._nnx_trace:
-            self._nnx_refuse(next(iter((*assigned, *removed))))
+            self._nnx_refuse(next(iter((*assigned, *removed)), "items"))
         attributes: tp.Any = self._nnx_dict
         status, structural = own_status(self), bool(removed)
         for name in removed:
             writes.add(attributes.pop, name, None)
             writes.add(status.pop, name, None)
         for name, value in assigned.items():
-            if name not in status:
-                writes.add(status.__setitem__, name, self._nnx_decide(name, value))
+            known, old = status.get(name), attributes.get(name, MISSING)
+            if type(value) is Tagged:
+                is_data_now, value = value.is_data, value.value
+            else:
+                is_data_now = self._nnx_decide(name, value) if known is None else known
+            if known is is_data_now and old is value:
+                continue
+            if known is not is_data_now:
+                writes.add(status.__setitem__, name, is_data_now)
             writes.add(attributes.__setitem__, name, value)
-            structural |= name not in attributes or not _are_alike(attributes[name], value)
+            structural |= not (known and is_data_now and _are_alike(old, value))
         if structural:
             note_definition_of(writes, self, None)
 
@@ -350,24 +340,20 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             attributes: tp.Any = self._nnx_dict
             attributes[name] = value.value
             return status
-        if type(value) in _SCALARS and not self._nnx_declares():
+        declares = self._nnx_declares()
+        if type(value) in _SCALARS and not declares:
             return False
-        declared = self._nnx_declares().get(name)
-        if declared is not None:
-            if not declared and has_data(value):
-                self._nnx_refuse_data(name, value)
-            return declared
-        kind = kind_of(value)
-        if kind == OTHER:
-            return type(value) in DATA_TYPES
-        if kind in _NODE_KINDS:
-            return True
-        contains_data = False
-        for part in walk(value):
-            if type(part) is Tagged:
-                _refuse_tag(self, name, value, part)
-            contains_data = contains_data or is_data(part)
-        return contains_data or not self._nnx_is_pytree
+        declared = declares.get(name)
+        if declared is None:
+            if is_data(value):
+                return True
+            if kind_of(value) == OTHER:
+                return False
+            _refuse_tags(self, name, value)
+            return has_data(value) or not self._nnx_is_pytree
+        if not declared and has_data(value):
+            self._nnx_refuse_data(name, value)
+        return declared
 
     @classmethod
     def _nnx_declares(cls) -> dict[str, bool]:
@@ -460,8 +446,6 @@ def _are_alike(old: tp.Any, new: tp.Any) -> bool:
 
 
 _STATUS = "_nnx_status"  # the key of the statuses in the pickled state
-
-_NODE_KINDS = frozenset({ARRAY, CUSTOM, OBJECT, REF, VARIABLE})
 
 
 def _empty(cls: type[tp.Any]) -> tp.Any:
