@@ -235,10 +235,10 @@ def is_data(value: tp.Any, /) -> bool:
     kind = kind_of(value)
     if kind == OTHER:
         return type(value) in DATA_TYPES
-    return kind in _DATA_KINDS
+    return kind in DATA_KINDS
 
 
-_DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})
+DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})
 
 
 def is_setting(value: tp.Any) -> bool:

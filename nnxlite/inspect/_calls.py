@@ -30,8 +30,7 @@ from nnxlite.filtered._jit import filter_jit
 from nnxlite.graph._functional import clone, merge, split
 from nnxlite.graph._kinds import GraphNode, hidden_kept
 from nnxlite.graph._walk import iter_graph
-from nnxlite.objects._capture import public_methods
-from nnxlite.objects._observed import observed
+from nnxlite.objects._capture import observed, public_methods
 from nnxlite.variables._variable import Variable
 
 Path = tuple[tp.Any, ...]

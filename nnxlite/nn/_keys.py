@@ -8,8 +8,8 @@ import jax
 
 from nnxlite._base.errors import short_type
 from nnxlite.nn import initializers
-from nnxlite.objects._names import layer_name
 from nnxlite.objects._rngs import Rngs, RngStream
+from nnxlite.objects._scopes import layer_name
 
 KeySource = Rngs | RngStream | jax.Array
 """Several streams, of which one is chosen by name; one stream; or the key itself."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite.objects._names import layer_name
+from nnxlite.objects._scopes import layer_name
 
 M = tp.TypeVar("M")
 

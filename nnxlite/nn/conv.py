@@ -45,8 +45,8 @@ from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import default_bias_init, default_kernel_init
 from nnxlite.nn.lora_kernel import adapter_of, add_adapter, weight_of
-from nnxlite.objects._names import layer_name
 from nnxlite.objects._rngs import Rngs
+from nnxlite.objects._scopes import layer_name
 
 Padding = str | int | tp.Sequence[int | tuple[int, int]]
 Pads = str | tuple[tuple[int, int], ...]

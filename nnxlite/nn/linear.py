@@ -48,8 +48,8 @@ from nnxlite.nn._common import (
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.lora_kernel import Product, adapter_of, add_adapter
-from nnxlite.objects._names import layer_name
 from nnxlite.objects._rngs import Rngs
+from nnxlite.objects._scopes import layer_name
 from nnxlite.variables._metadata import VariableMetadata
 
 default_kernel_init: tp.Final[Initializer] = initializers.lecun_normal()

@@ -29,8 +29,8 @@ from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Linear
 from nnxlite.nn.lora_kernel import low_rank
 from nnxlite.objects._module import Module
-from nnxlite.objects._names import layer_name
 from nnxlite.objects._rngs import Rngs
+from nnxlite.objects._scopes import layer_name
 from nnxlite.variables._kinds import Param
 from nnxlite.variables._variable import Variable
 

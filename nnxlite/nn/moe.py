@@ -33,8 +33,8 @@ from nnxlite.nn.activations import gelu
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects._module import Module
-from nnxlite.objects._names import layer_name
 from nnxlite.objects._rngs import Rngs
+from nnxlite.objects._scopes import layer_name
 from nnxlite.variables._kinds import Param
 from nnxlite.variables._variable import Variable
 

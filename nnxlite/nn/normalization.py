@@ -46,8 +46,8 @@ from nnxlite.nn._shapes import broadcasts_to
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects._module import Module
-from nnxlite.objects._names import layer_name
 from nnxlite.objects._rngs import Rngs
+from nnxlite.objects._scopes import layer_name
 from nnxlite.variables._kinds import BatchStat, Param
 
 Count = int | jax.Array

@@ -14,8 +14,8 @@ from nnxlite.nn._keys import KeySource, draw_key, own_stream
 from nnxlite.nn._modes import resolve_mode
 from nnxlite.objects._fields import data
 from nnxlite.objects._module import Module
-from nnxlite.objects._names import layer_name
 from nnxlite.objects._rngs import Rngs, RngStream
+from nnxlite.objects._scopes import layer_name
 
 
 class Dropout(Module):

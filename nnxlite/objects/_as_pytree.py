@@ -26,14 +26,10 @@ from nnxlite._base.statics import facts
 from nnxlite._base.versions import observe
 from nnxlite.graph._defs import ContainerDef, ObjectDef, definition
 from nnxlite.graph._kinds import (
-    ARRAY,
-    DICT,
-    LIST,
+    CONTAINERS,
+    DATA_KINDS,
     OBJECT,
-    PYTREE,
-    REF,
     STATE,
-    TUPLE,
     VARIABLE,
     GraphNode,
     flatten_container,
@@ -44,9 +40,9 @@ from nnxlite.graph._kinds import (
 )
 from nnxlite.graph._rebuild import Path, new_shell
 
-_OPENED = frozenset({LIST, TUPLE, DICT, PYTREE})
+_OPENED = CONTAINERS - {STATE}
 _TO_BE_SEEN = _OPENED | {None}  # with the classes of unknown kind
-_WHOLE = frozenset({ARRAY, OBJECT, REF, STATE, VARIABLE})
+_WHOLE = DATA_KINDS | {STATE}
 
 
 class Held:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import threading
 import typing as tp
@@ -31,52 +32,39 @@ from nnxlite.graph._rebuild import Path
 from nnxlite.objects._containers import Dict, List
 from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Kind, Module, is_kind, iter_modules
-from nnxlite.objects._observed import observed
 from nnxlite.objects._pytree import Object
 from nnxlite.variables._variable import Variable
 
 P = tp.ParamSpec("P")
 R = tp.TypeVar("R")
 
+AnyState: tp.TypeAlias = State[tp.Any, tp.Any]
 Records: tp.TypeAlias = tuple[Variable[tp.Any], ...]
+
+
+class _Options(tp.TypedDict, total=False):
+    init: AnyState | None
+    method_outputs: Kind | None
 
 
 @tp.overload
 def capture(  # pyright: ignore[reportOverlappingOverload] - a class can be called like a function
-    fn: Kind,
-    *var_types: Kind,
-    init: State[tp.Any, tp.Any] | None = None,
-    method_outputs: Kind | None = None,
-) -> tp.Callable[
-    [tp.Callable[P, R]], tp.Callable[P, tuple[R, *tuple[State[tp.Any, tp.Any], ...]]]
-]: ...
+    fn: Kind, *var_types: Kind, **options: tp.Unpack[_Options]
+) -> tp.Callable[[tp.Callable[P, R]], tp.Callable[P, tuple[R, *tuple[AnyState, ...]]]]: ...
+@tp.overload
+def capture(fn: tp.Callable[P, R], **options: tp.Unpack[_Options]) -> tp.Callable[P, R]: ...
 @tp.overload
 def capture(
-    fn: tp.Callable[P, R],
-    *,
-    init: State[tp.Any, tp.Any] | None = None,
-    method_outputs: Kind | None = None,
-) -> tp.Callable[P, R]: ...
+    fn: tp.Callable[P, R], var_type: Kind, /, **options: tp.Unpack[_Options]
+) -> tp.Callable[P, tuple[R, AnyState]]: ...
 @tp.overload
 def capture(
-    fn: tp.Callable[P, R],
-    var_type: Kind,
-    /,
-    *,
-    init: State[tp.Any, tp.Any] | None = None,
-    method_outputs: Kind | None = None,
-) -> tp.Callable[P, tuple[R, State[tp.Any, tp.Any]]]: ...
-@tp.overload
-def capture(
-    fn: tp.Callable[P, R],
-    *var_types: Kind,
-    init: State[tp.Any, tp.Any] | None = None,
-    method_outputs: Kind | None = None,
-) -> tp.Callable[P, tuple[R, *tuple[State[tp.Any, tp.Any], ...]]]: ...
+    fn: tp.Callable[P, R], *var_types: Kind, **options: tp.Unpack[_Options]
+) -> tp.Callable[P, tuple[R, *tuple[AnyState, ...]]]: ...
 def capture(
     fn: tp.Any,
     *var_types: Kind,
-    init: State[tp.Any, tp.Any] | None = None,
+    init: AnyState | None = None,
     method_outputs: Kind | None = None,
 ) -> tp.Any:
     """A function that returns the result of `fn` and what its modules recorded.
@@ -203,17 +191,13 @@ def _recording(
     finally:
         with LOCK:
             # Modules that the call removed have a record, and so have those it made copies of.
-            seen = {id(m): m for _, m in (*modules, *iter_modules(subject))}
-            for number, module in seen.items():
-                former = outer.get(number)
-                if former is None:
-                    _capturing.pop(number, None)
-                if module._nnx_dict.get(CAPTURES) is former:
+            for number, module in {id(m): m for _, m in (*modules, *iter_modules(subject))}.items():
+                if number in outer:
+                    module._nnx_assign(CAPTURES, Tagged(outer[number], True))
                     continue
-                if former is None:
+                _capturing.pop(number, None)
+                if CAPTURES in module._nnx_dict:
                     module._nnx_discard(CAPTURES)
-                else:
-                    module._nnx_assign(CAPTURES, Tagged(former, True))
 
 
 def _to_record(subject: tp.Any, first: dict[Path, Variable[tp.Any]]) -> list[tuple[Path, Module]]:
@@ -264,7 +248,7 @@ def _collect(
     modules: list[tuple[Path, Module]],
     var_types: tuple[Kind, ...],
     first: dict[Path, Variable[tp.Any]],
-) -> list[State[tp.Any, tp.Any]]:
+) -> list[AnyState]:
     """The recorded values, one State for each kind asked for."""
     groups: list[dict[Path, Variable[tp.Any]]] = [{} for _ in var_types]
     for path, module in modules:
@@ -329,3 +313,82 @@ def _is_arrays(result: tp.Any) -> bool:
         isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex))
         for leaf in jax.tree.leaves(result)
     )
+
+
+# Observation of calls ----------------------------------------------------------------------------
+# While a method of a class is observed, another function replaces it, which passes each call through
+# all observers and finally to the method itself. Nothing else in the library edits users' classes.
+
+Call: tp.TypeAlias = tp.Callable[..., tp.Any]
+"""A method as a function of its object and its arguments."""
+
+Observer: tp.TypeAlias = tp.Callable[
+    [Call, tp.Any, str, tuple[tp.Any, ...], dict[str, tp.Any]], tp.Any
+]
+"""A function that makes a call in place of the caller, and returns its result.
+
+Its arguments are the method, the object, the name, and the arguments of the call.
+"""
+
+_observed: dict[tuple[type, str], tuple[list[Observer], tp.Callable[[], None]]] = {}
+"""The observers of each replaced method, and a function that restores it."""
+
+
+def _replace(cls: type, name: str) -> tuple[list[Observer], tp.Callable[[], None]]:
+    """Replace a method by one that passes calls through observers, unless `super()` makes them."""
+    observers: list[Observer] = []
+    is_own = name in vars(cls)
+    original = inspect.getattr_static(cls, name)
+
+    @functools.wraps(getattr(cls, name))
+    def method(obj: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        def call(obj: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+            return original.__get__(obj, type(obj))(*args, **kwargs)
+
+        if getattr(type(obj), name, None) is method:
+            for observer in dict.fromkeys(observers):  # each once, also in nested blocks
+                call = _through(observer, call, name)
+        return call(obj, *args, **kwargs)
+
+    setattr(cls, name, method)
+    return observers, lambda: setattr(cls, name, original) if is_own else delattr(cls, name)
+
+
+def _through(observer: Observer, call: Call, name: str) -> Call:
+    return lambda obj, /, *args, **kwargs: observer(call, obj, name, args, kwargs)
+
+
+@contextlib.contextmanager
+def observed(methods: tp.Iterable[tuple[type, str]], observer: Observer) -> tp.Iterator[None]:
+    """Pass the calls of some methods through an observer while the block runs.
+
+    This includes calls in other threads.
+
+    >>> import nnxlite as nnx
+    >>> from nnxlite.objects._capture import observed
+    >>> class Double(nnx.Module):
+    ...     def __call__(self, x):
+    ...         return 2 * x
+    >>> def show(call, obj, name, args, kwargs):
+    ...     print(name, args)
+    ...     return call(obj, *args, **kwargs)
+    >>> with observed([(Double, "__call__")], show):
+    ...     Double()(3)
+    __call__ (3,)
+    6
+    """
+    keys = dict.fromkeys(methods)
+    with LOCK:  # no entry without observers: a signal handler that does the same would remove it
+        for key in keys:
+            entry = _observed.get(key) or _observed.setdefault(key, _replace(*key))
+            entry[0].append(observer)
+    try:
+        yield
+    finally:
+        with LOCK:
+            for key in keys:
+                observers, restore = _observed[key]
+                observers.remove(observer)
+                if not observers:
+                    del _observed[key]
+                    restore()

@@ -6,12 +6,22 @@ inside a trace, and the outermost one that contains the module is the model.
 While JAX records a program, each call of a module runs in a `jax.named_scope`: the outermost module by
 its class, those inside it by their path.  So operations carry it in profiles, HLO and messages of JAX.
 Outside of traces, and in the compiled program, it is nothing.
+
+An error in eager code has no boundary around it that knows the model: there the objects that are being
+called are arguments of the functions on the call stack.  Only an error reads it, and only as far as
+JAX's frames: to read those would keep their tracers alive (before Python 3.13, a frame keeps what
+`f_locals` returned).
 """
 
 from __future__ import annotations
 
 import contextvars
 import functools
+import inspect
+import itertools
+import sys
+import traceback
+import types
 import typing as tp
 
 import jax
@@ -20,6 +30,7 @@ from jax.core import Tracer
 from nnxlite._base import jax as _jax
 from nnxlite._base.config import NAMED_SCOPES
 from nnxlite._base.errors import listed, path_text
+from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._rebuild import Path, entered_objects
 from nnxlite.graph._walk import iter_graph
 from nnxlite.variables._variable import Variable
@@ -111,6 +122,55 @@ def parts_of(owner: tp.Any) -> Parts:
         return {id(value): (path, value) for path, value in iter_graph(owner)}
     except Exception:  # the message that needs the name matters more
         return {}
+
+
+def layer_name(layer: tp.Any) -> str:
+    """For example "Linear at `blocks.1` of Net", or "Linear" if it is not part of another object."""
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    ours = itertools.takewhile(lambda frame: not _is_jax(frame), frames)
+    running = [value for frame in ours for value in reversed(_arguments_of(frame))]
+    return _name_in(layer, [*entered_objects(), *reversed(running)])
+
+
+def _name_in(layer: tp.Any, candidates: tp.Iterable[tp.Any]) -> str:
+    name = type(layer).__name__
+    found = owner_of(layer, candidates)
+    if found is None:
+        return name
+    owner, path = found
+    return f"{name} at `{path_text(path)}` of {type(owner).__name__}"
+
+
+def note_layer(error: Exception, layer: tp.Any) -> None:
+    """Add a note to an error raised by a function that a layer called: the name of that layer."""
+    error.add_note(f"This was called by {layer_name(layer)}.")
+
+
+def failing_layer(error: BaseException) -> str | None:
+    """The name of the innermost object whose method an error came out of, if there is one.
+
+    It is called by a function that the error has just reached: all frames below have ended, so that to
+    read their arguments keeps nothing alive that they do not.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
+    owners = entered_objects() + [value for frame in frames for value in _arguments_of(frame)]
+    for frame in reversed(frames):
+        for first in _arguments_of(frame)[:1]:
+            method: tp.Any = getattr(type(first), frame.f_code.co_name, None)
+            if getattr(inspect.unwrap(method), "__code__", None) is frame.f_code:
+                return _name_in(first, owners)  # else it is a function of an object
+    return None
+
+
+def _arguments_of(frame: types.FrameType) -> list[tp.Any]:
+    """The objects among the arguments of a function that runs or has ended."""
+    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    values = frame.f_locals if names else {}
+    return [value for name in names if isinstance(value := values.get(name), GraphNode)]
+
+
+def _is_jax(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "jax"
 
 
 def note_deleted(

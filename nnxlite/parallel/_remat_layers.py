@@ -11,8 +11,8 @@ import jax
 from nnxlite._base.errors import MOST_PATHS, path_text
 from nnxlite._base.typing import P, R, RematPolicy
 from nnxlite.graph._walk import is_graph_node
+from nnxlite.objects._capture import observed
 from nnxlite.objects._module import Module, iter_modules
-from nnxlite.objects._observed import observed
 from nnxlite.training.patterns import Pattern
 from nnxlite.transforms._remat import remat
 from nnxlite.transforms._wrapper import name_of

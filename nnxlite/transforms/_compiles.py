@@ -33,7 +33,7 @@ from nnxlite.boundary._call_def import ArgumentLeaf, CallDef
 from nnxlite.boundary._operands import leaf_names
 from nnxlite.boundary._refusals import described
 from nnxlite.graph._compare import SHOWN, Difference, compare
-from nnxlite.objects._names import failing_layer
+from nnxlite.objects._scopes import failing_layer
 
 RECORDS_PER_FUNCTION = 16
 """How many traces are kept for a function: the last one is compared with those before."""
