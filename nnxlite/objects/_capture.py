@@ -1,10 +1,10 @@
 """`capture`: the values that modules record during one call, which leaves the modules unchanged.
 
 While a captured function runs, every module of its subject (the module that is called, or the first
-argument) has a record: the attribute `__captures__`, one Variable for each captured kind, whose value
-is a dict from name to value.  `sow` and `perturb` write there instead of making attributes.  Records
-are ordinary state, so they pass through the transforms inside the function; and they are part of the
-structure, so a program compiled with captures is never used without them.
+argument) has records: the attribute `__captures__`, one object for each captured kind.  `sow` and
+`perturb` make their Variables there instead of in the module.  Records are ordinary state, so they pass
+through the transforms inside the function; and they are part of the structure, so a program compiled
+with captures is never used without them.
 
 With `method_outputs`, the methods of these modules are observed, and their results are added to the
 record of their own object; objects outside the capture are not affected.
@@ -32,14 +32,23 @@ from nnxlite.graph._rebuild import Path
 from nnxlite.objects._containers import Dict, List
 from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Kind, Module, is_kind, iter_modules
-from nnxlite.objects._pytree import Object
+from nnxlite.objects._pytree import Object, Pytree
 from nnxlite.variables._variable import Variable
 
 P = tp.ParamSpec("P")
 R = tp.TypeVar("R")
 
 AnyState: tp.TypeAlias = State[tp.Any, tp.Any]
-Records: tp.TypeAlias = tuple[Variable[tp.Any], ...]
+
+
+class Record(Pytree):
+    """The Variables of one kind that a module records, by name."""
+
+    def __init__(self, kind: Kind, outputs: bool, init: dict[str, Variable[tp.Any]]) -> None:
+        self.__kind__ = kind
+        self.__outputs__ = outputs  # whether it is for the outputs of methods as well
+        for name, variable in init.items():
+            setattr(self, name, variable)
 
 
 class _Options(tp.TypedDict, total=False):
@@ -125,7 +134,7 @@ def capture(
         outputs = method_outputs if method_outputs in var_types else None
         with _recording(subject, kinds, first, outputs) as modules:
             result = fn(*args, **kwargs)
-            states = _collect(modules, var_types, first)
+            states = _collect(modules, var_types)
         return (result, *states) if var_types else result
 
     return functools.update_wrapper(wrapper, fn, updated=())
@@ -173,7 +182,7 @@ def _recording(
     outputs: Kind | None,
 ) -> tp.Iterator[list[tuple[Path, Module]]]:
     """Give every module of `subject` a record while the block runs, then the one that it had before."""
-    outer: dict[int, Records] = {}
+    outer: dict[int, tuple[Record, ...]] = {}
     with LOCK:  # two threads neither edit nor walk the same modules
         modules = _to_record(subject, first)
         outer.update((id(m), m._nnx_dict[CAPTURES]) for _, m in modules if CAPTURES in m._nnx_dict)
@@ -182,7 +191,11 @@ def _recording(
     try:
         with LOCK:
             for path, module in modules:
-                records = _new_records(path, kinds, first, outputs)
+                given = {p[-1]: v.replace() for p, v in first.items() if p[:-1] == path}
+                records = tuple(
+                    Record(k, k is outputs, {n: v for n, v in given.items() if type(v) is k})
+                    for k in kinds
+                )
                 module._nnx_assign(CAPTURES, Tagged(records, True))
         classes = {type(m) for _, m in modules} if outputs else ()
         methods = [(base, name) for base, name in public_methods(*classes) if name not in _OWN]
@@ -226,41 +239,22 @@ def _to_record(subject: tp.Any, first: dict[Path, Variable[tp.Any]]) -> list[tup
     return modules
 
 
-def _new_records(
-    path: Path,
-    kinds: tuple[Kind, ...],
-    first: dict[Path, Variable[tp.Any]],
-    outputs: Kind | None,
-) -> Records:
-    return tuple(
-        kind.from_metadata(
-            {p[-1]: v.get_value() for p, v in first.items() if p[:-1] == path and type(v) is kind},
-            {_OUTPUTS: True} if kind is outputs else {},
-        )
-        for kind in kinds
-    )
-
-
-_OUTPUTS = "method_outputs"  # metadata that marks the record for outputs of methods
-
-
-def _collect(
-    modules: list[tuple[Path, Module]],
-    var_types: tuple[Kind, ...],
-    first: dict[Path, Variable[tp.Any]],
-) -> list[AnyState]:
+def _collect(modules: list[tuple[Path, Module]], var_types: tuple[Kind, ...]) -> list[AnyState]:
     """The recorded values, one State for each kind asked for."""
     groups: list[dict[Path, Variable[tp.Any]]] = [{} for _ in var_types]
     for path, module in modules:
         for record in module._nnx_dict.get(CAPTURES, ()):
-            if type(record) not in var_types:
-                continue
-            group = next(i for i, kind in enumerate(var_types) if isinstance(record, kind))
-            for name, value in record.get_raw_value().items():
-                start = first.get((*path, name))
-                groups[group][(*path, name)] = (
-                    type(record).from_metadata(value, {}) if start is None else start.replace(value)
-                )
+            kind = record.__kind__
+            for name, variable in vars(record).items() if kind in var_types else ():
+                if not isinstance(variable, Variable):
+                    continue
+                group = next(g for g, k in zip(groups, var_types) if issubclass(kind, k))
+                other = group.setdefault((*path, name), variable)
+                if other is not variable:
+                    raise ValueError(
+                        f"{type(module).__name__} records {name!r} both as {type(other).__name__} "
+                        f"and as {kind.__name__}. Give them different names."
+                    )
     return [State.from_flat_path(_in_order(group)) for group in groups]
 
 
@@ -300,11 +294,10 @@ def public_methods(*classes: type) -> tp.Iterator[tuple[type, str]]:
 def _record_output(call: tp.Any, owner: tp.Any, name: str, args: tp.Any, kwargs: tp.Any) -> tp.Any:
     """Make a call, and record its result if its object has a record for outputs."""
     result = call(owner, *args, **kwargs)
-    records: Records = getattr(owner, "__dict__", {}).get(CAPTURES, ())
+    records: tuple[Record, ...] = getattr(owner, "__dict__", {}).get(CAPTURES, ())
     for record in records:
-        if record.has_metadata(_OUTPUTS) and _is_arrays(result):
-            values = record.get_raw_value()
-            record.set_raw_value({**values, name: (*values.get(name, ()), result)})
+        if record.__outputs__ and _is_arrays(result):
+            Module.sow(owner, record.__kind__, name, result)
     return result
 
 

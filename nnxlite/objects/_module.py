@@ -3,10 +3,9 @@
 A Module is a `Pytree` that can also record values of a forward pass (`sow`, `perturb`), set modes
 on itself and all modules below it (`train`, `eval`, `set_attributes`), and iterate over its parts.
 
-A recorded value becomes an attribute of the module that recorded it, or, inside `nnx.capture`, an
-entry of the capture's record.  The record is an attribute as well (`__captures__`, one Variable for
-each captured kind, with a dict from name to value), so that it passes through transforms like any
-other state.
+A recorded value becomes an attribute of the module that recorded it, or, inside `nnx.capture`, of the
+record for its kind.  The records are an attribute as well (`__captures__`, a tuple of objects), so that
+they pass through transforms like any other state.
 """
 
 from __future__ import annotations
@@ -203,22 +202,16 @@ class Module(Pytree):
         """Record `change(so_far)` (of MISSING for nothing), and return it; MISSING if it is refused."""
         kind = _kind(variable_type)
         records = self._nnx_dict.get(CAPTURES)
-        if records is not None:
-            record = self._nnx_record(records, kind, name)
-            if record is None:
-                return MISSING
-            values = record.get_raw_value()
-            so_far = values.get(name, MISSING)
-            new = change(so_far)
-            if new is not so_far:
-                record.set_raw_value({**values, name: new})
-            return new
-        if SOW_ONLY_IN_CAPTURE.given(capture_noop):
+        if records is None:
+            owner = None if SOW_ONLY_IN_CAPTURE.given(capture_noop) else self
+        else:
+            owner = next((record for record in records if record.__kind__ is kind), None)
+        if owner is None:
             return MISSING
-        recorded = _attribute(self, name)
+        recorded = _attribute(owner, name)
         if recorded is MISSING:
             recorded = kind(change(MISSING))
-            setattr(self, name, recorded)
+            setattr(owner, name, recorded)
             return recorded.get_value()
         self._nnx_expect(recorded, kind, name, method)
         so_far = recorded.get_value()
@@ -226,21 +219,6 @@ class Module(Pytree):
         if new is not so_far:
             recorded.set_value(new)
         return new
-
-    def _nnx_record(
-        self, records: tuple[Variable[tp.Any], ...], kind: Kind, name: str
-    ) -> Variable[tp.Any] | None:
-        """The capture's record for a kind, or None if that kind is not captured."""
-        own = None
-        for record in records:
-            if type(record) is kind:
-                own = record
-            elif name in record.get_raw_value():
-                raise ValueError(
-                    f"{type(self).__name__} records {name!r} both as {type(record).__name__} and "
-                    f"as {kind.__name__}. Give them different names."
-                )
-        return own
 
     def _nnx_expect(self, recorded: tp.Any, kind: Kind, name: str, method: str) -> None:
         if not isinstance(recorded, Variable):
@@ -366,9 +344,9 @@ class Module(Pytree):
             update(self, state, *states)
 
 
-def _attribute(module: Module, name: str) -> tp.Any:
-    """An attribute of a module, MISSING if it has none, or only our method `split` or `update`."""
-    value = getattr(module, name, MISSING)
+def _attribute(owner: Pytree, name: str) -> tp.Any:
+    """An attribute of an object, MISSING if it has none, or only our method `split` or `update`."""
+    value = getattr(owner, name, MISSING)
     ours = getattr(vars(Module).get(name), "function", MISSING)  # of an `_OfInstances`
     return MISSING if getattr(value, "__func__", None) is ours else value
 
