@@ -60,9 +60,7 @@ class Held:
     def __eq__(self, other: tp.Any) -> bool:
         if type(other) is not Held:
             return False
-        if self.value is other.value:
-            return True
-        return (facts(self.value).key,) == (facts(other.value).key,)
+        return self.value is other.value or [facts(self.value).key] == [facts(other.value).key]
 
     def __hash__(self) -> int:
         return hash(facts(self.value).key)
@@ -103,10 +101,8 @@ def register(cls: type[tp.Any]) -> None:
         attributes = found.fresh_template()
         attributes.update(zip(found.layout.data, children))
         _set_dict(new, attributes)
-        for child in children:
-            if kinds.get(type(child)) in _OPENED:
-                _release(new)
-                break
+        if not _OPENED.isdisjoint(map(kinds.get, map(type, children))):
+            _release(new)
         return new
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)

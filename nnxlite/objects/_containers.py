@@ -92,17 +92,18 @@ class List(Module, tp.MutableSequence[T]):
             TypeError: if it is not an integer.
             IndexError: if it is out of range.
         """
+        size = len(self)
         try:
-            number = operator.index(index)
+            return range(size)[index]
         except TypeError:
             raise TypeError(
                 "Invalid index type: List indices must be integers or slices, got "
                 f"{type(index).__name__}."
             ) from None
-        size = len(self)
-        if not -size <= number < size:
-            raise IndexError(f"Index out of bounds: {number} for a List of {size} items.")
-        return number if number >= 0 else number + size
+        except IndexError:
+            raise IndexError(
+                f"Index out of bounds: {operator.index(index)} for a List of {size} items."
+            ) from None
 
     @tp.overload
     def __getitem__(self, index: tp.SupportsIndex) -> T: ...

@@ -95,15 +95,12 @@ def freeze(cls: type[Pytree]) -> None:
     cls._nnx_closed = property(lambda node: id(node) not in _building)  # pyright: ignore[reportAttributeAccessIssue]
     cls._nnx_replaced = _replaced
     for name, value in list(cls.__dict__.items()):
-        if isinstance(value, types.FunctionType) and not _is_special(name):
+        is_special = name.startswith("_nnx_") or (name.startswith("__") and name.endswith("__"))
+        if isinstance(value, types.FunctionType) and not is_special:
             setattr(cls, name, _Method(value))
 
 
-def _is_special(name: str) -> bool:
-    return name.startswith("_nnx_") or (name.startswith("__") and name.endswith("__"))
-
-
-def _built(cls: tp.Any, args: tp.Any, kwargs: tp.Any) -> tp.Any:
+def _built(cls: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
     """A new object, which is immutable once its `__init__` has ended."""
     new = cls.__new__(cls, *args, **kwargs)
     if not isinstance(new, cls):

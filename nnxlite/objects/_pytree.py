@@ -72,11 +72,8 @@ class PytreeMeta(abc.ABCMeta):
     if not tp.TYPE_CHECKING:
 
         def __call__(cls, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-            new = (
-                cls._nnx_built(args, kwargs)
-                if cls._nnx_frozen
-                else super().__call__(*args, **kwargs)
-            )
+            made = cls._nnx_built if cls._nnx_frozen else super().__call__
+            new = made(*args, **kwargs)
             if isinstance(new, GraphNode):
                 check_object(new)
             return new

@@ -308,9 +308,8 @@ class Rngs(Samplers, Pytree):
             rngs = {**default, **rngs}
         elif default is not None:
             rngs["default"] = default
-        streams = {name: RngStream(value, tag=name) for name, value in rngs.items()}
-        for name, stream in streams.items():
-            setattr(self, name, stream)
+        for name, value in rngs.items():
+            setattr(self, name, RngStream(value, tag=name))
 
     def __call__(self) -> jax.Array:
         """The next key of the stream `default`."""
