@@ -9,6 +9,7 @@ ones are different nodes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 import types
 import typing as tp
@@ -24,16 +25,9 @@ from nnxlite.objects._module import CAPTURES, Module
 T = tp.TypeVar("T")
 
 
-def _list_key(name: tp.Any) -> tp.Any:
-    if isinstance(name, int):
-        return jax.tree_util.SequenceKey(name)
-    return jax.tree_util.GetAttrKey(name)
-
-
-def _dict_key(name: tp.Any) -> tp.Any:
-    if isinstance(name, str):
-        return jax.tree_util.GetAttrKey(name)
-    return jax.tree_util.DictKey(name)
+def _key(other: tp.Callable[[tp.Any], tp.Any], name: tp.Any) -> tp.Any:
+    """JAX's key for an item; `other` makes that for a name that is not text."""
+    return jax.tree_util.GetAttrKey(name) if isinstance(name, str) else other(name)
 
 
 def _position(name: str, size: int) -> int | None:
@@ -59,7 +53,7 @@ class List(Module, tp.MutableSequence[T]):
 
     __slots__ = ()
 
-    _nnx_key = staticmethod(_list_key)
+    _nnx_key = staticmethod(functools.partial(_key, jax.tree_util.SequenceKey))
 
     @property  # pyright: ignore[reportGeneralTypeIssues] - that of instances, not of the class
     def __dict__(self) -> tp.Mapping[str, tp.Any]:
@@ -231,7 +225,7 @@ class Dict(Module, tp.MutableMapping[str, T]):
 
     __slots__ = ()
 
-    _nnx_key = staticmethod(_dict_key)
+    _nnx_key = staticmethod(functools.partial(_key, jax.tree_util.DictKey))
 
     update = tp.MutableMapping.update  # instead of that of Module
 

@@ -207,5 +207,5 @@ def _is_deleted(leaf: tp.Any) -> bool:
 
 def variables_by_path(owner: tp.Any) -> list[tuple[str, tp.Any]]:
     """The values of the Variables in an object."""
-    values = (value for value in parts_of(owner).values())
-    return [(path_text(path), v.get_raw_value()) for path, v in values if isinstance(v, Variable)]
+    parts = parts_of(owner).values()
+    return [(path_text(path), v.get_raw_value()) for path, v in parts if isinstance(v, Variable)]

@@ -57,7 +57,7 @@ def view(
     """
     copy = clone(node, variables=False, graph=graph)
     unused = set(kwargs)
-    for viewed in _viewed(copy, only):
+    for viewed in _viewed(copy, only, None):
         accepted = _keywords(viewed, kwargs)
         unused -= accepted.keys()
         viewed.set_view(**accepted)
@@ -70,12 +70,12 @@ def view(
     return copy
 
 
-def _viewed(node: tp.Any, only: Filter) -> list[tp.Any]:
+def _viewed(node: tp.Any, only: Filter, graph: bool | None) -> list[tp.Any]:
     """The objects with a `set_view` method that a filter matches."""
     matches = to_predicate(only)
     return [
         value
-        for path, value in iter_graph(node)
+        for path, value in iter_graph(node, graph=graph)
         if isinstance(value, Pytree)
         and callable(getattr(value, "set_view", None))
         and matches(path, value)
@@ -108,9 +108,7 @@ def view_info(node: tp.Any, /, *, only: Filter = ..., graph: bool | None = None)
       deterministic: bool | None = None
         if True, the layer gives its input back unchanged.
     """
-    for _ in iter_graph(node, graph=graph):
-        break  # the first step checks for shared references
-    classes = {type(viewed) for viewed in _viewed(node, only)}
+    classes = {type(viewed) for viewed in _viewed(node, only, graph)}
     return "\n".join(
         line
         for cls in sorted(classes, key=lambda c: (c.__qualname__, c.__module__))
@@ -126,13 +124,9 @@ def _describe(cls: tp.Any) -> tp.Iterator[str]:
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
             continue
-        note = parameter.annotation
-        if isinstance(note, str):  # as written in the source, without quotes
-            bare = str(parameter.replace(annotation=parameter.empty))
-            name, equals, default = bare.partition("=")
-            yield f"  {name}: {note}" + (f" = {default}" if equals else "")
-        else:
-            yield f"  {parameter}"
+        text, note = str(parameter), parameter.annotation
+        # An annotation that is text, without quotes: as it is written in the source.
+        yield "  " + (text.replace(repr(note), note, 1) if isinstance(note, str) else text)
         yield from (f"    {line}" for line in meanings.get(parameter.name, ()))
 
 
