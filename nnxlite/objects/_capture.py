@@ -71,10 +71,7 @@ def capture(
     fn: tp.Callable[P, R], *var_types: Kind, **options: tp.Unpack[_Options]
 ) -> tp.Callable[P, tuple[R, *tuple[AnyState, ...]]]: ...
 def capture(
-    fn: tp.Any,
-    *var_types: Kind,
-    init: AnyState | None = None,
-    method_outputs: Kind | None = None,
+    fn: tp.Any, *var_types: Kind, init: AnyState | None = None, method_outputs: Kind | None = None
 ) -> tp.Any:
     """A function that returns the result of `fn` and what its modules recorded.
 

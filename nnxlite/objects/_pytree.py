@@ -35,15 +35,7 @@ from nnxlite.graph._defs import (
     set_definition,
     set_static,
 )
-from nnxlite.graph._kinds import (
-    ARRAY,
-    OTHER,
-    GraphNode,
-    has_data,
-    is_data,
-    kind_of,
-    walk,
-)
+from nnxlite.graph._kinds import ARRAY, OTHER, GraphNode, has_data, is_data, kind_of, walk
 from nnxlite.graph._rebuild import fill_shell, new_shell
 from nnxlite.graph._traverse import Assigned, Names
 from nnxlite.objects._as_pytree import register
