@@ -32,6 +32,7 @@ from nnxlite.graph._kinds import (
     STATE,
     VARIABLE,
     GraphNode,
+    build_container,
     flatten_container,
     is_static_part,
     items_of,
@@ -166,7 +167,7 @@ def _with_statics(change: tp.Callable[[Path, tp.Any], tp.Any], value: tp.Any, pa
     ]
     if all(x is y for x, y in zip(new, children)):
         return value
-    return ContainerDef(kind, type(value), keys, treedef).build(new)
+    return build_container(ContainerDef(kind, type(value), keys, treedef), new)
 
 
 def _release(node: tp.Any) -> None:
