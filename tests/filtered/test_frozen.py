@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import inspect
@@ -199,6 +200,9 @@ def test_functions_and_text_are_static_wherever_they_stand():
     new = jax.tree.map(lambda x: x, other)
     assert new.activation is other.activation and new.layers[1] is other.activation
     assert new.layers[2] == "text" and new.layers[4] == {"f": len} and new.name == "net"
+    Unsorted = collections.namedtuple("Unsorted", "z a")
+    pair = jax.tree.map(lambda x: x, nnx.List([Unsorted(jnp.ones(2), "text")]))[0]
+    assert pair.a == "text" and pair.z.shape == (2,)
     assert jax.jit(lambda m: m.layers[1](m.weight))(nnx.filter(other, nnx.is_array)).shape == (2,)
     bare = nnx.tree_at(lambda m: m.marked, net(), None)
     assert nnx.jit(lambda m: m.activation(m.weight) * m.rate)(bare).shape == (2,)

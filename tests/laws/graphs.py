@@ -33,8 +33,8 @@ class Count(nnx.Variable):
 
 
 class Pair(tp.NamedTuple):
-    second: tp.Any  # the names are not in order
     first: tp.Any
+    second: tp.Any
 
 
 @jax.tree_util.register_dataclass
