@@ -6,18 +6,18 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import is_sharding, jaxpr_as_fun
 from nnxlite._base.statics import ById
 from nnxlite._base.typing import P, R
-from nnxlite.boundary._call_def import CallDef, enter
+from nnxlite.boundary._body import Body, trace_body
+from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._leave import leave
-from nnxlite.boundary._operands import parameter_names
-from nnxlite.boundary._out import Fixed, replay
+from nnxlite.boundary._operands import Partition, parameter_names
+from nnxlite.boundary._out import Fixed, Outputs, replay
 from nnxlite.filtered._crossing import (
     Call,
     Filtered,
@@ -38,9 +38,11 @@ def _arrays(values: tp.Iterable[tp.Any]) -> list[tp.Any]:
     return [x if is_array(x) else jnp.asarray(x) for x in values]
 
 
-def _is_zero(x: tp.Any) -> bool:
-    """Whether a tangent is known to be zero: JAX passed none, or there is no derivative."""
-    return isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == jax.dtypes.float0
+def _nonzero(tangents: tp.Iterable[tp.Any]) -> list[tp.Any]:
+    """Tangents, None where one is known to be zero: JAX passed none, or there is no derivative."""
+    float0 = jax.dtypes.float0
+    zero = lambda x: isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == float0
+    return [None if zero(x) else jnp.asarray(x) for x in tangents]
 
 
 class _Rule(Unequal, Filtered[P, R]):
@@ -50,30 +52,38 @@ class _Rule(Unequal, Filtered[P, R]):
 
     Attributes:
         transform: the name of the transform.
+        needed: how to set its rule, in messages.
+        covers: whether the rule differentiates an argument; see `Call.owners`.
         differentiated: what the rule differentiates, in messages.
         refusal: the class of the error if something else is differentiated.
     """
 
     transform: tp.ClassVar[str]
+    needed: tp.ClassVar[str]
+    covers: tp.ClassVar[tp.Any]
     differentiated: tp.ClassVar[str]
     refusal: tp.ClassVar[type[Exception]]
 
     def __init__(self, fn: tp.Any) -> None:
-        super().__init__(fn, Options.of(self.transform, Modes(True, True), type(self)))
+        super().__init__(fn, Options.of(self.transform, Modes(True, True), _run))
 
-    def _run(self, call: Call, leaves: list[tp.Any]) -> tp.Any:
-        inner, result = call.run(leaves)
-        refuse_writes(inner, repr(self))
-        return tree_out(result)
+    def with_rule(
+        self, run: tp.Callable[..., tp.Any], call: Call, partition: Partition, rest: list[tp.Any]
+    ) -> tp.Callable[..., tp.Any]:
+        """A function of the arrays of a call, with its rule, for JAX.
 
-    def _covers(self, owner: int | str | None) -> bool:
-        """Whether the rule differentiates an argument; see `Call.owners`."""
-        raise NotImplementedError  # pragma: no cover - abstract
+        Args:
+            run: the function alone.
+            call, partition, rest: the call, which of its leaves are arrays, and the others.
 
-    def _refuse_perturbed(self, call: Call, perturbed: tp.Iterable[bool]) -> None:
+        Raises AttributeError where there is no rule yet.
+        """
+        raise AttributeError(f"{self!r} has no {self.needed}.")
+
+    def refuse_perturbed(self, call: Call, perturbed: tp.Iterable[bool]) -> None:
         """Raise an error for a derivative that the rule would drop."""
         for owner, differentiated in zip(call.owners(), perturbed):
-            if differentiated and not self._covers(owner):
+            if differentiated and not self.covers(owner):
                 names = parameter_names(call.fun)[call.num_bound :]
                 if isinstance(owner, int) and owner < len(names):
                     owner = names[owner]
@@ -85,10 +95,27 @@ class _Rule(Unequal, Filtered[P, R]):
                 )
 
 
+def _run(rule: _Rule[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
+    call = rule.call(args, kwargs)
+    partition = chosen_first(map(is_array, call.leaves))
+    arrays, rest = partition.split(call.leaves)
+
+    def run(given: list[tp.Any]) -> tp.Any:
+        inner, result = call.run(partition.join(given, rest))
+        refuse_writes(inner, repr(rule))
+        return tree_out(result)
+
+    ruled = rule.with_rule(run, call, partition, rest)
+    fixed, out = (run if is_sharding() else ruled)(arrays)
+    return fixed.value.build(out)
+
+
 class FilterCustomJvp(_Rule[P, R]):
     """A function with a rule for its tangents, as `filter_custom_jvp` returns it."""
 
     transform = "filter_custom_jvp"
+    needed = "rule yet: define it with .defjvp"
+    covers = staticmethod(lambda owner: isinstance(owner, int))
     differentiated = "the positional arguments"
     refusal = ValueError
     _rule: tp.Any = None
@@ -102,51 +129,36 @@ class FilterCustomJvp(_Rule[P, R]):
         self._rule = rule
         return rule
 
-    def def_jvp(self, rule: F) -> F:
-        """The same as `defjvp`."""
-        return self.defjvp(rule)
+    def_jvp = defjvp
 
-    def _covers(self, owner: int | str | None) -> bool:
-        return isinstance(owner, int)
-
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        rule = self._rule
-        if rule is None:
-            raise AttributeError(f"{self!r} has no rule yet: define it with .defjvp.")
-        call = self.call(args, kwargs)
-        partition = chosen_first(map(is_array, call.leaves))
-        arrays, rest = partition.split(call.leaves)
-
-        @jax.custom_jvp
-        def run(given: list[tp.Any]) -> tp.Any:
-            return self._run(call, partition.join(given, rest))
+    def with_rule(
+        self, run: tp.Callable[..., tp.Any], call: Call, partition: Partition, rest: list[tp.Any]
+    ) -> tp.Callable[..., tp.Any]:
+        """See `_Rule`."""
+        if self._rule is None:
+            super().with_rule(run, call, partition, rest)
+        ruled = jax.custom_jvp(run)
 
         def run_jvp(primals: tp.Any, tangents: tp.Any) -> tp.Any:
-            given = [None if _is_zero(t) else jnp.asarray(t) for t in tangents[0]]
-            directions = partition.join(given)
-            self._refuse_perturbed(call, [t is not None for t in directions])
-            values = partition.join(_arrays(primals[0]), rest)
-            (inner, named), entered = call.enter(values)
-            value, tangent = rule(inner[call.num_bound :], call.arguments(directions), **named)
+            directions = partition.join(_nonzero(tangents[0]))
+            self.refuse_perturbed(call, [t is not None for t in directions])
+            (inner, named), entered = call.enter(partition.join(_arrays(primals[0]), rest))
+            given = call.arguments(directions)
+            value, tangent = self._rule(inner[call.num_bound :], given, **named)
             refuse_writes(entered, f"the rule of {self!r}")
-            fixed, out = tree_out(value)
-            return (fixed, out), (fixed, self._tangents(value, tangent))
+            tree = leaves_of(value)
+            wanted = [is_inexact_array(x) for x in tree.leaves]
+            form = Tangents(f"the tangent of {self!r}", ValueError, wanted=wanted)
+            along = form.of_leaves(tree.definition, tree.leaves, tangent)
+            out = tree_out(value)
+            pairs = zip(tree.leaves, along)
+            return out, (
+                out[0],
+                [zero_tangent(x) if t is None else t for x, t in pairs if is_array(x)],
+            )
 
-        run.defjvp(run_jvp, symbolic_zeros=True)
-        fixed, out = self._run(call, partition.join(arrays, rest)) if is_sharding() else run(arrays)
-        return fixed.value.build(out)
-
-    def _tangents(self, value: tp.Any, tangent: tp.Any) -> list[tp.Any]:
-        """A tangent for each array of the value."""
-        tree = leaves_of(value)
-        wanted = [is_inexact_array(x) for x in tree.leaves]
-        form = Tangents(f"the tangent of {self!r}", ValueError, wanted=wanted)
-        given = form.of_leaves(tree.definition, tree.leaves, tangent)
-        return [
-            zero_tangent(leaf) if direction is None else direction
-            for leaf, direction in zip(tree.leaves, given)
-            if is_array(leaf)
-        ]
+        ruled.defjvp(run_jvp, symbolic_zeros=True)
+        return ruled
 
 
 def filter_custom_jvp(fn: tp.Callable[P, R]) -> FilterCustomJvp[P, R]:
@@ -184,6 +196,8 @@ class FilterCustomVjp(_Rule[P, R]):
     """A function with a rule for its cotangents, as `filter_custom_vjp` returns it."""
 
     transform = "filter_custom_vjp"
+    needed = "rules yet: define them with .defvjp, or .def_fwd and .def_bwd"
+    covers = staticmethod(lambda owner: owner == 0)
     differentiated = "the first argument"
     refusal = RuntimeError
     _fwd: tp.Any = None
@@ -213,29 +227,20 @@ class FilterCustomVjp(_Rule[P, R]):
         self._bwd, self._perturbed = fn_bwd, True
         return fn_bwd
 
-    def _covers(self, owner: int | str | None) -> bool:
-        return owner == 0
-
-    def __call__(self, vjp_arg: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> R:
+    def with_rule(
+        self, run: tp.Callable[..., tp.Any], call: Call, partition: Partition, rest: list[tp.Any]
+    ) -> tp.Callable[..., tp.Any]:
+        """See `_Rule`."""
         if self._fwd is None or self._bwd is None:
-            raise AttributeError(
-                f"{self!r} has no rules yet: define them with .defvjp, or .def_fwd and .def_bwd."
-            )
-        call = self.call((vjp_arg, *args), kwargs)
-        form, bound = call.definition, call.num_bound
-        partition = chosen_first(map(is_array, call.leaves))
-        arrays, rest = partition.split(call.leaves)
+            super().with_rule(run, call, partition, rest)
+        ruled, form, bound = jax.custom_vjp(run), call.definition, call.num_bound
 
         def flags(perturbed: tp.Sequence[tp.Any]) -> tuple[tp.Any, ...]:
-            return (call.arguments(perturbed)[0],) if self._perturbed else ()
-
-        @jax.custom_vjp
-        def run(given: list[tp.Any]) -> tp.Any:
-            return self._run(call, partition.join(given, rest))
+            return call.arguments(perturbed)[:1] if self._perturbed else ()
 
         def forward(given: list[tp.Any]) -> tp.Any:
             perturbed = tuple(map(bool, partition.join([x.perturbed for x in given])))
-            self._refuse_perturbed(call, perturbed)
+            self.refuse_perturbed(call, perturbed)
             values = _arrays(x.value for x in given)
             (inner, named), entered = call.enter(partition.join(values, rest))
             value, residuals = self._fwd(*flags(perturbed), *inner[bound:], **named)
@@ -243,27 +248,25 @@ class FilterCustomVjp(_Rule[P, R]):
             return tree_out(value), (tree_out(residuals), Fixed(perturbed), values)
 
         def backward(saved: tp.Any, cotangent: tp.Any) -> tp.Any:
-            (fixed_residuals, residuals), fixed_perturbed, values = saved
+            (fixed_residuals, residuals), perturbed, values = saved
             fixed, cotangents = cotangent
             inner, named = form.build(partition.join(values, rest))
             gradient = self._bwd(
                 fixed_residuals.value.build(residuals),
-                fixed.value.build([None if _is_zero(x) else x for x in cotangents], blank=True),
-                *flags(fixed_perturbed.value),
+                fixed.value.build(_nonzero(cotangents), blank=True),
+                *flags(perturbed.value),
                 *inner[bound:],
                 **named,
             )
-            owners = zip(call.leaves, call.owners())
-            wanted = [self._covers(i) and is_inexact_array(x) for x, i in owners]
+            leaves = partition.join(values, rest)
+            wanted = [o == 0 and is_inexact_array(x) for x, o in zip(leaves, call.owners())]
             what = f"the gradient that the backward rule of {self!r} returns"
-            returned = Tangents(what, ValueError, wanted=wanted).of_leaves(
-                form, call.leaves, ((*[None] * bound, gradient), {})
-            )
+            tree = (*[None] * bound, gradient), {}
+            returned = Tangents(what, ValueError, wanted=wanted).of_leaves(form, leaves, tree)
             return (partition.split(returned)[0],)
 
-        run.defvjp(forward, backward, symbolic_zeros=True)
-        fixed, out = self._run(call, partition.join(arrays, rest)) if is_sharding() else run(arrays)
-        return fixed.value.build(out)
+        ruled.defvjp(forward, backward, symbolic_zeros=True)
+        return ruled
 
 
 def filter_custom_vjp(fn: tp.Callable[P, R]) -> FilterCustomVjp[P, R]:
@@ -301,17 +304,6 @@ def filter_custom_vjp(fn: tp.Callable[P, R]) -> FilterCustomVjp[P, R]:
 # Closures ------------------------------------------------------------------------------------------
 
 
-class _Traced(tp.NamedTuple):
-    """A traced function: its name, its program, and the static side of its arguments and result."""
-
-    name: str
-    jaxpr: tp.Any
-    given: Fixed
-    in_shapes: list[tp.Any]
-    out: tp.Any
-    out_shapes: list[tp.Any]
-
-
 @jax.tree_util.register_pytree_node_class
 class ClosureConverted(tp.Generic[P, R]):
     """A function whose captured arrays are leaves, as `filter_closure_convert` returns it.
@@ -320,9 +312,9 @@ class ClosureConverted(tp.Generic[P, R]):
         consts: the captured arrays.
     """
 
-    def __init__(self, consts: list[tp.Any], traced: _Traced) -> None:
+    def __init__(self, consts: list[tp.Any], traced: tuple[str, CallDef, Body]) -> None:
         self.consts = consts
-        self._traced = traced
+        self._traced = traced  # the name of the function, its example arguments, and its program
 
     def tree_flatten(self) -> tp.Any:
         """For JAX."""
@@ -336,37 +328,34 @@ class ClosureConverted(tp.Generic[P, R]):
     @property
     def in_struct(self) -> tp.Any:
         """The example arguments, `(args, kwargs)`, with a `jax.ShapeDtypeStruct` for each array."""
-        return self._traced.given.value.build(self._traced.in_shapes)
+        _, call, body = self._traced
+        return call.build(_structs(body.jaxpr.in_avals))
 
     @property
     def out_struct(self) -> tp.Any:
         """The result, with a `jax.ShapeDtypeStruct` for each array."""
-        traced = self._traced
-        like = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in traced.in_shapes]
-        return replay(
-            Inputs(traced.given.value.build(like), trees=True),
-            jax.tree_util.tree_unflatten(traced.out, traced.out_shapes),
-        )
+        _, call, body = self._traced
+        inputs = Inputs.rebuilt(call, _structs(body.jaxpr.in_avals))
+        return replay(inputs, body.outputs(_structs(body.jaxpr.out_avals)))
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        traced = self._traced
+        name, call, body = self._traced
         inputs = Inputs((args, kwargs), trees=True)
         given, arrays = tree_out((args, kwargs))
-        if given != traced.given or _forms(arrays) != _forms(traced.in_shapes):
+        if given.value != call or not body.accepts(arrays):
             raise ValueError(
-                f"{traced.name} was closure-converted for other arguments: call it with the "
+                f"{name} was closure-converted for other arguments: call it with the "
                 "structure, shapes and static leaves of the example."
             )
-        out = jaxpr_as_fun(traced.jaxpr, self.consts)(*arrays)
-        crossing = jax.tree_util.tree_unflatten(traced.out, map(jnp.asarray, out))
-        return replay(inputs, crossing)
+        out = jaxpr_as_fun(body.jaxpr.jaxpr, self.consts)(*arrays)
+        return replay(inputs, body.outputs(map(jnp.asarray, out)))
 
     def __repr__(self) -> str:
-        return f"ClosureConverted({self._traced.name}, {len(self.consts)} consts)"
+        return f"ClosureConverted({self._traced[0]}, {len(self.consts)} consts)"
 
 
-def _forms(arrays: tp.Iterable[tp.Any]) -> list[tp.Any]:
-    return [(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in arrays]
+def _structs(avals: tp.Iterable[tp.Any]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
 
 
 def filter_closure_convert(
@@ -399,20 +388,9 @@ def filter_closure_convert(
     """
     given, arrays = tree_out((args, kwargs), has_shape)
 
-    def run(*traced: tp.Any) -> tp.Any:
-        (inner_args, named), inner = enter(tp.cast(CallDef, given.value), traced)
-        out = leave(inner, fn(*inner_args, **named))  # pyright: ignore[reportCallIssue] - of examples
-        return out.as_arrays(is_array)
+    def run(inner: tp.Any, tree: tp.Any) -> tuple[Outputs, None]:
+        out = leave(inner, tp.cast(tp.Any, fn)(*tree[0], **tree[1]))
+        return out.as_arrays(is_array), None
 
-    closed, crossing = jax.make_jaxpr(run, return_shape=True)(*arrays)
-    shapes, out = jax.tree_util.tree_flatten(crossing)
-    struct = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
-    traced = _Traced(
-        name_of(fn),
-        closed.jaxpr,
-        given,
-        [*map(struct, closed.in_avals)],
-        out,
-        [*map(struct, shapes)],
-    )
-    return ClosureConverted(list(closed.consts), traced)
+    body = trace_body(given.value, run, arrays, user=fn)
+    return ClosureConverted(body.consts, (name_of(fn), given.value, body))

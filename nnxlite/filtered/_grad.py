@@ -239,15 +239,7 @@ def _jacobian(fun: tp.Any, name: str, has_aux: bool) -> tp.Any:
     return Filtered(fun, Options.of(name, Modes(True, True), _run_jacobian, **given))
 
 
-@tp.overload
-def filter_jacfwd(
-    fun: tp.Callable[P, tp.Any], has_aux: tp.Literal[False] = False
-) -> Filtered[P, tp.Any]: ...
-@tp.overload
-def filter_jacfwd(
-    fun: tp.Callable[P, tuple[tp.Any, Aux]], has_aux: tp.Literal[True]
-) -> Filtered[P, tuple[tp.Any, Aux]]: ...
-def filter_jacfwd(fun: tp.Any, has_aux: bool = False) -> tp.Any:
+def filter_jacfwd(fun: tp.Callable[P, tp.Any], has_aux: bool = False) -> Filtered[P, tp.Any]:
     """The Jacobian with respect to the first argument, by forward differentiation.
 
     Args:
@@ -265,15 +257,7 @@ def filter_jacfwd(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     return _jacobian(fun, "filter_jacfwd", has_aux)
 
 
-@tp.overload
-def filter_jacrev(
-    fun: tp.Callable[P, tp.Any], has_aux: tp.Literal[False] = False
-) -> Filtered[P, tp.Any]: ...
-@tp.overload
-def filter_jacrev(
-    fun: tp.Callable[P, tuple[tp.Any, Aux]], has_aux: tp.Literal[True]
-) -> Filtered[P, tuple[tp.Any, Aux]]: ...
-def filter_jacrev(fun: tp.Any, has_aux: bool = False) -> tp.Any:
+def filter_jacrev(fun: tp.Callable[P, tp.Any], has_aux: bool = False) -> Filtered[P, tp.Any]:
     """The Jacobian with respect to the first argument, by backward differentiation.
 
     As `filter_jacfwd` otherwise.
@@ -293,15 +277,7 @@ def filter_jacrev(fun: tp.Any, has_aux: bool = False) -> tp.Any:
     return _jacobian(fun, "filter_jacrev", has_aux)
 
 
-@tp.overload
-def filter_hessian(
-    fun: tp.Callable[P, tp.Any], has_aux: tp.Literal[False] = False
-) -> Filtered[P, tp.Any]: ...
-@tp.overload
-def filter_hessian(
-    fun: tp.Callable[P, tuple[tp.Any, Aux]], has_aux: tp.Literal[True]
-) -> Filtered[P, tuple[tp.Any, Aux]]: ...
-def filter_hessian(fun: tp.Any, has_aux: bool = False) -> tp.Any:
+def filter_hessian(fun: tp.Callable[P, tp.Any], has_aux: bool = False) -> Filtered[P, tp.Any]:
     """The Hessian with respect to the first argument.
 
     Args:

@@ -7,6 +7,8 @@ from nnxlite.transforms._compiles import CacheInfo as CacheInfo
 from nnxlite.transforms._compiles import Explanation as Explanation
 from nnxlite.transforms._compiles import explain_compiles as explain_compiles
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
+from nnxlite.transforms._derivatives import jvp as jvp
+from nnxlite.transforms._derivatives import vjp as vjp
 from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
 from nnxlite.transforms._jit import JitWrapped as JitWrapped
@@ -28,6 +30,4 @@ from nnxlite.transforms._trees import NodeStates as NodeStates
 from nnxlite.transforms._trees import from_tree as from_tree
 from nnxlite.transforms._trees import prefix as prefix
 from nnxlite.transforms._trees import to_tree as to_tree
-from nnxlite.transforms._vjp import jvp as jvp
-from nnxlite.transforms._vjp import vjp as vjp
 from nnxlite.variables._metadata import PARTITION_NAME as PARTITION_NAME

@@ -23,9 +23,8 @@ import numpy as np
 
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import as_integers, is_sharding
-from nnxlite.boundary._call_def import CallDef, Inner
+from nnxlite.boundary._call_def import Inner
 from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.boundary._labels import labels, leaves_of_code
 from nnxlite.boundary._leave import leave
 from nnxlite.boundary._operands import Partition, parameter_names, parameters_of, put, replaced
 from nnxlite.boundary._out import Fixed, OutDef, Outputs, replay
@@ -37,6 +36,7 @@ from nnxlite.transforms._arguments import (
     refuse_shared_result,
 )
 from nnxlite.transforms._call import Call
+from nnxlite.transforms._derivatives import differentiated
 from nnxlite.transforms._tangents import Tangents, abstract, as_states, zero_tangent
 from nnxlite.transforms._wrapper import (
     Options,
@@ -110,9 +110,7 @@ def _run(
 def _takes_updates(rules: CustomVjp[..., tp.Any]) -> bool:
     """Whether the backward rule has a parameter `updates_g`, or takes any keyword."""
     return any(
-        p.kind is p.VAR_KEYWORD
-        or (p.name == "updates_g" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-        for p in parameters_of(rules.bwd) or ()
+        p.kind is p.VAR_KEYWORD or p.name == "updates_g" for p in parameters_of(rules.bwd) or ()
     )
 
 
@@ -132,7 +130,7 @@ class _Call(Call):
         known: what left the function, for the forward rule to compare.
     """
 
-    rules: CustomVjp[..., tp.Any]
+    rules: tp.Any
     shown_name: str
     diff: list[int]
     nondiff: list[int]
@@ -166,24 +164,16 @@ class _Call(Call):
         call = cls.under(options, whole, args, {}, static_argnums=statics, inside=True)
         call.rules, call.shown_name, call.nondiff = rules, name, nondiff
         call.diff = [n for n in range(first, len(args)) if n not in nondiff]
-        tree, settings = call.definition.template()[0], [False] * call.definition.treedef.num_leaves
-        for number in call.diff:
-            positions = jax.tree_util.tree_leaves(tree[number])
-            put(settings, positions, [states.get(number) or True] * len(positions))
-        chosen = labels(call.definition, settings, "differentiation")
-        call.selected = Partition(tuple(map(bool, chosen)))
+        settings = {number: states.get(number) or True for number in call.diff}
+        call.selected = Partition(tuple(differentiated(call.definition, settings)))
         return call
 
     def with_rules(self) -> tp.Any:
         """The function with its rules, for JAX; two calls, of two threads say, share nothing."""
         # Plain functions: JAX asks for their signatures at each call, which is slow for methods.
-        function = jax.custom_vjp(lambda chosen, rest: self.run_chosen(chosen, rest))
-        # JAX's own symbolic zeros tell which leaves are differentiated outside.
-        function.defvjp(
-            lambda chosen, rest: self._forward(chosen, rest),
-            lambda residual, cotangents: self._backward(residual, cotangents),
-            symbolic_zeros=True,
-        )
+        function = jax.custom_vjp(lambda *leaves: self.run_chosen(*leaves))
+        forward, backward = lambda *x: self._forward(*x), lambda *x: self._backward(*x)
+        function.defvjp(forward, backward, symbolic_zeros=True)  # they tell what is differentiated
         return function
 
     def run_chosen(self, chosen: tp.Any, rest: tp.Any) -> tp.Any:
@@ -194,12 +184,10 @@ class _Call(Call):
 
     def leave(self, inner: Inner, result: tp.Any, written: tp.Collection[int] = ()) -> Outputs:
         """What leaves the function; Variables that it returns are outputs, even if only read."""
-        modes = self.options.modes
+        modes, leaf_nodes = self.options.modes, self.definition.graphdef.decoded.leaf_nodes
         refuse_shared_result(result, "custom_vjp", modes.graph)
-        out = leave(inner, result, all_written=written, structure=modes.updates)
-        returned = _returned(inner.call, out.definition)
-        if returned <= set(out.definition.written):
-            return out
+        nodes = {id(node) for node in Inputs(result).nodes()}
+        returned = {i for i, n in enumerate(leaf_nodes) if n >= 0 and id(inner.nodes[n]) in nodes}
         return leave(inner, result, all_written={*written, *returned}, structure=modes.updates)
 
     def _forward(self, chosen: tp.Any, rest: tp.Any) -> tp.Any:
@@ -208,7 +196,7 @@ class _Call(Call):
         rules, rest = self.rules, values_of(rest)
         seen = chosen if rules.symbolic_zeros else values_of(chosen)
         (args, _), inner = self.enter(self.selected.join(seen, rest))
-        pair = tp.cast(Fwd, rules.fwd)(*args[len(rules.bound.args) :])
+        pair = rules.fwd(*args[len(rules.bound.args) :])
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise TypeError(
                 f"custom_vjp: the forward rule of {self.shown_name} must return a pair (result, "
@@ -246,7 +234,7 @@ class _Call(Call):
             more = {"updates_g": tuple(parts[len(rules.bound.args) :])}
         else:
             self._refuse_dropped(out, written)
-        return self._checked(tp.cast(Bwd, rules.bwd)(*nondiff, saved, result, **more)), None
+        return self._checked(rules.bwd(*nondiff, saved, result, **more)), None
 
     def _cotangents(self, cotangents: Outputs) -> tuple[Inputs, tp.Any, tp.Any]:
         """The arguments and result of the call, with cotangents for values; None for arrays.
@@ -333,7 +321,7 @@ def _states(
     visible, out = num_args - first, dict[int, DiffState | None]()
     for entry in rules.options.nondiff_argnums:
         state = entry if isinstance(entry, DiffState) else None
-        number = entry if state is None else state.argnum
+        number = entry.argnum if isinstance(entry, DiffState) else entry
         if not -visible <= number < visible:
             raise ValueError(
                 f"custom_vjp: nondiff_argnums has {entry!r}, but {name_of(rules.fun)} was called with "
@@ -341,13 +329,6 @@ def _states(
             )
         out[first + number % visible] = state
     return out
-
-
-def _returned(call: CallDef, definition: OutDef) -> set[int]:
-    """The Variables of the arguments that are in the result: outputs, even if only read."""
-    below = [leaves_of_code(definition.graphdef.decoded, code) for code in definition.roots]
-    sources = {definition.sources[leaf] for leaves in below for leaf, _ in leaves}
-    return {leaf for leaf in sources if leaf >= 0 and call.graphdef.decoded.leaf_nodes[leaf] >= 0}
 
 
 def _crosses(value: tp.Any) -> bool:

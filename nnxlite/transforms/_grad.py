@@ -8,13 +8,12 @@ import typing as tp
 import jax
 
 from nnxlite._base.config import Modes
-from nnxlite.boundary._call_def import CallDef, enter
 from nnxlite.boundary._labels import labels
 from nnxlite.boundary._operands import Partition
 from nnxlite.boundary._prefixes import DiffState
 from nnxlite.graph._defs import ObjectDef
 from nnxlite.graph._kinds import STATE
-from nnxlite.graph._rebuild import ContainerCode, NodeCode
+from nnxlite.graph._rebuild import ContainerCode, Decoded, NodeCode
 from nnxlite.transforms._arguments import positional
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._derivatives import gradients
@@ -38,30 +37,8 @@ Argnums = int | DiffState | tp.Sequence[int | DiffState]
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 
-def _numbers(options: tp.Any) -> list[int]:
-    """The argument numbers, negative ones from the end."""
-    return [a.argnum if isinstance(a, DiffState) else a for a in options.argnums]
-
-
-def _frozen(call: CallDef) -> list[int]:
-    """The leaves of frozen Variables, but not of those that are arguments themselves."""
-    decoded = call.graphdef.decoded
-    roots = {code.number for code in decoded.roots if isinstance(code, NodeCode)}
-    return [
-        leaf
-        for leaf, node in enumerate(decoded.leaf_nodes)
-        if node >= 0 and node not in roots
-        if isinstance(definition := decoded.node_defs[node], VariableDef)
-        and FROZEN in definition.metadata
-    ]
-
-
-def _is_object(call: CallDef, code: tp.Any) -> bool:
-    """Whether a root is a graph object, as opposed to a Variable or a State."""
-    if isinstance(code, ContainerCode):
-        return code.definition.kind != STATE
-    definition = call.graphdef.decoded.node_defs[code.number]
-    return isinstance(definition, ObjectDef)
+PARAMS = DiffState(0, Param)
+"""What is differentiated of an object by default."""
 
 
 def _run(
@@ -69,35 +46,25 @@ def _run(
 ) -> tp.Any:
     options, bound = differentiated.options, differentiated.bound
     if kwargs:
-        args, kwargs = positional(bound.fun, args, kwargs, max(_numbers(options)) + 1, bound)
+        wanted = max(getattr(a, "argnum", a) for a in options.argnums) + 1
+        args, kwargs = positional(bound.fun, args, kwargs, wanted, bound)
     call = Call.under(options, bound, args, kwargs, captured=options.modes.updates)
-    selected = _select(call)
-    shown = lambda grads: _gradients(call, selected, grads)
+    positions = _positions(options.argnums, call.num_bound, len(args))
+    selected = _select(call, positions)
+    shown = lambda grads: _gradients(call, positions, selected, grads)
     remedy = "choose them with DiffState(argnum, filter), or pass allow_int=True"
     return gradients(call, selected, options, shown, remedy)
 
 
-def _select(given: Call) -> Partition:
-    """Which leaves are differentiated, and which are not; cached on the call.
+def _positions(argnums: tuple[int | DiffState, ...], num_bound: int, visible: int) -> list[int]:
+    """The positions of the differentiated arguments, behind those that the function carries.
 
-    A filter that looks at the values of the graph leaves decides again in each call.
-
-    Raises:
-        TypeError: where an argument number is too large.
-        ValueError: where one is too small or given twice, or a shared Variable is differentiated by
-            one path and not by another.
+    Raises TypeError where an argument number is too large; ValueError where one is too small or given
+    twice.
     """
-    call = given.definition
-    options, num_bound, as_tree = given.options, given.num_bound, not given.options.modes.updates
-    key = (grad, options.argnums, as_tree, num_bound)
-    known = call.cache.get(key)
-    if known is not None:
-        return known
-    args, _ = call.template()
-    by_leaf: list[tp.Any] = [False] * call.treedef.num_leaves
-    visible = len(args) - num_bound
-    chosen: set[int] = set()
-    for argnum, number in zip(options.argnums, _numbers(options)):
+    out: list[int] = []
+    for argnum in argnums:
+        number = argnum.argnum if isinstance(argnum, DiffState) else argnum
         if not -visible <= number < visible:
             needed = number + 1 if number >= 0 else -number
             error = TypeError if number >= 0 else ValueError  # as in JAX
@@ -105,28 +72,47 @@ def _select(given: Call) -> Partition:
                 f"differentiating with respect to argnums={number} requires at least {needed} "
                 f"positional arguments, but the function was called with {visible}."
             )
-        position = num_bound + number % visible
-        if position in chosen:
+        number %= visible
+        if num_bound + number in out:
             raise ValueError(
-                f"argnums names argument {position - num_bound} twice. Give it once, with a "
-                "DiffState whose filter matches all that is wanted."
+                f"argnums names argument {number} twice. Give it once, with a DiffState whose filter "
+                "matches all that is wanted."
             )
-        chosen.add(position)
+        out.append(num_bound + number)
+    return out
+
+
+def _select(given: Call, positions: list[int]) -> Partition:
+    """Which leaves are differentiated, and which are not; cached on the call.
+
+    A filter that looks at the values of the graph leaves decides again in each call.
+
+    Raises ValueError where a shared Variable is differentiated by one path and not by another.
+    """
+    call, options = given.definition, given.options
+    as_tree = not options.modes.updates
+    key = (grad, options.argnums, as_tree, given.num_bound)
+    known = call.cache.get(key)
+    if known is not None:
+        return known
+    args, _ = call.template()
+    decoded = call.graphdef.decoded
+    roots = dict(zip(call.where, decoded.roots))
+    settings: list[tp.Any] = [False] * call.treedef.num_leaves
+    chosen_by: dict[int, DiffState | None] = {}
+    for argnum, position in zip(options.argnums, positions):
+        state = argnum if isinstance(argnum, DiffState) else None
         for leaf in jax.tree_util.tree_leaves(args[position]):
-            by_leaf[leaf] = argnum if isinstance(argnum, DiffState) else True
-    # Of a Variable in an object and in the same argument itself, the first path decides.
-    first: dict[int, tuple[DiffState | None, bool]] = {}
-    settings: list[tp.Any] = [setting is not False for setting in by_leaf]
-    for root, (leaf, code) in enumerate(zip(call.where, call.graphdef.decoded.roots)):
-        if by_leaf[leaf] is not False:
-            state = by_leaf[leaf] if isinstance(by_leaf[leaf], DiffState) else None
-            whole = not _is_object(call, code) or (as_tree and state is None)
-            first[root] = state, whole or state is None
-            settings[leaf] = whole or state or DiffState(0, Param)
+            by_filter = _is_object(decoded, roots.get(leaf)) and not (as_tree and state is None)
+            settings[leaf] = (state or PARAMS) if by_filter else True
+            chosen_by[leaf] = state
 
     def first_decides(root: int, again: int) -> bool:
-        (one, decides), (other, too) = (first.get(i, (i, False)) for i in (root, again))
-        return one is other and (decides or too)
+        """Of a Variable in an object and in the same argument itself, the first path decides."""
+        one, other = call.where[root], call.where[again]
+        if not {one, other} <= chosen_by.keys() or chosen_by[one] is not chosen_by[other]:
+            return False
+        return chosen_by[one] is None or settings[one] is True or settings[other] is True
 
     read: list[int] = []  # the leaves whose values a filter asked for
 
@@ -134,47 +120,44 @@ def _select(given: Call) -> Partition:
         read.append(leaf)
         return given.inputs.values[leaf]
 
-    flags = labels(given.definition, settings, "differentiation", value, first_decides)
-    for leaf in _frozen(call):
-        flags[call.num_arrays + leaf] = False
+    flags = labels(call, settings, "differentiation", value, first_decides)
+    top = {code.number for code in decoded.roots if isinstance(code, NodeCode)}
+    for leaf, node in enumerate(decoded.leaf_nodes):  # frozen, but not an argument itself
+        definition = decoded.node_defs[node] if node >= 0 and node not in top else None
+        if isinstance(definition, VariableDef) and FROZEN in definition.metadata:
+            flags[call.num_arrays + leaf] = False
     selected = Partition(tuple(map(bool, flags)))
     return selected if read else call.remember(key, selected)
 
 
-def _gradients(given: Call, selected: Partition, grads: list[tp.Any]) -> tp.Any:
+def _is_object(decoded: Decoded, code: tp.Any) -> bool:
+    """Whether a root is a graph object, as opposed to a Variable or a State."""
+    if isinstance(code, NodeCode):
+        return isinstance(decoded.node_defs[code.number], ObjectDef)
+    return isinstance(code, ContainerCode) and code.definition.kind != STATE
+
+
+def _gradients(
+    given: Call, positions: list[int], selected: Partition, grads: list[tp.Any]
+) -> tp.Any:
     """Gradients in the form of the arguments, from those of the leaves."""
-    call, options, num_bound = given.definition, given.options, given.num_bound
-    args, _ = call.template()
-    visible = len(args) - num_bound
-    positions = [num_bound + number % visible for number in _numbers(options)]
+    call, options = given.definition, given.options
     if options.modes.updates:
         by_leaf = dict(zip(selected.positions[0], grads))
-        arrays = {p: by_leaf.get(i) for i, p in enumerate(call.array_positions())}
         in_graph = {i - call.num_arrays: x for i, x in by_leaf.items() if i >= call.num_arrays}
-        state, where = root_states(call.graphdef, in_graph), call.where
-
-        def of_position(position: int) -> tp.Any:
-            if position in arrays:
-                return arrays[position]
-            return state(where.index(position))
-
-        out = [jax.tree_util.tree_map(of_position, args[n]) for n in positions]
+        of_root = root_states(call.graphdef, in_graph)
+        parts: dict[int, tp.Any] = {p: by_leaf.get(i) for i, p in enumerate(call.array_positions())}
+        of_leaf = lambda p: parts[p] if p in parts else of_root(call.where.index(p))
+        args, _ = call.template()
+        out = [jax.tree_util.tree_map(of_leaf, args[position]) for position in positions]
     else:
-        (args, _), _ = enter(call, selected.join(grads))
-        out = [args[n] for n in positions]
+        args, _ = call.build(selected.join(grads))
+        out = [args[position] for position in positions]
     return out[0] if options.single else tuple(out)
 
 
 def _decorated(
-    f: tp.Any,
-    name: str,
-    argnums: Argnums,
-    has_aux: bool,
-    holomorphic: bool,
-    allow_int: bool,
-    reduce_axes: tp.Sequence[tp.Any],
-    graph: bool | None,
-    graph_updates: bool | None,
+    f: tp.Any, name: str, argnums: Argnums, has_aux: bool, modes: Modes, **jax_options: tp.Any
 ) -> tp.Any:
     """A function under `grad` or `value_and_grad`, or a decorator.
 
@@ -182,33 +165,29 @@ def _decorated(
     is empty, or contains a DiffState although gradients have the arguments' own type.
     """
     single = isinstance(argnums, DiffState) or not isinstance(argnums, (tuple, list))
-    given = (argnums,) if single else tuple(tp.cast(tp.Sequence[tp.Any], argnums))
+    given: tuple[tp.Any, ...] = (argnums,) if single else tuple(tp.cast(tp.Any, argnums))
     if not given:
         raise ValueError("argnums is empty: give at least one argument to differentiate.")
     checked: list[DiffState | int] = []
     for argnum in given:
-        if isinstance(argnum, DiffState):
-            checked.append(argnum)
-            continue
         try:
-            checked.append(operator.index(tp.cast(tp.Any, argnum)))
+            number = argnum if isinstance(argnum, DiffState) else operator.index(argnum)
         except TypeError:
             raise TypeError(
                 "argnums must be an int, a DiffState, or a sequence of these, got "
                 f"{argnum!r} of type {type(argnum).__name__}."
             ) from None
-    jax_options: dict[str, tp.Any] = {"holomorphic": holomorphic, "allow_int": allow_int}
+        if isinstance(number, DiffState) and not modes.updates:
+            raise ValueError(
+                "`argnums` cannot contain `DiffState` objects when `graph=False` or "
+                f"`graph_updates=False`, got {number!r}: gradients have the arguments' own type and "
+                "hold every leaf there. Use graph=True and graph_updates=True, or split the argument "
+                "and differentiate one of the states."
+            )
+        checked.append(number)
+    reduce_axes = tuple(jax_options.pop("reduce_axes"))
     if reduce_axes:
-        jax_options["reduce_axes"] = tuple(reduce_axes)
-    modes = Modes.of(graph, graph_updates)
-    state = next((a for a in checked if isinstance(a, DiffState)), None)
-    if state is not None and not modes.updates:
-        raise ValueError(
-            "`argnums` cannot contain `DiffState` objects when `graph=False` or "
-            f"`graph_updates=False`, got {state!r}: gradients have the arguments' own type and hold "
-            "every leaf there. Use graph=True and graph_updates=True, or split the argument and "
-            "differentiate one of the states."
-        )
+        jax_options["reduce_axes"] = reduce_axes
     more = {"argnums": tuple(checked), "single": single, "has_aux": has_aux}
     options = Options.of(name, modes, _run, **more, jax_options=tuple(jax_options.items()))
     return decorated(Transform, f, options)
@@ -301,8 +280,8 @@ def grad(
     >>> list(grads), y.shape
     (['bias'], (4, 3))
     """
-    given = (argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
-    return _decorated(f, "grad", *given)
+    more = {"holomorphic": holomorphic, "allow_int": allow_int, "reduce_axes": reduce_axes}
+    return _decorated(f, "grad", argnums, has_aux, Modes.of(graph, graph_updates), **more)
 
 
 @tp.overload
@@ -364,5 +343,5 @@ def value_and_grad(
     >>> float(value), grads["bias"].value.tolist()
     (0.0, [1.0, 1.0, 1.0])
     """
-    given = (argnums, has_aux, holomorphic, allow_int, reduce_axes, graph, graph_updates)
-    return _decorated(f, "value_and_grad", *given)
+    more = {"holomorphic": holomorphic, "allow_int": allow_int, "reduce_axes": reduce_axes}
+    return _decorated(f, "value_and_grad", argnums, has_aux, Modes.of(graph, graph_updates), **more)

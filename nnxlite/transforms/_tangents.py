@@ -63,7 +63,7 @@ class Tangents(tp.NamedTuple):
         """
         other = Inputs(given, call.trees, call.names, inside=True)
         offered, values = other.definition, other.leaves
-        if _same_leaves(call, offered):
+        if offered.shared is call.shared:
             found = dict(enumerate(values))
         else:
             found = self._by_path(call, leaves, other)
@@ -103,15 +103,13 @@ class Tangents(tp.NamedTuple):
         source: dict[int, tuple[int, Path]],
     ) -> None:
         """Raise an error for a leaf that must have a tangent, and has none."""
-        places, offered = call.leaves(), given.definition
+        places, of_given = call.leaves(), given.definition.leaves()
+        free = [self.needed == "of objects" and isinstance(x, State) for x in given.roots]
+        roots = {leaf: of_given[other].root for leaf, (other, _) in source.items()}
+        whole = {places[i].root for i, root in roots.items() if root is None or not free[root]}
         root_at = {path: root for root, path in enumerate(call.root_paths())}
-        partial = [self.needed == "of objects" and isinstance(x, State) for x in given.roots]
-        whole = {root_at.get(path) for path, free in zip(offered.root_paths(), partial) if not free}
-        of_given = offered.leaves()
-        for leaf, (other, _) in source.items():
-            root = of_given[other].root
-            if root is None or not partial[root]:
-                whole.add(places[leaf].root)
+        objects = zip(given.definition.root_paths(), free)  # they may have no leaf at all
+        whole |= {root_at.get(path) for path, is_free in objects if not is_free}
         for leaf, place in enumerate(places):
             needed = self.needed == "all" or (place.root is not None and place.root in whole)
             if needed and leaf not in source and self._is_wanted(leaf, leaves[leaf]):
@@ -141,7 +139,7 @@ class Tangents(tp.NamedTuple):
             content = tangent[...] if is_ref(tangent) else tangent
             return new_ref(self._checked(call, leaf, abstract(value), content))
         is_number = isinstance(tangent, (bool, int, float, complex))
-        if not (is_number or hasattr(tangent, "dtype")) or _shape(tangent) != _shape(value):
+        if not (is_number or hasattr(tangent, "dtype")) or np.shape(tangent) != np.shape(value):
             raise ValueError(
                 f"{at} {short_type(tangent)}, where {short_type(value)} needs one of its shape."
             )
@@ -155,16 +153,6 @@ class Tangents(tp.NamedTuple):
             f"{at} {short_type(array)}, where {short_type(value)} needs one of its own dtype. "
             f"Convert it with .astype({str(dtype)!r})."
         )
-
-
-def _same_leaves(one: CallDef, other: CallDef) -> bool:
-    """Whether two calls have the same leaves at the same paths."""
-    return (
-        one.treedef == other.treedef
-        and one.where == other.where
-        and one.graphdef.structure is other.graphdef.structure
-        and one.structure == other.structure
-    )
 
 
 def root_states(
@@ -231,10 +219,6 @@ FLOAT0 = np.dtype(jax.dtypes.float0)
 """The dtype of tangents of values without a derivative."""
 
 
-def _shape(x: tp.Any) -> tuple[int, ...]:
-    return tuple(x.shape) if hasattr(x, "shape") else np.shape(x)
-
-
 def _dtype(x: tp.Any) -> tp.Any:
     if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)):
         return x.dtype
@@ -242,31 +226,22 @@ def _dtype(x: tp.Any) -> tp.Any:
     return dtype if dtype == FLOAT0 else jax.typeof(x).dtype
 
 
-def tangent_dtype(x: tp.Any) -> tp.Any:
-    """The dtype of tangents of a value."""
-    return _tangents_of(_dtype(x))
-
-
-@functools.cache
-def _tangents_of(dtype: tp.Any) -> tp.Any:
-    return dtype if jnp.issubdtype(dtype, jnp.inexact) else FLOAT0
+_is_inexact = functools.cache(lambda dtype: jnp.issubdtype(dtype, jnp.inexact))
 
 
 def has_derivative(x: tp.Any) -> bool:
     """Whether a value is one of floating-point or complex numbers; TypeError for what is no array."""
-    return tangent_dtype(x) != FLOAT0
+    return _is_inexact(_dtype(x))
 
 
 def zero_tangent(x: tp.Any) -> tp.Any:
     """The zero tangent of a value."""
-    if tangent_dtype(x) == FLOAT0:
-        return np.zeros(_shape(x), FLOAT0)
-    return jnp.zeros_like(x)
+    return jnp.zeros_like(x) if has_derivative(x) else np.zeros(np.shape(x), FLOAT0)
 
 
 def abstract(x: tp.Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of a value."""
-    return _abstract(_shape(x), _dtype(x))
+    return _abstract(np.shape(x), _dtype(x))
 
 
 _abstract = functools.lru_cache(maxsize=1024)(jax.ShapeDtypeStruct)

@@ -82,7 +82,7 @@ def test_train_step_in_the_filtered_style():
         (
             lambda: (lambda m: nnx.filter_grad(lambda a, b: 1.0)(m, m))(Tied()),
             ValueError,
-            "different filter_spec for a shared Param: at",
+            "different filter_spec for a shared array: at 'a.scale'",
         ),
         (lambda: nnx.filter_jvp(abs, (1.0,), ()), ValueError, "1 primals and 0 tangents"),
         (lambda: nnx.filter_jvp(abs, (1,), (1.0,)), ValueError, "it must be None"),
