@@ -266,7 +266,7 @@ class _Reader:
             return (kind, read(value.__func__, inside), read(value.__self__, inside))
         if _is_object_of_optax(value, kind):
             return self._once(value, lambda new: (kind, *new._entries(vars(value), inside)))
-        is_number = kind is type and (issubclass(value, np.generic) or value in _NUMBERS)
+        is_number = kind is type and (np.generic in value.__mro__ or value in _NUMBERS)
         if isinstance(value, jax.Array) or _is_named(value) or is_number:
             return ById(value)
         if isinstance(value, _VALUES):
