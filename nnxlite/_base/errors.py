@@ -223,7 +223,7 @@ def warn_user(message: str) -> None:
 
 
 _OURS = (
-    os.path.dirname(__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
     os.path.dirname(jax.__file__) + os.sep,
     tp.cast(str, contextlib.__file__),
     tp.cast(str, functools.__file__),
