@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from nnxlite._base.errors import path_text, warn_user
 from nnxlite._base.jax import jaxpr_as_fun
 from nnxlite._base.statics import alike
-from nnxlite.boundary._call_def import CallDef, Inner, enter
+from nnxlite.boundary._call_def import CallDef, Inner, enter, template_of
 from nnxlite.boundary._labels import leaves_of_code
 from nnxlite.boundary._leave import leave, only_structure_of
 from nnxlite.boundary._operands import describe, leaf_names
@@ -34,7 +34,7 @@ from nnxlite.boundary._refusals import (
 )
 from nnxlite.graph._defs import ObjectDef, StaticDef
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode, Path
-from nnxlite.variables._definition import VariableDef
+from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._kinds import RngCount, RngState
 
 
@@ -137,55 +137,33 @@ def with_arrays(inner: Inner, out: Outputs) -> Outputs:
     return Outputs(dataclasses.replace(left, sources=tuple(sources)), [*out.values, *more])
 
 
-def promoted(start: tp.Any, end: tp.Any) -> tp.Any | None:
-    """The initial value of a carry, converted where a Python scalar would change type in the loop.
+def with_type(start: tp.Any, end: tp.Any) -> tp.Any:
+    """A carry leaf with the type that the body gives it, where a Python scalar would change it.
 
-    Returns None where no conversion keeps the type.
+    Returns MISSING where no conversion keeps the type. Variables may contain pytrees; those are
+    converted leaf by leaf.
     """
+    leaves, treedef = jax.tree_util.tree_flatten(start)
+    ends, end_treedef = jax.tree_util.tree_flatten(end)
+    if treedef != end_treedef:
+        return MISSING
+    new = [*map(_promoted, leaves, ends)]
+    return MISSING if any(x is MISSING for x in new) else jax.tree_util.tree_unflatten(treedef, new)
+
+
+def _promoted(start: tp.Any, end: tp.Any) -> tp.Any:
     aval = jax.typeof(start) if not isinstance(start, jax.ShapeDtypeStruct) else start
-    if tuple(aval.shape) != tuple(end.shape):
-        return None
-    if aval.dtype == end.dtype:
-        return start
-    if getattr(aval, "weak_type", False) and jnp.result_type(start, end.dtype) == end.dtype:
-        return jnp.asarray(start, dtype=end.dtype)
-    return None
-
-
-def with_matching_types(starts: list[tp.Any], ends: list[tp.Any]) -> tuple[list[tp.Any], list[int]]:
-    """Initial carry leaves with the types the body gives them, and the numbers of those without one.
-
-    Variables may contain pytrees; those are compared leaf by leaf.
-    """
-    out: list[tp.Any] = []
-    bad: list[int] = []
-    for number, (start, end) in enumerate(zip(starts, ends)):
-        leaves, treedef = jax.tree_util.tree_flatten(start)
-        end_leaves, end_treedef = jax.tree_util.tree_flatten(end)
-        fitted = (
-            [promoted(s, e) for s, e in zip(leaves, end_leaves)]
-            if treedef == end_treedef
-            else [None]
-        )
-        if any(f is None for f in fitted):
-            bad.append(number)
-            out.append(start)
-        elif same(leaves, fitted):
-            out.append(start)
-        else:
-            out.append(jax.tree_util.tree_unflatten(treedef, fitted))
-    return out, bad
+    if tuple(aval.shape) == tuple(end.shape):
+        if aval.dtype == end.dtype:
+            return start
+        if getattr(aval, "weak_type", False) and jnp.result_type(start, end.dtype) == end.dtype:
+            return jnp.asarray(start, dtype=end.dtype)
+    return MISSING
 
 
 def numbered(tree: tp.Any) -> tp.Any:
     """A tree with the position of each leaf among its leaves."""
-    leaves, treedef = jax.tree_util.tree_flatten(tree)
-    return jax.tree_util.tree_unflatten(treedef, range(len(leaves)))
-
-
-def same(starts: list[tp.Any], other: list[tp.Any]) -> bool:
-    """Whether two lists contain the same objects."""
-    return all(a is b for a, b in zip(starts, other))
+    return template_of(jax.tree_util.tree_structure(tree))
 
 
 # Random streams that a transform broadcasts: each slice or iteration draws the same keys ------------

@@ -10,7 +10,6 @@ the prefixes; which leaf is in which group crosses as static data.
 
 from __future__ import annotations
 
-import dataclasses
 import typing as tp
 
 import jax
@@ -19,7 +18,6 @@ import numpy as np
 from nnxlite._base.errors import path_text
 from nnxlite._base.jax import PyTreeDef
 from nnxlite.boundary._call_def import FLAT, ArgumentLeaf, CallDef, paths_of, template_of
-from nnxlite.boundary._operands import Division, Partition
 from nnxlite.boundary._out import OutDef, Outputs, Source, came_from, output_paths, pick
 from nnxlite.boundary._prefixes import NodePrefix, PrefixMapping, Stops, is_setting, leaf_kind
 from nnxlite.graph._rebuild import Code, Decoded, NodeCode, Path
@@ -332,21 +330,6 @@ def leaf_shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], l
 # Outputs --------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """The layout of outputs in groups, without their values.
-
-    Attributes:
-        definition: what leaves.
-        treedef: of the list of outputs.
-        division: of the leaves in them.
-    """
-
-    definition: OutDef
-    treedef: PyTreeDef
-    division: Division
-
-
 def mentioned(*prefixes: tp.Any) -> tuple[tp.Any, ...]:
     """Every setting that occurs in some prefixes, each once, in order of first occurrence."""
     out: list[tp.Any] = []
@@ -428,29 +411,21 @@ def output_names(call: CallDef, definition: OutDef) -> list[str]:
     return [f"{k} '{path_text(path[i:])}'" for k, path, i in zip(kinds, paths, starts)]
 
 
-def no_room(axis: tp.Any, value: tp.Any, name: str) -> str | None:
-    """The problem if an output cannot get its axis, because its slices have too few; or None."""
-    if not isinstance(axis, int) or axis in (0, -1):
-        return None
-    for shape in map(np.shape, jax.tree_util.tree_leaves(value)):
-        if not -len(shape) - 1 <= axis <= len(shape):
-            return (
-                f"axis {axis} of {name} is out of bounds: each slice of it has shape {shape}. Give "
-                "it another axis, in out_axes or, if it belongs to an argument, in in_axes."
-            )
-    return None
+def refuse_no_room(what: object, call: CallDef, out: Outputs, axes: tp.Sequence[tp.Any]) -> None:
+    """Raise ValueError where an output cannot get its axis, because its slices have too few.
 
-
-def pack(
-    out: Outputs, settings: list[tp.Any], order: tuple[tp.Any, ...]
-) -> tuple[Layout, tuple[list[tp.Any], ...]]:
-    """Output leaves in groups, one for each setting in `order`."""
-    partition = Partition(tuple(settings), order)
-    structure = jax.tree_util.tree_structure([0] * len(settings))
-    return Layout(out.definition, structure, Division(partition)), partition.split(out.values)
-
-
-def unpack(layout: Layout, groups: tp.Sequence[tp.Sequence[tp.Any]]) -> Outputs:
-    """The inverse of `pack`, outside."""
-    leaves = layout.division.join(*groups)
-    return Outputs(layout.definition, jax.tree_util.tree_unflatten(layout.treedef, leaves))
+    Args:
+        what: the transform and its function, for the message.
+        call, out: the arguments, and the outputs.
+        axes: the setting of each output.
+    """
+    for number, (axis, value) in enumerate(zip(axes, out.values)):
+        if not isinstance(axis, int) or axis in (0, -1):
+            continue
+        for shape in map(np.shape, jax.tree_util.tree_leaves(value)):
+            if not -len(shape) - 1 <= axis <= len(shape):
+                raise ValueError(
+                    f"{what}: axis {axis} of {output_names(call, out.definition)[number]} is out of "
+                    f"bounds: each slice of it has shape {shape}. Give it another axis, in out_axes "
+                    "or, if it belongs to an argument, in in_axes."
+                )

@@ -182,25 +182,6 @@ class Partition:
         return leaves
 
 
-@dataclasses.dataclass(frozen=True)
-class Division:
-    """A division of leaves into groups, the last of which may be static.
-
-    Attributes:
-        partition: the groups; the last one contains the static leaves, if there are any.
-        statics: the static leaves themselves, boxed.
-    """
-
-    partition: Partition
-    statics: tuple[tp.Any, ...] = ()
-
-    def join(self, *groups: tp.Sequence[tp.Any]) -> list[tp.Any]:
-        """All leaves, from those that are not static."""
-        if len(groups) == 1 and not self.statics:  # 1.5 us of 50 in a call of filter_jit
-            return [*groups[0]]
-        return self.partition.join(*groups, [box.value for box in self.statics])
-
-
 def put(leaves: list[tp.Any], positions: tp.Iterable[int], values: tp.Iterable[tp.Any]) -> None:
     """Store values at some positions of a list."""
     for position, value in zip(positions, values):

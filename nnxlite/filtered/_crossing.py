@@ -20,14 +20,13 @@ from nnxlite._base.typing import P, R
 from nnxlite.boundary._call_def import Inner
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._leave import leave
-from nnxlite.boundary._operands import Division, Partition
+from nnxlite.boundary._operands import Partition
 from nnxlite.boundary._out import Fixed, Outputs
 from nnxlite.filtered._predicates import is_array
 from nnxlite.transforms._donation import owners
 from nnxlite.transforms._wrapper import (
     Transform,
     Unbound,
-    boxed,
     call_object,
     rewrap,
     unbind,
@@ -65,14 +64,6 @@ def refuse_writes(inner: Inner, what: str) -> None:
 def chosen_first(chosen: tp.Iterable[tp.Any]) -> Partition:
     """Leaves divided into the chosen ones and the rest."""
     return Partition(tuple(map(bool, chosen)))
-
-
-def divide(
-    leaves: tp.Sequence[tp.Any], partition: Partition
-) -> tuple[Division, list[list[tp.Any]]]:
-    """The static leaves, which are the last group, and the other groups."""
-    *groups, statics = partition.split(leaves)
-    return Division(partition, tuple(map(boxed, statics))), groups
 
 
 def tree_out(

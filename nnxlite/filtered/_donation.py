@@ -7,16 +7,11 @@ import typing as tp
 import warnings
 
 from nnxlite._base.jax import as_integers
-from nnxlite.boundary._operands import Partition
-from nnxlite.filtered._crossing import Call
-from nnxlite.transforms._donation import Owner, refuse_shared_buffers
+from nnxlite.transforms._donation import Owner
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 Donated: tp.TypeAlias = str | tuple[int | str, ...]
 """One of the texts of `Donate`, or the arguments that are donated, by number or name."""
-
-GROUPS = KEPT, DONATED, STATIC = "kept", "donated", "static"
-"""The groups of leaves: traced ones, whose buffers are kept or donated, and those in the key."""
 
 
 @contextlib.contextmanager
@@ -77,16 +72,3 @@ def donated_owners(
             )
         chosen |= here
     return chosen
-
-
-def grouped(
-    what: object, call: Call, groups: tp.Sequence[str], order: tuple[str, ...] = GROUPS
-) -> Partition:
-    """The leaves of a call of `what` in their groups.
-
-    Raises ValueError where one buffer would be donated twice, or donated and read.
-    """
-    partition = Partition(tuple(groups), order)
-    find_texts = lambda: [f"'{place.text()}'" for place in call.definition.leaves()]
-    refuse_shared_buffers(what, call.leaves, partition.positions[1], find_texts)
-    return partition

@@ -1,120 +1,40 @@
 """`filter_vmap` and `filter_pmap`: an axis for each leaf.
 
-Inside, every mapped result has its new axis in front, because JAX needs the axes before the function
-runs; outside, the axis is moved to the position in `out_axes`.
+They are `vmap` and `pmap` with other settings: a spec gives each leaf an axis, and leaves without one
+that are not arrays are static. The axis of a result may depend on the result, and JAX needs it before
+the function runs: inside, every mapped result has its new axis in front, and outside, it is moved.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import re
 import typing as tp
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.errors import JaxRuntimeError
 
 from nnxlite._base.config import Modes, context_key
 from nnxlite._base.errors import path_text
 from nnxlite._base.jax import as_integer
 from nnxlite._base.typing import P, R
-from nnxlite.boundary._call_def import CallDef, enter
-from nnxlite.boundary._labels import Layout, new_variables, output_settings, unpack
-from nnxlite.boundary._leave import leave
-from nnxlite.boundary._operands import Division, Partition
-from nnxlite.boundary._out import Fixed, Outputs, Source, output_paths, pick, replay
+from nnxlite.boundary._call_def import CallDef, Inner, StaticLeaves, static_leaves
+from nnxlite.boundary._labels import Meaning, new_variables
+from nnxlite.boundary._out import Outputs, Source, output_paths, pick
 from nnxlite.boundary._prefixes import NodePrefix
 from nnxlite.boundary._refusals import call_difference
 from nnxlite.filtered._arguments import ArgumentSpecs
-from nnxlite.filtered._crossing import Call, Filtered, divide, must_be_traced
-from nnxlite.filtered._donation import DONATED, KEPT, grouped, without_warnings
+from nnxlite.filtered._crossing import Filtered, inputs_of_call, must_be_traced
+from nnxlite.filtered._donation import without_warnings
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
-from nnxlite.filtered._specs import IN_AXES, OUT_AXES, answers, check_axes, is_mapped, root_parts
+from nnxlite.filtered._specs import IN_AXES, OUT_AXES, answers, is_mapped, root_parts
 from nnxlite.graph._rebuild import Path
-from nnxlite.transforms._donation import run_donating
-from nnxlite.transforms._finish import raise_failed
-from nnxlite.transforms._map_errors import marks_errors, passed_through
+from nnxlite.transforms._mapping import Program
 from nnxlite.transforms._stages import Lowered, Staged, other_structure
-from nnxlite.transforms._wrapper import Options, decorated, program, weakly
+from nnxlite.transforms._wrapper import Options, decorated, program
 from nnxlite.variables._definition import MISSING
 
-OUT_GROUPS = FRONT, WHOLE, STATIC = "front", "whole", "static"
-"""The groups of outputs: with the mapped axis in front, the same in all slices, or not an array."""
 
-
-class FilterVmap(Filtered[P, R]):
-    """A function over slices of its arguments, as `filter_vmap` returns it."""
-
-    def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
-        """A call, ready for JAX; see `Stageable`."""
-        call, options = self.call(args, kwargs), self.options
-        specs = options.in_axes
-        spec = specs.of_call(self.__wrapped__, self.bound, args, kwargs, repr(self))
-        axes = answers(call, spec, IN_AXES)
-        if options.transform is jax.pmap:  # what is not an array has no axis, and is static
-            one = lambda axis, leaf: axis if not is_mapped(axis) or is_array(leaf) else None
-            axes = list(map(one, axes, call.leaves))
-        check_axes(repr(self), call, axes, options.axis_size)
-        may_donate = options.donate != "none"
-        groups = [_group(axis, leaf, may_donate) for axis, leaf in zip(axes, call.leaves)]
-        division, (kept, donated) = divide(call.leaves, grouped(self, call, groups))
-        key, traced, mapped = self._program(call, division, tuple(axes), spec)
-        if program is not None and key != program:
-            what = call_difference(program, key)
-            raise other_structure(self, what)
-        # JAX needs one mapped argument to know the size of the axis
-        size = [] if options.axis_size is None else [np.zeros(options.axis_size, bool)]
-        arguments = size, kept, donated
-        run = functools.partial(self._run, call, traced, arguments)
-        return Staged(key, lambda: mapped, arguments, run)
-
-    def _run(self, call: Call, program: _Program, arguments: tp.Any, jitted: tp.Any) -> tp.Any:
-        """Call JAX's function, or what it was compiled to, and write back what it returns."""
-        finish = marks_errors(lambda out: replay(call.inputs, _outputs(*out)))
-        try:
-            if self.options.donate == "none":
-                return finish(jitted(*arguments))
-            named = lambda: zip((place.text() for place in call.definition.leaves()), call.leaves)
-            with without_warnings(self.options.donate):
-                return run_donating(jitted, arguments, finish, named)
-        except ValueError as error:
-            if passed_through(error):
-                raise  # by the function itself, or by this library
-            raise ValueError(f"{self!r}: {program.explained(error)}") from None
-        except JaxRuntimeError as error:
-            raise_failed(error)
-            raise
-
-    def _program(
-        self, call: Call, division: Division, axes: tuple[tp.Any, ...], spec: tp.Any
-    ) -> tp.Any:
-        """The key, which equal calls share, the program, and JAX's function of its leaves."""
-
-        def make() -> tuple[_Program, tp.Any]:
-            made = _Program(call, division, axes, spec, self.options.out_axes)
-            return made, self._transformed(made)
-
-        if self.options.transform is jax.vmap:  # nothing to find again: JAX traces in each call
-            return None, *make()
-        key = call.inputs.define((context_key(), division, axes, call.definition.structure))
-        return key, *program(self, key.exactly, make)
-
-    def _transformed(self, program: _Program) -> tp.Any:
-        """JAX's transform of a program."""
-        options = self.options
-        axes = [axis if is_mapped(axis) else None for axis in program.axes]
-        kept, donated, _ = program.division.partition.split(axes)
-        return options.transform(
-            program,
-            in_axes=(0, kept, donated),
-            out_axes=(None, 0, None),
-            axis_size=options.axis_size,
-            **options.jax_options,
-        )
-
-
-class FilterPmap(FilterVmap[P, R]):
+class FilterPmap(Filtered[P, R]):
     """A function over slices of its arguments, one on each device, as `filter_pmap` returns it."""
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
@@ -122,137 +42,90 @@ class FilterPmap(FilterVmap[P, R]):
         with without_warnings(self.options.donate):
             return Lowered.of("lower", self, args, kwargs)
 
+    def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
+        """A call, ready for JAX; see `Stageable`."""
+        staged = _staged(self, args, kwargs)
+        if program is not None and staged.key != program:
+            raise other_structure(self, call_difference(program, staged.key))
+        return staged
 
-def _group(axis: tp.Any, leaf: tp.Any, may_donate: bool) -> str:
-    """The group of an argument leaf."""
-    if axis is False or (axis is None and not is_array(leaf)):
-        return STATIC
-    return DONATED if may_donate and is_mapped(axis) and isinstance(leaf, jax.Array) else KEPT
+
+def _staged(mapped: Filtered[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> Staged:
+    """A call of a mapped function, ready for JAX."""
+    options, is_pmap = mapped.options, mapped.options.make is jax.pmap
+    spec = options.in_axes.of_call(mapped.__wrapped__, mapped.bound, args, kwargs, repr(mapped))
+    inputs = inputs_of_call(mapped.bound, args, kwargs)
+    axes, leaves = answers(inputs, spec, IN_AXES), inputs.leaves
+    if is_pmap:  # what is not an array has no axis, and is static
+        axes = [x if not is_mapped(x) or is_array(leaf) else None for x, leaf in zip(axes, leaves)]
+    inputs.make_static(
+        [axis is False or (axis is None and not is_array(x)) for axis, x in zip(axes, leaves)]
+    )
+    if inputs.static is not None:
+        axes, leaves = inputs.static.split(axes), inputs.leaves
+    axes = [axis if is_mapped(axis) else None for axis in axes]
+    may = options.donate != "none"
+    donated = tuple(
+        [may and axis is not None and isinstance(x, jax.Array) for axis, x in zip(axes, leaves)]
+    )
+    key = inputs.define((context_key(), *axes, donated)) if is_pmap else inputs.definition
+
+    def make() -> Program:
+        parts = root_parts(key, spec, IN_AXES)
+        of_root = {leaf.root: axis for leaf, axis in zip(key.leaves(), axes)}
+        roots = [of_root.get(i) if isinstance(x, NodePrefix) else x for i, x in enumerate(parts)]
+        return Program(mapped, key, axes, roots, donated)
+
+    made = program(mapped, key.exactly, make) if is_pmap else make()  # JAX traces in each call
+    groups = made.groups(leaves)
+    return Staged(key, lambda: made.mapped, groups, functools.partial(made.run, inputs, groups))
 
 
-class _Program:
-    """A function of slices of leaves; it refers to no object, and weakly to the user's function.
+def _meaning(inner: Inner, out: Outputs) -> Meaning:
+    """Gives the axis of a leaf that has a setting, by the path and source of the leaf."""
 
-    Attributes:
-        call, division, axes: of the arguments.
-        root_specs: the parts of `in_axes` for graph objects, which new leaves in them follow.
-        whole_paths: the paths of results that are not mapped, after a trace.
+    def axis_of(setting: tp.Any, path: Path, variable: tp.Any, source: Source) -> int | None:
+        leaves = jax.tree_util.tree_leaves(pick(source, inner.values, out.new))
+        axis = OUT_AXES.answer(setting, path, variable, leaves[0] if leaves else None)
+        return axis if is_mapped(axis) else None
+
+    return axis_of
+
+
+def _by_leaf(
+    call: CallDef, out: Outputs, settings: list[tp.Any]
+) -> tuple[Outputs, list[int | None]]:
+    """The leaves of the outputs, of which those that are not arrays are static, and their axes.
+
+    Raises TypeError for an axis of something that is not an array.
     """
-
-    __name__ = "run"
-
-    def __init__(
-        self,
-        call: Call,
-        division: Division,
-        axes: tuple[tp.Any, ...],
-        in_axes: tp.Any,
-        out_axes: tp.Any,
-    ) -> None:
-        self._find_function = weakly(call.fun)
-        self.call, self.division, self.axes, self._out_axes = (
-            call.definition,
-            division,
-            axes,
-            out_axes,
-        )
-        self.root_specs = root_parts(call.definition, in_axes, IN_AXES)
-        self.whole_paths: list[Path] = []
-
-    @marks_errors
-    def __call__(
-        self, size: tp.Any, kept: list[tp.Any], donated: list[tp.Any]
-    ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
-        leaves = self.division.join(kept, donated)
-        (args, kwargs), inner = enter(self.call, leaves)
-        result = self._find_function()(*args, **kwargs)
-        labels = zip(self.call.leaves(), self.division.partition.labels)
-        numbers = {leaf.graph_leaf for leaf, label in labels if label == DONATED}
-        gone = [number for number in numbers if number is not None]
-        return self._take_out(leave(inner, result, all_written=gone), leaves)
-
-    def _take_out(
-        self, out: Outputs, inputs: list[tp.Any]
-    ) -> tuple[Fixed, list[tp.Any], list[tp.Any]]:
-        """The outputs: static data, mapped arrays, and those that are the same in all slices."""
-        leaves, treedef = jax.tree_util.tree_flatten(out.values)
-        paths, axes = self._out_axes_of(out, inputs)
-        for path, leaf, axis in zip(paths, leaves, axes):
+    variables = [*out.values[: len(out.values) - len(out.new)], *new_variables(out)]
+    leaves, axes = list[tp.Any](), list[int | None]()
+    outputs = zip(output_paths(call, out.definition), out.values, variables, settings)
+    for path, value, variable, setting in outputs:
+        for leaf in jax.tree_util.tree_leaves(value):
+            axis = OUT_AXES.answer(setting, path, variable, leaf)
             if is_mapped(axis) and not is_array_like(leaf):
                 raise must_be_traced("out_axes", path_text(path), leaf)
-        groups = [
-            FRONT if is_mapped(axis) else WHOLE if is_array(leaf) else STATIC
-            for axis, leaf in zip(axes, leaves)
-        ]
-        partition = Partition(tuple(groups), OUT_GROUPS)
-        division, (front, whole) = divide(leaves, partition)
-        self.whole_paths[:] = partition.split(paths)[1]
-        form = Layout(out.definition, treedef, division)
-        final_axes = tuple(partition.split(axes)[0])
-        return Fixed((form, final_axes)), list(map(jnp.asarray, front)), whole
-
-    def _out_axes_of(self, out: Outputs, inputs: list[tp.Any]) -> tuple[list[Path], list[tp.Any]]:
-        """The path and the final axis of each output leaf."""
-
-        def axis_of(setting: tp.Any, path: Path, variable: tp.Any, source: Source) -> tp.Any:
-            leaves = jax.tree_util.tree_leaves(pick(source, values_in, out.new))
-            axis = OUT_AXES.answer(setting, path, variable, leaves[0] if leaves else None)
-            return axis if is_mapped(axis) else None
-
-        call = self.call
-        by_number = {leaf.graph_leaf: axis for leaf, axis in zip(call.leaves(), self.axes)}
-        by_root = {leaf.root: axis for leaf, axis in zip(call.leaves(), self.axes)}
-        values_in = call.whole(inputs)[1]
-        specs = enumerate(self.root_specs)
-        settings = output_settings(
-            call,
-            out,
-            [by_number.get(number) for number in range(call.graphdef.num_leaves)],
-            [by_root.get(root) if isinstance(spec, NodePrefix) else spec for root, spec in specs],
-            self._out_axes,
-            "out_axes",
-            if_array(0),
-            axis_of,
-        )
-        arrays, written, _ = out.definition.split(out.values)
-        variables = [*arrays, *written, *new_variables(out)]
-        paths: list[Path] = []
-        axes: list[tp.Any] = []
-        outputs = zip(output_paths(call, out.definition), out.values, variables, settings)
-        for path, value, variable, setting in outputs:
-            for leaf in jax.tree_util.tree_leaves(value):
-                paths.append(path)
-                axes.append(OUT_AXES.answer(setting, path, variable, leaf))
-        return paths, axes
-
-    def explained(self, error: ValueError) -> str:
-        """JAX's message, with the path of the result if it is about one of them."""
-        batched = re.search(r"out_axes\[2\]\[(\d+)\]", str(error))
-        if batched is None:
-            return str(error)
-        return (
-            f"out_axes: the leaf at '{path_text(self.whole_paths[int(batched[1])])}' has the axis "
-            "None, and its value differs between the slices. Give it an axis."
-        )
+            leaves.append(leaf)
+            axes.append(axis if is_mapped(axis) else None)
+    chosen = [axis is None and not is_array(leaf) for axis, leaf in zip(axes, leaves)]
+    static = static_leaves(leaves, chosen) or StaticLeaves((), (), (), True)
+    structure = jax.tree_util.tree_structure([*out.values])
+    definition = dataclasses.replace(out.definition, static=(structure, static))
+    return Outputs(definition, static.split(leaves)), static.split(axes)
 
 
-def _outputs(fixed: Fixed, front: tp.Sequence[tp.Any], whole: tp.Sequence[tp.Any]) -> Outputs:
-    """The outputs of a mapping, with the axes of arrays in their final positions."""
-    form, axes = fixed.value
-    arrays = map(jnp.asarray, front)  # `jax.vmap` gives back NumPy arrays that pass through as such
-    moved = [x if axis == 0 else jnp.moveaxis(x, 0, axis) for x, axis in zip(arrays, axes)]
-    return unpack(form, (moved, whole))
-
-
-def _run(mapped: FilterVmap[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
-    staged = mapped.staged(args, kwargs)
-    return staged.run(staged.jitted())
+def _run(mapped: Filtered[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    staged = _staged(mapped, args, kwargs)
+    with without_warnings(mapped.options.donate):
+        return staged.run(staged.jitted())
 
 
 def _mapped(
-    kind: type[FilterVmap],
+    kind: type[Filtered[..., tp.Any]],
     fun: tp.Any,
-    transform: tp.Any,
+    make: tp.Any,
     in_axes: tp.Any,
     out_axes: tp.Any,
     axis_size: int | None,
@@ -278,26 +151,31 @@ def _mapped(
         specs = ArgumentSpecs(None, arrays, None, tuple(in_axes), (), "in_axes")
     else:
         specs = ArgumentSpecs(in_axes, arrays, None)
+    jax_options = {"axis_size": as_integer(axis_size), **more}
     options = Options.of(
-        f"filter_{transform.__name__}",
+        f"filter_{make.__name__}",
         Modes(True, True),
         _run,
-        transform=transform,
+        make=make,
         in_axes=specs,
-        out_axes=out_axes,
-        axis_size=as_integer(axis_size),
+        in_name="in_axes",
+        out_prefix=out_axes,
+        out_name="out_axes",
+        default=arrays,
+        order=(0, None),
+        meaning=_meaning,
+        by_leaf=_by_leaf,
         donate=donate,
-        jax_options=more,
+        metadata={},
+        jax_options=jax_options,
     )
     return decorated(kind, fun, options)
 
 
 @tp.overload
-def filter_vmap(fun: tp.Callable[P, R], **options: tp.Any) -> FilterVmap[P, R]: ...
+def filter_vmap(fun: tp.Callable[P, R], **options: tp.Any) -> Filtered[P, R]: ...
 @tp.overload
-def filter_vmap(
-    **options: tp.Any,
-) -> tp.Callable[[tp.Callable[P, R]], FilterVmap[P, R]]: ...
+def filter_vmap(**options: tp.Any) -> tp.Callable[[tp.Callable[P, R]], Filtered[P, R]]: ...
 def filter_vmap(
     fun: tp.Any = MISSING,
     *,
@@ -337,15 +215,13 @@ def filter_vmap(
     (Array([1., 4.], dtype=float32), 'power')
     """
     vmapkwargs["axis_name"] = axis_name
-    return _mapped(FilterVmap, fun, jax.vmap, in_axes, out_axes, axis_size, "none", vmapkwargs)
+    return _mapped(Filtered, fun, jax.vmap, in_axes, out_axes, axis_size, "none", vmapkwargs)
 
 
 @tp.overload
 def filter_pmap(fun: tp.Callable[P, R], **options: tp.Any) -> FilterPmap[P, R]: ...
 @tp.overload
-def filter_pmap(
-    **options: tp.Any,
-) -> tp.Callable[[tp.Callable[P, R]], FilterPmap[P, R]]: ...
+def filter_pmap(**options: tp.Any) -> tp.Callable[[tp.Callable[P, R]], FilterPmap[P, R]]: ...
 def filter_pmap(
     fun: tp.Any = MISSING,
     *,
@@ -386,5 +262,5 @@ def filter_pmap(
                 f"filter_pmap takes no {name}=: whether a leaf is static or donated is decided leaf by "
                 "leaf. Use in_axes= and donate=."
             )
-    pmapkwargs |= {"axis_name": axis_name, "donate_argnums": (2,)}
+    pmapkwargs |= {"axis_name": axis_name, "donate_argnums": (1,)}
     return _mapped(FilterPmap, fun, jax.pmap, in_axes, out_axes, axis_size, donate, pmapkwargs)

@@ -21,10 +21,7 @@ from nnxlite.boundary._call_def import ArgumentLeaf, CallDef
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._labels import agreed, broadcast, further_leaves, not_for_arrays
 from nnxlite.boundary._prefixes import NodePrefix, node_prefix
-from nnxlite.filtered._crossing import must_be_traced
-from nnxlite.filtered._predicates import is_array_like
 from nnxlite.graph._rebuild import Path
-from nnxlite.transforms._map_errors import axis_complaint
 
 if tp.TYPE_CHECKING:
     from nnxlite.filtered._crossing import Call
@@ -156,31 +153,3 @@ OUT_AXES = IN_AXES._replace(name="out_axes")
 def is_mapped(axis: tp.Any) -> bool:
     """Whether a leaf is mapped; None and True pass it whole to every slice, False makes it static."""
     return axis is not None and not isinstance(axis, bool)
-
-
-def check_axes(what: str, tree: Call, axes: list[tp.Any], axis_size: int | None) -> None:
-    """Raise an error where the leaves of some arguments cannot be mapped over their axes.
-
-    Args:
-        what: the transform and its function, for messages.
-        tree: the arguments.
-        axes: of each leaf.
-        axis_size: the size that the user gives, or None.
-
-    Raises:
-        TypeError: for a leaf that is not an array.
-        ValueError: for a leaf without its axis, for axes of different sizes, or where no leaf is mapped.
-    """
-    names = [place.text() for place in tree.definition.leaves()]
-    for name, leaf, axis in zip(names, tree.leaves, axes):
-        if not (axis is None or axis is False or is_array_like(leaf)):
-            raise must_be_traced(f"{what}: in_axes", name, leaf)
-    mapped = [axis if is_mapped(axis) else None for axis in axes]
-    complaint = axis_complaint(names, tree.leaves, mapped, axis_size)
-    if complaint is not None:
-        raise ValueError(f"{what}: {complaint}")
-    if axis_size is None and not any(map(is_mapped, axes)):
-        raise ValueError(
-            f"{what}: no leaf of the arguments is mapped, so the size of the axis is unknown. Give an "
-            "array an axis, or pass axis_size=."
-        )

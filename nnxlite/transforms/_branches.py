@@ -25,9 +25,10 @@ from nnxlite.boundary._refusals import (
 )
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.transforms._arguments import refuse_shared_result, unwrapped_value
-from nnxlite.transforms._flow import run_flow
+from nnxlite.transforms._donation import R
+from nnxlite.transforms._loops import run_flow
 from nnxlite.transforms._programs import run_bodies
-from nnxlite.transforms._wrapper import R, name_of, unbind
+from nnxlite.transforms._wrapper import name_of, unbind
 
 Operands = tp.TypeVarTuple("Operands")
 
@@ -69,7 +70,7 @@ def _run_branches(
         _check_equal(name, f"{labels[0]} and {label}", call, (shapes[0], out))
     old = call.by_side(jax.tree_util.tree_map(lambda n: -1 - n, numbered(leaves)))[1]
     outputs = [_completed(body.numbers(), written, old) for body in bodies]
-    settings = _Choice(name, tuple(tuple(tree_leaves(out)) for out in outputs))
+    settings = name, tuple([tuple(tree_leaves(out)) for out in outputs])
     flat = run_bodies(_choice, settings, bodies, tree_leaves(leaves))
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(outputs[0]), flat)
 
@@ -130,19 +131,6 @@ def _difference(call: CallDef, outputs: tuple[Outputs, Outputs]) -> str:
     return f"from the first to the second, {differences_text(differences)}"
 
 
-class _Choice(tp.NamedTuple):
-    """The settings of `cond` and `switch`.
-
-    Attributes:
-        name: of the transform.
-        outputs: for each branch and each output its position among those of the body, or -1 - position
-            for an input that the branch leaves as it is.
-    """
-
-    name: str
-    outputs: tuple[tuple[int, ...], ...]
-
-
 def _names(chooser: str, branch: tp.Any, count: int) -> tuple[str, ...]:
     """The names of the arguments in a branch, of which the chooser is none, and `count` operands."""
     names = parameter_names(branch)[:count]
@@ -150,22 +138,24 @@ def _names(chooser: str, branch: tp.Any, count: int) -> tuple[str, ...]:
 
 
 def _choice(
-    settings: _Choice, funs: list[tp.Callable[..., list[tp.Any]]], inputs: list[tp.Any]
+    settings: tuple[str, tuple[tuple[int, ...], ...]],
+    funs: list[tp.Callable[..., list[tp.Any]]],
+    inputs: list[tp.Any],
 ) -> list[tp.Any]:
-    chooser, *rest = inputs
+    """Run one of the branches.
 
-    def branch(
-        fun: tp.Callable[..., list[tp.Any]], outputs: tuple[int, ...]
-    ) -> tp.Callable[..., list[tp.Any]]:
-        def run(*rest: tp.Any) -> list[tp.Any]:
-            given = chooser, *rest
-            out = fun(*given)
-            return [out[i] if i >= 0 else given[-1 - i] for i in outputs]
+    The settings are the name of the transform, and for each branch and each output its position among
+    those of the body, or -1 - position for an input that the branch leaves as it is.
+    """
+    (name, positions), (chooser, *rest) = settings, inputs
 
-        return run
+    def run(fun: tp.Any, outputs: tuple[int, ...], *rest: tp.Any) -> list[tp.Any]:
+        given = chooser, *rest
+        out = fun(*given)
+        return [out[i] if i >= 0 else given[-1 - i] for i in outputs]
 
-    branches = [*map(branch, funs, settings.outputs)]
-    if settings.name == "cond":
+    branches = [functools.partial(run, *each) for each in zip(funs, positions)]
+    if name == "cond":
         return jax.lax.cond(chooser, *branches, *rest)
     return jax.lax.switch(chooser, branches, *rest)
 

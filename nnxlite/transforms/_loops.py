@@ -7,13 +7,22 @@ constants of it, neither copied nor returned.
 
 from __future__ import annotations
 
+import functools
 import typing as tp
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import tree_leaves
 
 from nnxlite._base.config import Modes
-from nnxlite._base.jax import Tracer, abstract, as_integer, is_pytree_leaf, is_ref
+from nnxlite._base.jax import (
+    Tracer,
+    abstract,
+    as_integer,
+    drop_hidden_frames,
+    is_pytree_leaf,
+    is_ref,
+)
 from nnxlite.boundary._body import (
     Body,
     LoopKind,
@@ -24,124 +33,236 @@ from nnxlite.boundary._body import (
     next_values,
     numbered,
     paired_roots,
-    same,
     trace_body,
     warn_of_streams,
-    with_matching_types,
+    with_type,
 )
 from nnxlite.boundary._call_def import CallDef, Inner, template_of
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._operands import parameter_names, replaced
-from nnxlite.boundary._out import Outputs
+from nnxlite.boundary._out import Outputs, replay
 from nnxlite.boundary._prefixes import Carry
 from nnxlite.boundary._refusals import described
-from nnxlite.transforms._arguments import unwrapped_value
-from nnxlite.transforms._flow import loop_arguments, run_flow
+from nnxlite.graph._functional import build
+from nnxlite.graph._plan import view
+from nnxlite.transforms._arguments import naming_arguments, unwrapped_value
+from nnxlite.transforms._finish import checks_noted, wait
 from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._wrapper import name_of
+from nnxlite.variables._definition import MISSING
 
 C = tp.TypeVar("C")
 
 
-class Carried(tp.NamedTuple):
-    """What a loop does with the outputs of its body.
+def run_flow(
+    name: str, inputs: tp.Callable[[], Inputs], run: tp.Callable[[CallDef, list[tp.Any]], Outputs]
+) -> tp.Any:
+    """Run control flow on the caller's objects, and write back what it changed.
+
+    Args:
+        name: of the transform.
+        inputs: gives the arguments.
+        run: from the static side of the arguments and their leaves to what leaves.
+    """
+    try:
+        given = inputs()
+        call, checks = given.define(), checks_noted()
+        remedy = "Pass an array, or let the function capture the value."
+        with naming_arguments(name, call, given, remedy):
+            out = run(call, given.leaves)
+            if checks_noted() != checks:
+                wait(out)
+        return replay(given, out)
+    except Exception as error:
+        drop_hidden_frames(error)
+        raise
+
+
+def loop_arguments(tree: tp.Any, modes: Modes) -> tp.Any:
+    """The arguments of a loop: without updates, new objects with the same Variables."""
+    if modes.updates:
+        return tree
+    seen = view(tree)
+    return build(seen.graphdef, seen.leaves)
+
+
+class _Loop(tp.NamedTuple):
+    """The settings of JAX's loop, by positions among the arrays that the body is given and returns.
 
     Attributes:
-        slots: the graph leaves whose values change.
-        roles: of the outputs (result, written and new values): an axis, or `Carry`.
+        name: `scan`, `while_loop` or `fori_loop`.
+        state: the arrays that change from one iteration to the next.
+        following: their next values.
+        scanned: the arrays with an axis, and the axis.
+        stacked: the other outputs, and the axis of each in the result.
+        options: of the transform: for `scan` the keywords of `jax.lax.scan`; for `fori_loop` its
+            bounds, if they are known, and how much to unroll; for `while_loop` whether the carry
+            contains references.
     """
 
-    slots: Slots
-    roles: tuple[tp.Any, ...]
-
-
-class LoopBody(tp.NamedTuple):
-    """A traced loop body, and the leaves that its loop starts with.
-
-    Attributes:
-        body: the body, a function of the leaves of the arguments; its `more` is a `Carried`.
-        leaves: those of the first iteration.
-        state: the positions of those that change, among the arrays that the body is given.
-        following: the positions of their next values among the arrays that it returns.
-        others: the positions of all other outputs, and the axis of each.
-    """
-
-    body: Body
-    leaves: list[tp.Any]
+    name: str
     state: tuple[int, ...]
     following: tuple[int, ...]
-    others: tuple[tuple[int, tp.Any], ...]
-
-    def left(self, values: tp.Iterable[tp.Any]) -> Outputs:
-        """What leaves the loop: the last values of the state, and the others, stacked."""
-        at = dict(zip([*self.following, *[n for n, _ in self.others]], values))
-        return self.body.outputs([at[n] for n in range(len(at))])
+    scanned: tuple[tuple[int, int], ...]
+    stacked: tuple[tuple[int, int], ...]
+    options: tuple[tp.Any, ...]
 
 
-def trace_loop(
+def _loop(
+    settings: _Loop, funs: list[tp.Callable[..., list[tp.Any]]], inputs: list[tp.Any]
+) -> list[tp.Any]:
+    body, *test = funs
+    scanned = [i for i, _ in settings.scanned]
+
+    def step(state: list[tp.Any], slices: tp.Sequence[tp.Any] = (), *index: tp.Any) -> tp.Any:
+        out = body(*replaced(replaced(inputs, settings.state, state), scanned, slices), *index)
+        return [out[i] for i in settings.following], [out[i] for i, _ in settings.stacked]
+
+    start = [inputs[i] for i in settings.state]
+    if settings.name == "scan":
+        slices = [_axis_moved(inputs[i], axis, 0) for i, axis in settings.scanned]
+        final, stacked = jax.lax.scan(step, start, slices, **dict(settings.options))
+        pairs = zip(stacked, settings.stacked)
+        return [*final, *[_axis_moved(x, 0, axis) for x, (_, axis) in pairs]]
+    if settings.name == "fori_loop":
+        bounds, unroll = settings.options
+        lower, upper = bounds or inputs[:2]
+        again = lambda index, state: step(state, (), index)[0]
+        return jax.lax.fori_loop(lower, upper, again, start, unroll=unroll)
+    proceed = lambda state: test[0](*replaced(inputs, settings.state, state))[0]
+    if not settings.options[0]:
+        return jax.lax.while_loop(proceed, lambda state: step(state)[0], start)
+    # JAX's condition would see references as they were before the loop
+    after = lambda pair: (proceed(new := step(pair[1])[0]), new)
+    return jax.lax.while_loop(lambda pair: pair[0], after, (proceed(start), start))[1]
+
+
+def _axis_moved(x: tp.Any, source: int, target: int) -> tp.Any:
+    """An array with an axis moved."""
+    return x if source == target else jnp.moveaxis(x, source, target)
+
+
+def run_loop(
     name: str,
     call: CallDef,
     leaves: list[tp.Any],
     roles: tp.Sequence[tp.Any],
-    trace: tp.Callable[[list[tp.Any]], Body],
-) -> LoopBody:
-    """Trace a body until the types of the carry are stable: Python scalars may take two traces.
+    step: tp.Callable[..., tuple[Outputs, tuple[Slots, tuple[tp.Any, ...]]]],
+    fun: tp.Callable[..., tp.Any],
+    options: tuple[tp.Any, ...],
+    *index: tp.Any,
+    trace_test: tp.Callable[[list[tp.Any]], Body] | None = None,
+) -> Outputs:
+    """Trace the body of a loop, and run the loop.
+
+    The body is traced until the types of the carry are stable: Python scalars may take two traces.
 
     Args:
         name: of the loop.
-        call, leaves: the arguments of the first iteration.
+        call, leaves: the arguments.
         roles: of the leaves: an axis, `Carry`, or None for a constant.
-        trace: traces the body for some leaves.
+        step: one iteration, from the arguments as they were rebuilt (and the index) to the outputs, the
+            slots of the carry (see `carried`), and the role of each output.
+        fun: the user's function, for messages.
+        options: see `_Loop`.
+        index: of an iteration, abstract, where there is one.
+        trace_test: traces the condition of the loop for the leaves of an iteration.
 
-    Raises TypeError where the types never are.
+    Raises TypeError where the types never are stable.
     """
+    scanned = [i for i, role in enumerate(roles) if isinstance(role, int)]
+    slice_of = lambda x, axis: jax.tree_util.tree_map(lambda y: abstract(y, axis), x)
+    first = replaced(leaves, scanned, [slice_of(leaves[i], roles[i]) for i in scanned])
     carried_arrays = [i for i in range(call.num_arrays) if roles[i] is Carry]
     while True:
-        body = trace(leaves)
-        more: Carried = body.more
-        slots = [*carried_arrays, *[call.num_arrays + leaf for leaf, _ in more.slots]]
-        start = [leaves[i] for i in slots]
-        starts, bad = with_matching_types(start, ends := _next_state(more, body.shapes))
-        if bad:
-            where = call.leaves()[slots[bad[0]]].text()
-            raise TypeError(
-                f"{name} body function carry input and carry output must have equal types, "
-                f"but they differ at '{where}': the input is {described(starts[bad[0]])}, the "
-                f"output {described(ends[bad[0]])}."
-            )
-        if same(starts, start):
+        body = trace_body(call, step, first, *index, user=fun)
+        slots, out_roles = body.more
+        state = [*carried_arrays, *[call.num_arrays + leaf for leaf, _ in slots]]
+        start, ends = [first[i] for i in state], _next_state(body, body.shapes)
+        starts = [*map(with_type, start, ends)]
+        for at, before, x, after in zip(state, start, starts, ends):
+            if x is MISSING:
+                raise TypeError(
+                    f"{name} body function carry input and carry output must have equal types, but "
+                    f"they differ at '{call.leaves()[at].text()}': the input is {described(before)}, "
+                    f"the output {described(after)}."
+                )
+        if all(a is b for a, b in zip(tree_leaves(starts), tree_leaves(start))):
             break
-        leaves = replaced(leaves, slots, starts)
-    numbers, out = numbered(leaves), body.numbers()
-    state = jax.tree_util.tree_leaves([numbers[i] for i in slots])
-    following = jax.tree_util.tree_leaves(_next_state(more, out))
-    next_ones = set(following)
-    others = [
-        (n, role)
-        for x, role in zip(out.values, more.roles)
-        for n in jax.tree_util.tree_leaves(x)
-        if n not in next_ones
-    ]
-    return LoopBody(body, leaves, tuple(state), tuple(following), tuple(others))
+        first = replaced(first, state, starts)
+    numbers, out = numbered(first), body.numbers()
+    following = tree_leaves(_next_state(body, out))
+    outputs = [(n, role) for x, role in zip(out.values, out_roles) for n in tree_leaves(x)]
+    stacked = [pair for pair in outputs if pair[0] not in {*following}]
+    settings = _Loop(
+        name,
+        tuple(tree_leaves([numbers[i] for i in state])),
+        tuple(following),
+        tuple([(n, roles[i]) for i in scanned for n in tree_leaves(numbers[i])]),
+        tuple(stacked),
+        options,
+    )
+    bodies = [body] if trace_test is None else [body, trace_test(first)]
+    whole = replaced(first, scanned, [leaves[i] for i in scanned])
+    values = run_bodies(_loop, settings, bodies, tree_leaves(whole))
+    last = dict(zip([*following, *[n for n, _ in stacked]], values))
+    return body.outputs([last[n] for n in range(len(last))])
 
 
-def _next_state(more: Carried, out: Outputs) -> list[tp.Any]:
+def _next_state(body: Body, out: Outputs) -> list[tp.Any]:
     """The state after an iteration: array leaves of the carry, and graph leaves that change."""
-    result = zip(out.definition.split(out.values)[0], more.roles)
-    return [*[x for x, role in result if role is Carry], *next_values(more.slots, out)]
+    slots, roles = body.more
+    arrays, _, _ = out.definition.split(out.values)
+    result = [x for x, role in zip(arrays, roles) if role is Carry]
+    return [*result, *next_values(slots, out)]
 
 
-def _carry_body(
-    loop: LoopKind, inner: Inner, result: tp.Any, captured: bool
-) -> tuple[Outputs, Carried]:
-    """The outputs of the body of `while_loop` or `fori_loop`, whose last argument is the carry."""
-    call = inner.call
-    out = body_outputs(inner, result, structure=True, captured=captured)
-    after = template_of(out.definition.treedef)
-    pairs = paired_roots(loop, call, out, call.template()[0][-1], after)
-    roles = [Carry] * call.graphdef.num_leaves
-    out, slots = carried(loop, inner, out, pairs, roles, [Carry] * len(out.new))
-    return out, Carried(slots, (Carry,) * len(out.values))
+def _run_on_carry(
+    name: str,
+    modes: Modes,
+    fun: tp.Callable[..., tp.Any],
+    init_val: tp.Any,
+    bounds: tuple[tp.Any, ...] = (),
+    options: tuple[tp.Any, ...] = (),
+    test: tp.Callable[..., tp.Any] | None = None,
+) -> tp.Any:
+    """Run `while_loop` or `fori_loop`, all of whose arguments but the bounds are the carry.
+
+    Args:
+        name, modes, fun, init_val: the loop.
+        bounds: of the index, where they are arguments.
+        options: of `fori_loop`, see `_Loop`.
+        test: the condition of `while_loop`.
+    """
+    kind = LoopKind(name, modes.updates)
+
+    def step(inner: Inner, tree: tp.Any, *index: tp.Any) -> tp.Any:
+        call, result = inner.call, fun(*index, tree[0][-1])
+        captured = bool(index) and modes.updates
+        out = body_outputs(inner, result, structure=True, captured=captured)
+        pairs = paired_roots(
+            kind, call, out, call.template()[0][-1], template_of(out.definition.treedef)
+        )
+        roles = [Carry] * call.graphdef.num_leaves
+        out, slots = carried(kind, inner, out, pairs, roles, [Carry] * len(out.new))
+        return out, (slots, (Carry,) * len(out.values))
+
+    def run(call: CallDef, leaves: list[tp.Any]) -> Outputs:
+        roles = [None] * len(bounds) + [Carry] * (len(leaves) - len(bounds))
+        if test is None:
+            index = abstract(leaves[0] if bounds else 0)
+            return run_loop(name, call, leaves, roles, step, fun, options, index)
+        has_refs = any(map(is_ref, tree_leaves(leaves)))
+        trace_test = functools.partial(_trace_test, test, call)
+        return run_loop(name, call, leaves, roles, step, fun, (has_refs,), trace_test=trace_test)
+
+    def inputs() -> Inputs:
+        names = parameter_names(fun)[-1:] or ("carry",)
+        names = (*("lower", "upper")[: len(bounds)], *names)
+        args = (*bounds, loop_arguments(init_val, modes))
+        return Inputs.of_call(args, {}, names).in_mode(modes.graph, name)
+
+    return run_flow(name, inputs, run)
 
 
 def _trace_test(test: tp.Callable[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Body:
@@ -174,56 +295,6 @@ def _trace_test(test: tp.Callable[..., tp.Any], call: CallDef, leaves: list[tp.A
             f"{name_of(test)}."
         )
     return body
-
-
-class _Fori(tp.NamedTuple):
-    """The settings of `fori_loop`: see `LoopBody`; bounds, if they are known; how much to unroll."""
-
-    state: tuple[int, ...]
-    following: tuple[int, ...]
-    bounds: tuple[int, int] | None
-    unroll: int | bool | None
-
-
-def _fori_loop(
-    settings: _Fori, funs: list[tp.Callable[..., list[tp.Any]]], inputs: list[tp.Any]
-) -> list[tp.Any]:
-    (body,) = funs
-
-    def step(index: tp.Any, state: list[tp.Any]) -> list[tp.Any]:
-        out = body(*replaced(inputs, settings.state, state), index)
-        return [out[i] for i in settings.following]
-
-    start = [inputs[i] for i in settings.state]
-    lower, upper = settings.bounds or inputs[:2]
-    return jax.lax.fori_loop(lower, upper, step, start, unroll=settings.unroll)
-
-
-class _While(tp.NamedTuple):
-    """The settings of `while_loop`: see `LoopBody`; whether the carry contains references."""
-
-    state: tuple[int, ...]
-    following: tuple[int, ...]
-    has_refs: bool
-
-
-def _while_loop(
-    settings: _While, funs: list[tp.Callable[..., list[tp.Any]]], inputs: list[tp.Any]
-) -> list[tp.Any]:
-    body, test = funs
-
-    def proceed(state: list[tp.Any]) -> tp.Any:
-        return test(*replaced(inputs, settings.state, state))[0]
-
-    def step(state: list[tp.Any]) -> list[tp.Any]:
-        out = body(*replaced(inputs, settings.state, state))
-        return [out[i] for i in settings.following]
-
-    start = [inputs[i] for i in settings.state]
-    if not settings.has_refs:
-        return jax.lax.while_loop(proceed, step, start)
-    after = lambda pair: (proceed(new := step(pair[1])), new)
-    return jax.lax.while_loop(lambda pair: pair[0], after, (proceed(start), start))[1]
 
 
 def while_loop(
@@ -263,26 +334,7 @@ def while_loop(
     (True, 3)
     """
     modes = Modes.of(graph, graph_updates)
-    kind = LoopKind("while_loop", modes.updates)
-
-    def step(inner: Inner, tree: tp.Any) -> tuple[Outputs, Carried]:
-        return _carry_body(kind, inner, body_fun(tree[0][0]), captured=False)
-
-    def run(call: CallDef, leaves: list[tp.Any]) -> Outputs:
-        trace = lambda leaves: trace_body(call, step, leaves, user=body_fun)
-        loop = trace_loop(kind.name, call, leaves, [Carry] * len(leaves), trace)
-        bodies = [loop.body, _trace_test(cond_fun, call, loop.leaves)]
-        # JAX's condition sees references as they were before the loop
-        has_refs = any(map(is_ref, jax.tree_util.tree_leaves(leaves)))
-        settings = _While(loop.state, loop.following, has_refs)
-        inputs = jax.tree_util.tree_leaves(loop.leaves)
-        return loop.left(run_bodies(_while_loop, settings, bodies, inputs))
-
-    def inputs() -> Inputs:
-        args = (loop_arguments(init_val, modes),)
-        return Inputs.of_call(args, {}, _carry_name(body_fun)).in_mode(modes.graph, kind.name)
-
-    return run_flow(kind.name, inputs, run)
+    return _run_on_carry("while_loop", modes, body_fun, init_val, test=cond_fun)
 
 
 def fori_loop(
@@ -318,33 +370,9 @@ def fori_loop(
     6
     """
     bounds, unroll = _bounds(unwrapped_value(lower), unwrapped_value(upper)), as_integer(unroll)
-    known = tp.cast(tp.Any, bounds if all(type(bound) is int for bound in bounds) else None)
-    modes = Modes.of(graph, graph_updates)
-    kind, names = LoopKind("fori_loop", modes.updates), _carry_name(body_fun)
-
-    def step(inner: Inner, tree: tp.Any, i: tp.Any) -> tuple[Outputs, Carried]:
-        return _carry_body(kind, inner, body_fun(i, tree[0][-1]), captured=modes.updates)
-
-    def run(call: CallDef, leaves: list[tp.Any]) -> Outputs:
-        index = abstract(0 if known else leaves[0])
-        trace = lambda leaves: trace_body(call, step, leaves, index, user=body_fun)
-        roles = [None] * (0 if known else 2)
-        roles += [Carry] * (len(leaves) - len(roles))
-        loop = trace_loop(kind.name, call, leaves, roles, trace)
-        settings = _Fori(loop.state, loop.following, known, unroll)
-        inputs = jax.tree_util.tree_leaves(loop.leaves)
-        return loop.left(run_bodies(_fori_loop, settings, [loop.body], inputs))
-
-    def inputs() -> Inputs:
-        args = (*(() if known else bounds), loop_arguments(init_val, modes))
-        parameters = names if known else ("lower", "upper", *names)
-        return Inputs.of_call(args, {}, parameters).in_mode(modes.graph, kind.name)
-
-    return run_flow(kind.name, inputs, run)
-
-
-def _carry_name(body: tp.Any) -> tuple[str, ...]:
-    return parameter_names(body)[-1:] or ("carry",)
+    known = all(type(bound) is int for bound in bounds)
+    modes, options = Modes.of(graph, graph_updates), (bounds if known else None, unroll)
+    return _run_on_carry("fori_loop", modes, body_fun, init_val, () if known else bounds, options)
 
 
 def _bounds(*bounds: tp.Any) -> tuple[tp.Any, ...]:

@@ -10,111 +10,54 @@ import functools
 import typing as tp
 
 import jax
-import jax.numpy as jnp
 from jax.tree_util import tree_leaves
 
 from nnxlite._base.config import Modes
-from nnxlite._base.jax import abstract, as_integer
+from nnxlite._base.jax import as_integer
 from nnxlite.boundary._body import (
     LoopKind,
+    Slots,
     body_outputs,
     carried,
     is_random,
-    numbered,
     paired_roots,
-    trace_body,
     warn_of_streams,
 )
 from nnxlite.boundary._call_def import CallDef, Inner, template_of
-from nnxlite.boundary._labels import broadcast, labels, no_room, output_names, output_settings
-from nnxlite.boundary._operands import replaced
+from nnxlite.boundary._labels import output_settings, refuse_no_room
 from nnxlite.boundary._out import Outputs
-from nnxlite.boundary._prefixes import Carry, PrefixMapping, by_path, refuse_foreign_axes
-from nnxlite.transforms._arguments import (
-    check_arguments,
-    positional,
-    refuse_shared_result,
+from nnxlite.boundary._prefixes import (
+    Carry,
+    PrefixMapping,
+    by_path,
+    is_setting,
+    refuse_foreign_axes,
 )
-from nnxlite.transforms._flow import loop_arguments, run_flow
-from nnxlite.transforms._loops import Carried, trace_loop
-from nnxlite.transforms._mapped import remove_axis_names, with_axis_names
-from nnxlite.transforms._programs import run_bodies
+from nnxlite.transforms._arguments import refuse_shared_result
+from nnxlite.transforms._donation import R
+from nnxlite.transforms._loops import loop_arguments, run_flow, run_loop
+from nnxlite.transforms._map_errors import axis_complaint
+from nnxlite.transforms._mapping import (
+    argument_settings,
+    in_positions,
+    remove_axis_names,
+    with_axis_names,
+)
 from nnxlite.transforms._wrapper import (
     Decorator,
     Options,
     P,
-    R,
     Transform,
     decorated,
     inputs_in_mode,
     name_of,
+    program,
 )
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._metadata import PARTITION_NAME
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import ScanKeywords
-
-
-class _ScanProgram(tp.NamedTuple):
-    """The settings of JAX's loop, by positions among the arrays that the body is given and returns.
-
-    Attributes:
-        scanned: the arrays with an axis, and the axis.
-        state, following: see `LoopBody`.
-        stacked: the other outputs, and the axis of each in the result.
-        length, reverse, unroll, split_transpose: as for `jax.lax.scan`.
-    """
-
-    scanned: tuple[tuple[int, int], ...]
-    state: tuple[int, ...]
-    following: tuple[int, ...]
-    stacked: tuple[tuple[int, int], ...]
-    length: int | None
-    reverse: bool
-    unroll: int | bool
-    split_transpose: bool
-
-
-def _scan(
-    settings: _ScanProgram, funs: list[tp.Callable[..., list[tp.Any]]], inputs: list[tp.Any]
-) -> list[tp.Any]:
-    (body,) = funs
-    scanned = [i for i, _ in settings.scanned]
-
-    def step(state: list[tp.Any], slices: list[tp.Any]) -> tp.Any:
-        out = body(*replaced(replaced(inputs, settings.state, state), scanned, slices))
-        return [out[i] for i in settings.following], [out[i] for i, _ in settings.stacked]
-
-    final, stacked = jax.lax.scan(
-        step,
-        [inputs[i] for i in settings.state],
-        [_axis_moved(inputs[i], axis, 0) for i, axis in settings.scanned],
-        length=settings.length,
-        reverse=settings.reverse,
-        unroll=settings.unroll,
-        _split_transpose=settings.split_transpose,
-    )
-    return [*final, *[_axis_moved(x, 0, axis) for x, (_, axis) in zip(stacked, settings.stacked)]]
-
-
-def _axis_moved(x: tp.Any, source: int, target: int) -> tp.Any:
-    """An array with an axis moved."""
-    return x if source == target else jnp.moveaxis(x, source, target)
-
-
-def _roles(options: Options, call: CallDef, num_bound: int) -> tuple[list[tp.Any], list[tp.Any]]:
-    """What a scan does with each leaf, and each root: an axis, `Carry`, or None for a constant."""
-    args, kwargs = call.template()
-    settings: list[tp.Any] = [None] * len(tree_leaves(args[:num_bound]))
-    settings += broadcast(options.in_axes, args[num_bound:], "in_axes")
-    settings += [None] * len(tree_leaves(kwargs))
-    by_leaf = labels(call, settings, "in_axes")
-    if not options.modes.updates:  # writes carry over
-        for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes, call.num_arrays):
-            if by_leaf[leaf] is None and node >= 0:
-                by_leaf[leaf] = Carry
-    return by_leaf, [settings[i] for i in call.where]
 
 
 def _carry_part(axes: tp.Any, parts: tp.Any, whole: bool = False) -> tp.Any:
@@ -128,17 +71,13 @@ def _carry_part(axes: tp.Any, parts: tp.Any, whole: bool = False) -> tp.Any:
 def _run_scan(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
     bound, axes = t.bound, t.options.in_axes
     wanted = len(axes) if isinstance(axes, tuple) else int(axes is Carry)
-    if kwargs or len(args) < wanted:
-        args, kwargs = positional(bound.fun, args, kwargs, wanted, bound, True)
-    if wanted and len(args) != wanted:
-        every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
-        check_arguments("scan", bound.fun, every, keywords)
-        if axes is Carry:
-            raise ValueError(
-                f"scan({name_of(bound.fun)}): with in_axes=Carry the one argument is the carry, "
-                f"got {len(args)} arguments. Carry them as one pytree, or give each its axis, "
-                "such as in_axes=(nnx.Carry, None)."
-            )
+    args, kwargs = in_positions(t, args, kwargs, wanted, kwargs or len(args) < wanted)
+    if axes is Carry and len(args) != 1:
+        raise ValueError(
+            f"scan({name_of(bound.fun)}): with in_axes=Carry the one argument is the carry, "
+            f"got {len(args)} arguments. Carry them as one pytree, or give each its axis, "
+            "such as in_axes=(nnx.Carry, None)."
+        )
     args, kwargs = loop_arguments((args, kwargs), t.options.modes)
     inputs = inputs_in_mode(bound, args, kwargs, t.options)
     return run_flow("scan", lambda: inputs, functools.partial(_run, t))
@@ -147,32 +86,25 @@ def _run_scan(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any
 def _run(t: Transform[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Outputs:
     """Trace the body, and run the loop."""
     options = t.options
-    roles, roots = _roles(options, call, len(t.bound.args))
-    scanned = [i for i, role in enumerate(roles) if role is not None and role is not Carry]
-    check_length(call, leaves, roles, scanned, options.length)
-    slice_of = lambda x, axis: jax.tree_util.tree_map(functools.partial(abstract, axis=axis), x)
-    slices = [slice_of(leaves[i], roles[i]) for i in scanned]
+    roles, roots = argument_settings(call, t.bound, options.in_axes, "in_axes")
+    if not options.modes.updates:  # writes carry over
+        for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes, call.num_arrays):
+            if roles[leaf] is None and node >= 0:
+                roles[leaf] = Carry
+    is_scanned = any(isinstance(role, int) for role in roles)
+    names = [leaf.text() for leaf in call.leaves()]
+    complaint = axis_complaint(names, leaves, roles, options.length, "length")
+    if complaint is not None:
+        raise ValueError(f"scan({name_of(t.bound.fun)}): {complaint}")
+    # The length of the arrays may be symbolic.
+    given = (("length", None if is_scanned else options.length), *options.jax_options)
     step = functools.partial(_step, t, roles=call.by_side(roles)[1], roots=roots)
-    trace = lambda leaves: trace_body(call, step, leaves, user=t.bound.fun)
-    loop = trace_loop("scan", call, replaced(leaves, scanned, slices), roles, trace)
-    numbers = numbered(leaves)
-    settings = _ScanProgram(
-        tuple((n, roles[i]) for i in scanned for n in tree_leaves(numbers[i])),
-        loop.state,
-        loop.following,
-        loop.others,
-        None if scanned else options.length,  # that of the arrays may be symbolic
-        options.reverse,
-        options.unroll[1],
-        options.split_transpose,
-    )
-    whole = replaced(loop.leaves, scanned, [leaves[i] for i in scanned])
-    return loop.left(run_bodies(_scan, settings, [loop.body], tree_leaves(whole)))
+    return run_loop("scan", call, leaves, roles, step, t.bound.fun, given)
 
 
 def _step(
     t: Transform[..., tp.Any], inner: Inner, tree: tp.Any, roles: list[tp.Any], roots: list[tp.Any]
-) -> tuple[Outputs, Carried]:
+) -> tuple[Outputs, tuple[Slots, tuple[tp.Any, ...]]]:
     """One iteration, with what leaves it.
 
     Args:
@@ -182,8 +114,7 @@ def _step(
     """
     options, fun, call = t.options, t.bound.fun, inner.call
     name, axis_names = f"scan({name_of(fun)})", dict(options.axis_names)
-    if axis_names:
-        remove_axis_names(inner, roles, axis_names)
+    remove_axis_names(inner, roles, axis_names)
     result = fun(*tree[0], **tree[1])
     refuse_shared_result(result, "scan", options.modes.graph)
     out = body_outputs(inner, result, structure=True)
@@ -197,12 +128,9 @@ def _step(
     out, slots = carried(loop, inner, out, pairs, roles, of_new)
     written = [roles[leaf] for leaf in out.definition.written]
     every = [*of_result, *written, *of_new[: len(out.new)]]
-    for number, (axis, value) in enumerate(zip(every, out.values)):
-        if no_room(axis, value, ""):
-            output = output_names(call, out.definition)[number]
-            raise ValueError(f"{name}: {no_room(axis, value, output)}")
+    refuse_no_room(name, call, out, every)
     out = with_axis_names(inner, out, roles, of_new, axis_names)
-    return out, Carried(slots, tuple(every))
+    return out, (slots, tuple(every))
 
 
 def _without_constants(
@@ -218,7 +146,7 @@ def _without_constants(
         warn_of_streams(
             call,
             constants,
-            vars(t).setdefault("_warned", set()),  # of these streams
+            program(t, "warned", set),  # of these streams
             f"is broadcast under {name}: every iteration draws the same keys",
             "Carry its count, with nnx.StateAxes({nnx.RngCount: nnx.Carry, ...: None}), or "
             "give each iteration a key of its own with nnx.split_rngs(splits=...) and an axis.",
@@ -236,29 +164,24 @@ def _without_constants(
 
 def check_prefixes(in_axes: tp.Any, out_axes: tp.Any) -> None:
     """Raise ValueError for an invalid use of Carry."""
+    counts: list[int] = []
     for axes in (in_axes, out_axes):
         parts = axes if isinstance(axes, tuple) else (axes,)
+        counts.append(parts.count(Carry))
         for part in parts:
-            inside = jax.tree_util.tree_leaves(
-                part, is_leaf=lambda x: x is None or isinstance(x, PrefixMapping)
-            )
-            if part is not Carry and any(setting is Carry for setting in inside):
+            inside = tree_leaves(part, is_leaf=is_setting)
+            if part is not Carry and Carry in inside:
                 raise ValueError(
                     f"Carry must be at the top level, it cannot be nested. Found axes={axes!r}. "
                     "Make the carry one argument (any pytree)."
                 )
-
     _check_results(out_axes)
-
-    def count(axes: tp.Any) -> int:
-        return (axes if isinstance(axes, tuple) else (axes,)).count(Carry)
-
-    if bool(count(in_axes)) != bool(count(out_axes)):
+    if bool(counts[0]) != bool(counts[1]):
         raise ValueError(
             "If one of in_axes or out_axes has Carry, the other must also have Carry. Got "
             f"in_axes={in_axes!r} and out_axes={out_axes!r}."
         )
-    if count(in_axes) > 1 or count(out_axes) > 1:
+    if max(counts) > 1:
         raise ValueError(
             f"Found multiple Carry definitions in in_axes={in_axes!r} or out_axes={out_axes!r}. "
             "Make the carries one pytree."
@@ -280,52 +203,6 @@ def _check_results(out_axes: tp.Any) -> None:
                     f"Cannot {word} output state. Got {shown} at: out_axes{where}. Every result of "
                     "an iteration needs an axis, or is the carry as a whole."
                 )
-
-
-def check_length(
-    call: CallDef,
-    leaves: tp.Sequence[tp.Any],
-    axes: tp.Sequence[tp.Any],
-    scanned: tp.Sequence[int],
-    length: int | None,
-) -> None:
-    """Raise ValueError where sizes and `length` disagree, or there are neither.
-
-    Args:
-        call, leaves: the arguments.
-        axes: of each leaf.
-        scanned: which leaves have one.
-        length: as given to `scan`.
-    """
-    sizes: dict[int, str] = {}
-    names = call.leaves()
-    for leaf in scanned:
-        name, axis = names[leaf].text(), axes[leaf]
-        for part in jax.tree_util.tree_leaves(leaves[leaf]):
-            shape = jax.typeof(part).shape
-            if not -len(shape) <= axis < len(shape):
-                raise ValueError(
-                    f"scan: the value at '{name}' has shape {shape} and no axis {axis} to "
-                    "scan over. Give its axis in in_axes, None for a constant, or Carry."
-                )
-            sizes.setdefault(shape[axis], name)
-    if length is not None and any(size != length for size in sizes):
-        raise ValueError(
-            f"scan got `length` argument of {length} which disagrees with leading axis "
-            f"sizes {list(sizes)} (at {', '.join(map(repr, sizes.values()))}). Leave `length` out, "
-            "or scan over axes of that size."
-        )
-    if len(sizes) > 1:
-        parts = [f"{size} at '{name}'" for size, name in sizes.items()]
-        raise ValueError(
-            f"scan got values with different axis sizes: {', '.join(parts)}. Give all the same "
-            "size, or None to what is the same in every iteration."
-        )
-    if not sizes and length is None:
-        raise ValueError(
-            "scan got no values to scan over and `length` not provided. Pass length, or an "
-            "axis for an argument in in_axes."
-        )
 
 
 @tp.overload
@@ -402,9 +279,12 @@ def scan(
         Modes.of(graph, graph_updates),
         _run_scan,
         length=as_integer(length),
-        reverse=reverse,
-        unroll=(type(unroll), unroll),  # with the type, since True equals 1
-        split_transpose=_split_transpose,
+        jax_options=(
+            ("reverse", reverse),
+            ("unroll", unroll),
+            ("_split_transpose", _split_transpose),
+        ),
+        unroll_type=type(unroll),  # since True equals 1
         in_axes=in_axes,
         out_axes=out_axes,
         axis_names=tuple(transform_metadata.items())

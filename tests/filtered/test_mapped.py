@@ -142,7 +142,11 @@ def test_pmap_donates_what_is_mapped(donate):
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda: nnx.filter_vmap(ADD)(1, 2), ValueError, "no leaf of the arguments is mapped"),
+        (
+            lambda: nnx.filter_vmap(ADD)(1, 2),
+            ValueError,
+            "no values to map over and `axis_size` not",
+        ),
         (
             lambda: nnx.filter_vmap(ADD)(jnp.ones(2), jnp.ones(3)),
             ValueError,
@@ -151,7 +155,7 @@ def test_pmap_donates_what_is_mapped(donate):
         (
             lambda: nnx.filter_vmap(ADD, in_axes=(0, 0))(jnp.ones(2), "a"),
             TypeError,
-            "in_axes: the leaf at 'y' must be traced, but str 'a' is neither an array",
+            "cannot interpret argument 'y' as an array, it is of type 'str'",
         ),
         (lambda: nnx.filter_vmap(ADD, in_axes=(0,))(1, 2), ValueError, "1 entries for 2 posit"),
         (lambda: nnx.filter_vmap(ADD, args=(0, 0, 0))(1, 2), ValueError, "for 3 arguments"),
@@ -168,17 +172,17 @@ def test_pmap_donates_what_is_mapped(donate):
         (
             lambda: nnx.filter_vmap(lambda x: {"a": [1.0, x]}, out_axes=None)(jnp.ones(2)),
             ValueError,
-            "out_axes: the leaf at 'result.a.1' has the axis None, and its value differs",
+            "output was batched: the result 'a.1' has axis None, and its value differs",
         ),
         (
             lambda: nnx.filter_vmap(write, in_axes=(None, 0))(nnx.Dict(n=nnx.Param(0.0)), ONES),
             ValueError,
-            "out_axes: the leaf at 'model.n' has the axis None, and its value differs",
+            "output was batched: the value at 'model.n' has axis None, and its value differs",
         ),
         (
             lambda: nnx.filter_vmap(nnx.Param, out_axes=None)(ONES),
             ValueError,
-            "out_axes: the leaf at 'result' has the axis None, and its value differs",
+            "output was batched: the new Variable 'result' has axis None, and its value differs",
         ),
         (
             lambda: nnx.filter_vmap(lambda x: [x], out_axes=[lambda x: "a"])(ONES),
@@ -219,7 +223,7 @@ def test_pmap_donates_what_is_mapped(donate):
         (
             lambda: nnx.filter_pmap(lambda x: x, axis_size=2)(jnp.ones(3)),
             ValueError,
-            "sizes for array axes to be mapped: 2 at 'axis_size', 3 at 'x'",
+            "`axis_size` argument of 2 which disagrees with leading axis sizes [3] (3 at 'x')",
         ),
     ],
 )

@@ -563,15 +563,15 @@ BAD = [
     refused("constant written", r"the body writes 'c.n', which is broadcast \(axis None\): the "
             r"writes of the iterations would be lost. Carry it, .*or give it an axis",
             writes_constant, args=(Foo(),), carry=XS, in_axes=(0, None), out_axes=0),
-    refused("sizes", r"different axis sizes: 3 at 'x', 4 at 'y'\. Give all the same size, or None",
+    refused("sizes", r"inconsistent sizes .*: 3 at 'x', 4 at 'y'\. Give all the same size, or None",
             lambda c, x, y: (c, x), args=(XS, jnp.ones(4)), in_axes=(CARRY, 0, 0)),
     refused("length", r"`length` argument of 5 which disagrees with leading axis sizes \[3\] "
-            r"\(at 'x'\)\. Leave `length` out", count, length=5),
+            r"\(3 at 'x'\)\. Leave `length` out", count, length=5),
     refused("no length", r"no values to scan over and `length` not provided\. Pass length",
             count, in_axes=(CARRY, None)),
-    refused("no such axis", r"the value at 'x' has shape \(3,\) and no axis 1 to scan over\. Give "
-            "its axis in in_axes, None for a constant, or Carry", count, in_axes=(CARRY, 1)),
-    refused("no such axis of an object", r"the value at 'c.n' has shape \(\) and no axis 0", count,
+    refused("no such axis", r"axis 1 of 'x', .* its shape is \(3,\)\. Give it another axis, or None",
+            count, in_axes=(CARRY, 1)),
+    refused("no such axis of an object", r"axis 0 of 'c.n', .* but its shape is \(\)", count,
             in_axes=(0, CARRY), out_axes=(0, CARRY)),
     refused("no room", r"scan\(count\): axis 2 of the result '1' is out of bounds: each slice of it "
             r"has shape \(\)\. Give it another axis, in out_axes", count, out_axes=(CARRY, 2)),

@@ -1,0 +1,380 @@
+"""The mapping of a function over slices, for every transform that maps one.
+
+Each leaf of the arguments has a setting: an axis, or a partition spec.  JAX needs those of the outputs
+before it calls the function, and what the function writes is known only afterwards.  So outputs leave in
+groups, one for each setting that one may have; which leaf is in which group crosses as static data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.errors import JaxRuntimeError
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from nnxlite._base.config import UNNAMED_AXES
+from nnxlite._base.jax import is_tracing
+from nnxlite.boundary._body import warn_of_streams, with_arrays
+from nnxlite.boundary._call_def import CallDef, Inner, enter
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._labels import (
+    broadcast,
+    labels,
+    output_names,
+    output_settings,
+    refuse_no_room,
+)
+from nnxlite.boundary._leave import leave
+from nnxlite.boundary._operands import Partition
+from nnxlite.boundary._out import Fixed, OutDef, Outputs, pick, replay, write_leaves
+from nnxlite.boundary._refusals import refuse_foreign_outputs
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.transforms._arguments import check_arguments, positional, refuse_shared_result
+from nnxlite.transforms._donation import refuse_shared_buffers, run_donating
+from nnxlite.transforms._finish import has_several_cpus, raise_failed, wait_in_turn
+from nnxlite.transforms._map_errors import explained, marks_errors, passed_through
+from nnxlite.transforms._wrapper import Transform, Unbound, name_of, program, weakly
+from nnxlite.variables._definition import VariableDef
+from nnxlite.variables._metadata import add_axis, add_unnamed_axis, remove_axis
+from nnxlite.variables._variable import Variable
+
+RUN = inspect.signature(lambda leaves, donated=(), size=(): None)
+
+
+class Layout(tp.NamedTuple):
+    """The layout of outputs in groups, without their values.
+
+    Attributes:
+        definition: what leaves.
+        partition: the group of each output: a setting.
+        axes: their settings, where the group is not that setting: the axis is then in front.
+    """
+
+    definition: OutDef
+    partition: Partition
+    axes: tuple[tp.Any, ...]
+
+    def outputs(self, groups: tp.Sequence[tp.Sequence[tp.Any]]) -> Outputs:
+        """The outputs, from their groups."""
+        values = self.partition.join(*groups)
+        if self.axes != self.partition.labels:
+            moved = zip(values, self.axes, self.partition.labels)
+            values = [x if axis == at else jnp.moveaxis(x, at, axis) for x, axis, at in moved]
+        return Outputs(self.definition, values)
+
+    def names(self, call: CallDef) -> list[str]:
+        """The names of the outputs."""
+        names = output_names(call, self.definition)
+        if self.definition.static is None:
+            return names
+        treedef, static = self.definition.static
+        each = zip(names, treedef.children())
+        return static.split([name for name, value in each for _ in range(value.num_leaves)])
+
+
+class Program:
+    """A mapping of one function over arguments of one structure; it refers weakly to the function.
+
+    Args:
+        mapped: the function under the mapping.
+        call: the arguments.
+        settings: of each of their leaves.
+        roots: of each of their roots.
+        donated: whether each leaf is donated; None if none can be.
+
+    Attributes:
+        values: the setting of each leaf of the graph.
+        name: of the transform and its function.
+        mapped: JAX's transform of the function, between leaves.
+        last: the layout of its outputs in the last trace.
+        warned: random streams that the user was warned of.
+    """
+
+    def __init__(
+        self,
+        mapped: Transform[..., tp.Any],
+        call: CallDef,
+        settings: list[tp.Any],
+        roots: list[tp.Any],
+        donated: tuple[bool, ...] | None = None,
+    ) -> None:
+        self.name, self._fun = repr(mapped), weakly(mapped.bound.fun)
+        self.call, self.warned = call, program(mapped, "warned", set)
+        options = self.options = mapped.options
+        self._waits = options.make is not jax.vmap and has_several_cpus()  # see `_finish`
+        self.last: Layout | None = None
+        self.settings, self.roots, in_axes = settings, roots, tuple[tp.Any, ...]((settings,))
+        leaves = [leaf.graph_leaf for leaf in call.leaves()]
+        of_leaf = dict(zip(leaves, settings))
+        self.values = [of_leaf.get(leaf) for leaf in range(call.graphdef.num_leaves)]
+        self.division, self._gone = None, list[int]()
+        if donated is not None:
+            self.division = Partition(donated, (False, True))
+            self._gone = [n for n, gone in zip(leaves, donated) if gone and n is not None]
+            in_axes = (*self.division.split(settings), 0)
+        run = functools.partial(self._run)  # which takes a name and a signature
+        run.__name__ = name_of(mapped.__wrapped__)  # type: ignore[attr-defined]
+        run.__signature__ = RUN  # type: ignore[attr-defined]  # which JAX asks for, and takes long
+        out_axes = None, options.order  # of the static data, and of each group
+        self.mapped = options.make(run, in_axes=in_axes, out_axes=out_axes, **options.jax_options)
+
+    def groups(self, leaves: list[tp.Any]) -> tuple[tp.Any, ...]:
+        """What JAX's function takes: the leaves of the arguments, which may be donated.
+
+        Raises ValueError where one buffer would be donated twice, or donated and read.
+        """
+        if self.division is None:
+            return (leaves,)
+        texts = lambda: [f"'{leaf.text()}'" for leaf in self.call.leaves()]
+        refuse_shared_buffers(self.name, leaves, self.division.positions[1], texts)
+        size = self.options.jax_options["axis_size"]  # which JAX finds in an argument
+        return *self.division.split(leaves), [] if size is None else [np.zeros(size, bool)]
+
+    def run(self, inputs: Inputs, groups: tuple[tp.Any, ...], mapped: tp.Any) -> tp.Any:
+        """Call JAX's function, or what it was compiled to, and write back what changed."""
+        finish = lambda out: self._finish(inputs, *out)
+        try:
+            if self.division is None:
+                return finish(mapped(*groups))
+            named = lambda: ((leaf.text(), x) for leaf, x in zip(self.call.leaves(), inputs.leaves))
+            return run_donating(mapped, groups, finish, named)
+        except (TypeError, ValueError, IndexError) as error:
+            if passed_through(error):
+                raise  # by the function itself, or by this library
+            raise explained(self, error, inputs) from None
+        except JaxRuntimeError as error:
+            raise_failed(error)
+            raise
+
+    @marks_errors
+    def _finish(self, inputs: Inputs, layout: Fixed, groups: tp.Any) -> tp.Any:
+        if self.options.by_leaf is not None:  # JAX gives back NumPy arrays that pass through
+            groups = [*map(jnp.asarray, groups[0])], groups[1]
+        outputs = layout.value.outputs(groups)
+        self._move_what_was_read(inputs, groups, outputs.definition.written)
+        if self._waits:
+            wait_in_turn(groups)
+        return replay(inputs, outputs)
+
+    def _move_what_was_read(
+        self, inputs: Inputs, groups: tp.Any, written: tp.Container[int]
+    ) -> None:
+        """Keep arrays that were only read where they were moved, for the next call."""
+        mesh = self.options.jax_options.get("mesh")
+        if self.options.name == "pmap":  # which makes the mesh
+            shardings = [getattr(x, "sharding", None) for x in jax.tree_util.tree_leaves(groups)]
+            mesh = next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
+        if not isinstance(mesh, Mesh) or is_tracing() or not self.options.modes.updates:
+            return
+        moved: dict[int, jax.Array] = {}
+        for leaf, (value, setting) in enumerate(zip(inputs.values, self.values)):
+            if leaf not in written and isinstance(value, jax.Array | np.ndarray):
+                sharding = _sharding(mesh, setting)
+                if getattr(value, "sharding", None) != sharding:
+                    moved[leaf] = jax.device_put(value, sharding)
+        write_leaves(inputs, moved)
+
+    @marks_errors
+    def _run(
+        self, leaves: list[tp.Any], donated: tp.Sequence[tp.Any] = (), size: tp.Any = ()
+    ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
+        options, call = self.options, self.call
+        if self.division is not None:
+            leaves = self.division.join(leaves, donated)
+        (args, kwargs), inner = enter(call, leaves)
+        names = options.metadata
+        remove_axis_names(inner, self.values, names)
+        result = self._fun()(*args, **kwargs)
+        refuse_shared_result(result, options.name, options.modes.graph)
+        out = leave(inner, result, structure=options.modes.updates, all_written=self._gone)
+        out = with_arrays(inner, out)
+        if options.by_leaf is None:
+            refuse_foreign_outputs(call, out, self.name)
+        settings = output_settings(
+            call,
+            out,
+            self.values,
+            self.roots,
+            options.out_prefix,
+            options.out_name,
+            options.default,
+            _as_it_is if options.meaning is None else options.meaning(inner, out),
+        )
+        out = with_axis_names(inner, out, self.values, out.definition.split(settings)[2], names)
+        whole = [i for i in out.definition.written if _is_whole(self.values[i])]
+        self._warn_of_streams(whole)
+        refuse_no_room(self.name, call, out, settings)
+        if options.by_leaf is not None:
+            out, settings = options.by_leaf(call, out, settings)
+        labels = tuple([axis if axis in options.order else 0 for axis in settings])
+        layout = Layout(out.definition, Partition(labels, options.order), tuple(settings))
+        self.last = layout
+        return Fixed(layout), layout.partition.split(out.values)
+
+    def _warn_of_streams(self, written: list[int]) -> None:
+        """Warn of the streams that draw alike, given the leaves that were written and are whole."""
+        what = f"is broadcast under {self.name}: every slice draws the same keys"
+        remedy = (
+            "Give each slice its own with nnx.split_rngs(splits=...) and an axis for "
+            f"nnx.RngState in {self.options.in_name}."
+        )
+        if self.options.name == "shard_map":
+            if _num_shards(self.options.jax_options) == 1:
+                return
+            what = f"is replicated under {self.name}: every device draws the same keys"
+            remedy = (
+                "Where devices should draw different ones, pass a key that was drawn before the "
+                "call, and mix jax.lax.axis_index into it with jax.random.fold_in."
+            )
+        warn_of_streams(self.call, written, self.warned, what, remedy)
+
+
+def _num_shards(given: tp.Mapping[str, tp.Any]) -> int:
+    """How many shards `shard_map` runs a function on, given its options; called inside of it."""
+    mesh = given["mesh"]
+    if mesh is None:
+        mesh = jax.sharding.get_abstract_mesh()
+    names = given.get("axis_names") or mesh.axis_names
+    return math.prod(mesh.shape[name] for name in names)
+
+
+def _as_it_is(setting: tp.Any, *_: tp.Any) -> tp.Any:
+    return setting
+
+
+def _is_whole(setting: tp.Any) -> bool:
+    """Whether an axis, or a spec, gives each slice or device the whole of an array."""
+    return setting is None or (isinstance(setting, PartitionSpec) and not any(setting))
+
+
+def in_positions(
+    mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any, wanted: int, moves: tp.Any
+) -> tuple[tp.Any, tp.Any]:
+    """The arguments of a call at the positions for which there are settings.
+
+    Args:
+        mapped, args, kwargs: the call.
+        wanted: for how many positions there are settings.
+        moves: whether arguments by keyword move to their positions, and defaults fill these.
+
+    Raises TypeError where the function cannot be called with these arguments.
+    """
+    bound = mapped.bound
+    if moves:
+        args, kwargs = positional(bound.fun, args, kwargs, wanted, bound, True)
+    if wanted and len(args) != wanted:
+        every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
+        check_arguments(mapped.name, bound.fun, every, keywords)
+    return args, kwargs
+
+
+def argument_settings(
+    call: CallDef,
+    bound: Unbound,
+    prefix: tp.Any,
+    what: str,
+    constant: tp.Any = None,
+    default: tp.Any = None,
+) -> tuple[list[tp.Any], list[tp.Any]]:
+    """The setting of each leaf, and of each root, of the arguments of a call.
+
+    Args:
+        call, bound: the arguments, and the function, whose own ones are constant.
+        prefix, what: the settings of positional arguments.
+        constant: the setting that means the same as None.
+        default: that of keyword arguments.
+    """
+    args, kwargs = call.template()
+    count = lambda tree: len(jax.tree_util.tree_leaves(tree))
+    own = len(bound.args)
+    settings = [constant] * count(args[:own])
+    prefix = tuple(prefix) if isinstance(prefix, list) else prefix
+    settings += [constant if s is None else s for s in broadcast(prefix, args[own:], what)]
+    for name in sorted(kwargs):
+        settings += [constant if name in bound.kwargs else default] * count(kwargs[name])
+    return labels(call, settings, what), [settings[i] for i in call.where]
+
+
+@functools.lru_cache(maxsize=256)
+def _sharding(mesh: Mesh, setting: tp.Any) -> NamedSharding:
+    """The sharding on a mesh of an array with a spec, or an axis."""
+    if isinstance(setting, int):
+        setting = PartitionSpec(*[None] * setting, *mesh.axis_names)
+    return NamedSharding(mesh, setting or PartitionSpec())
+
+
+def _from_front(axis: int, slice_: tp.Any) -> int:
+    """The non-negative number of an axis of a whole array, given a slice of it."""
+    rank = getattr(slice_, "ndim", None)
+    return axis if axis >= 0 or rank is None else axis + rank + 1
+
+
+def _mapped_variables(
+    inner: Inner, settings: list[tp.Any]
+) -> tp.Iterator[tuple[Variable[tp.Any], int, tp.Any]]:
+    """The Variables of the arguments that have an axis, with the axis, and the value of a slice."""
+    for leaf, node in enumerate(inner.call.graphdef.decoded.leaf_nodes):
+        variable = inner.nodes[node] if node >= 0 else None
+        if isinstance(variable, Variable) and isinstance(settings[leaf], int):
+            yield variable, settings[leaf], inner.values[leaf]
+
+
+def remove_axis_names(
+    inner: Inner, value_settings: list[tp.Any], names: tp.Mapping[str, tp.Any]
+) -> None:
+    """Remove the mapped axis from the annotations of Variables, which inside are slices."""
+    for variable, axis, value in _mapped_variables(inner, value_settings) if names else ():
+        remove_axis(variable, _from_front(axis, value), names)
+
+
+def with_axis_names(
+    inner: Inner,
+    out: Outputs,
+    value_settings: list[tp.Any],
+    new_settings: list[tp.Any],
+    names: tp.Mapping[str, tp.Any],
+) -> Outputs:
+    """Outputs whose Variables' annotations have the mapped axis again.
+
+    Without a name for it, new Variables get None there, as the annotation would be short of an axis
+    otherwise. An annotation that was copied from an argument has the axis already.
+    """
+    left = out.definition
+    if not left.restructures:
+        return out
+    shape_of = lambda value: getattr(value, "shape", None)
+    copies = [
+        (variable.sharding_names, shape_of(value))
+        for variable, _, value in _mapped_variables(inner, value_settings)
+        if variable.sharding_names is not None
+    ]
+    annotated = UNNAMED_AXES.get()
+    decoded, tokens = left.graphdef.decoded, list(left.graphdef.tokens)
+    came_in = inner.call.graphdef.decoded.node_defs
+    kinds: list[tuple[int, VariableDef]] = []
+    for node, definition in enumerate(decoded.node_defs):
+        if not isinstance(definition, VariableDef):
+            continue
+        source, old = left.sources[decoded.node_leaves[node]], left.origin[node]
+        axis = pick(source, value_settings, new_settings)
+        if isinstance(axis, int) and (
+            names or (annotated and "out_sharding" in definition.metadata)
+        ):
+            carrier = definition.type.from_metadata(None, definition.metadata)
+            slice_ = pick(source, inner.values, out.new)
+            if names:
+                add_axis(carrier, _from_front(axis, slice_), names)
+            elif old is None and (carrier.sharding_names, shape_of(slice_)) not in copies:
+                add_unnamed_axis(carrier, _from_front(axis, slice_), getattr(slice_, "ndim", 0))
+            definition = tokens[decoded.node_tokens[node]] = carrier._box.definition
+        if old is not None and definition is not came_in[old]:
+            kinds.append((old, definition))
+    graphdef: GraphDef[tp.Any] = GraphDef(tokens, left.graphdef.num_roots)
+    return out._replace(definition=dataclasses.replace(left, graphdef=graphdef, kinds=tuple(kinds)))
