@@ -41,7 +41,7 @@ from nnxlite.transforms._finish import (
     raise_failed,
     wait_in_turn,
 )
-from nnxlite.transforms._map_errors import marks_errors
+from nnxlite.transforms._mapping import marks_errors
 from nnxlite.transforms._placement import Placement, stay_in_place
 from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._stages import Lowered, Staged, Traced, other_structure

@@ -19,7 +19,7 @@ from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import leaf_shardings, output_settings
 from nnxlite.boundary._out import Outputs
-from nnxlite.transforms._map_errors import passed_through
+from nnxlite.transforms._mapping import passed_through
 from nnxlite.variables._metadata import PLACEMENT
 
 CALLS_PER_PLACEMENT = 64

@@ -36,9 +36,9 @@ from nnxlite.boundary._prefixes import (
 from nnxlite.transforms._arguments import refuse_shared_result
 from nnxlite.transforms._donation import R
 from nnxlite.transforms._loops import loop_arguments, run_flow, run_loop
-from nnxlite.transforms._map_errors import axis_complaint
 from nnxlite.transforms._mapping import (
     argument_settings,
+    axis_complaint,
     in_positions,
     remove_axis_names,
     with_axis_names,
