@@ -51,7 +51,6 @@ from nnxlite.transforms._wrapper import (
     decorated,
     inputs_in_mode,
     name_of,
-    program,
 )
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._metadata import PARTITION_NAME
@@ -146,7 +145,7 @@ def _without_constants(
         warn_of_streams(
             call,
             constants,
-            program(t, "warned", set),  # of these streams
+            vars(t).setdefault("_warned", set()),  # of these streams
             f"is broadcast under {name}: every iteration draws the same keys",
             "Carry its count, with nnx.StateAxes({nnx.RngCount: nnx.Carry, ...: None}), or "
             "give each iteration a key of its own with nnx.split_rngs(splits=...) and an axis.",
