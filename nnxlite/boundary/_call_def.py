@@ -6,6 +6,7 @@ new objects from it and the leaves that crossed.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import typing as tp
 
@@ -75,33 +76,21 @@ Structure: tp.TypeAlias = PyTreeDef | tuple[()]
 """Of the values of a graph's leaves; `FLAT` if each is one leaf (treedefs do not compare with None)."""
 
 
+@dataclasses.dataclass(frozen=True)
 class StaticLeaves:
     """Leaves of some arguments that are part of the key of the call; equal where their keys are.
 
     Attributes:
         numbers: of these leaves among all of the arguments, in order.
+        keys: the static key of each value.
         values: of these leaves.
-        key: the numbers, and the static key of each value.
         exact: whether equal ones are interchangeable; else the call that has these is an `OwnCall`.
     """
 
-    __slots__ = ("exact", "key", "numbers", "values")
-
-    def __init__(
-        self,
-        numbers: tuple[int, ...],
-        values: tp.Sequence[tp.Any],
-        keys: tuple[tp.Any, ...],
-        exact: bool,
-    ) -> None:
-        self.numbers, self.values, self.exact = numbers, values, exact
-        self.key = numbers, keys
-
-    def __eq__(self, other: tp.Any) -> bool:
-        return type(other) is StaticLeaves and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+    numbers: tuple[int, ...]
+    keys: tuple[tp.Any, ...]
+    values: tp.Sequence[tp.Any] = dataclasses.field(compare=False)
+    exact: bool = dataclasses.field(compare=False)
 
     def split(self, leaves: tp.Sequence[T]) -> list[T]:
         """Something for each of the other leaves, from a list for all."""
@@ -141,7 +130,7 @@ def static_leaves(
             raise refuse(number)
         else:
             keys.append(ById(value))
-    return StaticLeaves(numbers, [leaves[number] for number in numbers], tuple(keys), exact)
+    return StaticLeaves(numbers, tuple(keys), [leaves[number] for number in numbers], exact)
 
 
 class CallDef:
