@@ -82,14 +82,14 @@ class StaticLeaves:
 
     Attributes:
         numbers: of these leaves among all of the arguments, in order.
-        keys: the static key of each value.
         values: of these leaves.
+        keys: the static key of each value.
         exact: whether equal ones are interchangeable; else the call that has these is an `OwnCall`.
     """
 
     numbers: tuple[int, ...]
-    keys: tuple[tp.Any, ...]
     values: tp.Sequence[tp.Any] = dataclasses.field(compare=False)
+    keys: tuple[tp.Any, ...]
     exact: bool = dataclasses.field(compare=False)
 
     def split(self, leaves: tp.Sequence[T]) -> list[T]:
@@ -130,7 +130,7 @@ def static_leaves(
             raise refuse(number)
         else:
             keys.append(ById(value))
-    return StaticLeaves(numbers, tuple(keys), [leaves[number] for number in numbers], exact)
+    return StaticLeaves(numbers, [leaves[number] for number in numbers], tuple(keys), exact)
 
 
 class CallDef:

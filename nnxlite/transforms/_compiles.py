@@ -122,7 +122,7 @@ def _static_leaves(trace: Trace) -> dict[str, tuple[tp.Any, tp.Any]]:
         return {}
     leaves = call.all_leaves
     names = leaf_names(call, [leaves[number] for number in call.static.numbers])
-    return dict(zip(names, zip(call.static.key[1], call.static.values)))
+    return dict(zip(names, zip(call.static.keys, call.static.values)))
 
 
 def _statics(before: Trace, after: Trace) -> tp.Iterator[str]:
