@@ -284,11 +284,15 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
         values = outputs.whole()
     if definition.restructures:
         return _replay_graph(inputs, definition.of_call(inputs.graphdef), values)
-    first, written = definition.num_arrays, definition.written
-    nodes = inputs.nodes() if definition.where else ()
-    result = definition.result(values[:first], [nodes[old] for old in definition.known_roots()])
-    if written:
-        _write(inputs, written, values[first:])
+    first = definition.num_arrays
+    if definition.where:
+        nodes = inputs.nodes()
+        known = tp.cast(list[int], definition.known_roots())
+        result = definition.result(values[:first], [nodes[number] for number in known])
+    else:
+        result = definition.treedef.unflatten(values[:first])
+    if definition.written:
+        _write(inputs, definition.written, values[first:])
     return result
 
 
@@ -301,7 +305,7 @@ def write_leaves(inputs: Inputs, new: tp.Mapping[int, tp.Any]) -> None:
         _write(inputs, tuple(new), list(new.values()))
 
 
-def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
+def _write(inputs: Inputs, at: tuple[int, ...], values: tp.Sequence[tp.Any]) -> None:
     """Store values in the caller's Variables, and arrays in the caller's objects."""
     plan = inputs.plan
     if plan is not None and plan.trace is trace_state.value and plan.write(at, values):
@@ -311,7 +315,9 @@ def _write(inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
     writes.make()
 
 
-def _note_values(writes: Writes, inputs: Inputs, at: tuple[int, ...], values: list[tp.Any]) -> None:
+def _note_values(
+    writes: Writes, inputs: Inputs, at: tuple[int, ...], values: tp.Sequence[tp.Any]
+) -> None:
     """Collect the writes of values, after checking that they are allowed."""
     nodes, decoded = inputs.nodes(), inputs.graphdef.decoded
     arrays: dict[int, tp.Any] = {}
@@ -378,13 +384,13 @@ def _replay_graph(inputs: Inputs, left: OutDef, values: tp.Sequence[tp.Any]) -> 
         note_definition(writes, outer[old], kind.for_variable().keeping(outer[old]._box.definition))
     for number, names, removed in left.edits:
         node_def, codes = decoded.node_defs[number], dict(decoded.below(NodeCode(number)))
-        values = {
+        changed = {
             name: resolve(codes[name], nodes, leaves)
             if name in codes
             else own_copy(node_def.template[name])
             for name in names
         }
-        _note_edit(writes, nodes[number], node_def, values, removed)
+        _note_edit(writes, nodes[number], node_def, changed, removed)
     result = left.result(arrays, [resolve(code, nodes, leaves) for code in left.roots])
     writes.make()
     return result
