@@ -178,6 +178,7 @@ class _Reader:
             if kind is types.MethodType:
                 return (types.MethodType, ById(value.__func__), ById(value.__self__))
         if isinstance(value, jax.Array):
+            self.hashable = False
             return ById(value)
         if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
             return ById(value)

@@ -126,10 +126,9 @@ def describe(
         inner = vars(type(inner)).get("__call__")
     if hasattr(inner, "__code__"):
         # The source location alone: it does not keep the function alive.
-        source = {"__name__": getattr(inner, "__name__", type(inner).__name__)}
-        described.__wrapped__ = types.SimpleNamespace(  # type: ignore[attr-defined]
-            **source, __code__=inner.__code__
-        )
+        shown = getattr(inner, "__name__", type(inner).__name__)
+        source = {"__name__": shown, "__code__": tp.cast(tp.Any, inner).__code__}
+        described.__wrapped__ = types.SimpleNamespace(**source)  # type: ignore[attr-defined]
     return described
 
 
