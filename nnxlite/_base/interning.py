@@ -74,6 +74,16 @@ class Bounded(dict[K, T]):
                 self.pop(oldest, None)
         super().__setitem__(key, value)
 
+    def found(self, key: K, make: tp.Callable[[], T]) -> T:
+        """The value of a key, which is made where there is none; two threads may both make one."""
+        value = self.get(key)
+        if value is None:
+            new = make()
+            value = self.get(key)
+            if value is None:
+                value = self[key] = new
+        return value
+
 
 class _Entry(weakref.ref):
     """A weak reference with the hash under which it is filed."""

@@ -2,25 +2,91 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import typing as tp
+import warnings
 
 import jax.numpy as jnp
 from jax.core import Tracer
 
 from nnxlite._base.config import Modes
-from nnxlite._base.jax import as_integer
+from nnxlite._base.jax import as_integer, as_integers
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import inputs_of_call, leaves_of, must_be_traced, unbound
-from nnxlite.filtered._donation import Donate, as_donated, donated_owners, without_warnings
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
-from nnxlite.transforms._jit import JitOptions, JitWrapped
+from nnxlite.transforms._arguments import Selection
+from nnxlite.transforms._donation import Owner
+from nnxlite.transforms._jit import JitWrapped, run_jit
 from nnxlite.transforms._stages import Lowered
-from nnxlite.transforms._wrapper import decorated
+from nnxlite.transforms._wrapper import Options, decorated
 from nnxlite.variables._definition import MISSING
+
+Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+Donated: tp.TypeAlias = str | tuple[int | str, ...]
+"""One of the texts of `Donate`, or the arguments that are donated, by number or name."""
+
+
+@contextlib.contextmanager
+def without_warnings(donate: Donated) -> tp.Iterator[None]:
+    """Suppress JAX's warnings about buffers that are not reused, unless `donate=` asks for them."""
+    if isinstance(donate, str) and not donate.startswith("all"):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        yield
+
+
+def as_donated(donate: tp.Any) -> Donated:
+    """The value of `donate=` as an option.
+
+    Raises ValueError where it is neither a known text nor the numbers or names of arguments.
+    """
+    if donate in tp.get_args(Donate):
+        return donate
+    several = tuple(donate) if isinstance(donate, (list, tuple)) else (donate,)
+    given = as_integers(several)
+    if isinstance(donate, str) or any(type(x) not in (int, str) for x in given):
+        raise ValueError(
+            f"filter_jit: donate={donate!r}; it must be one of {tp.get_args(Donate)}, or a number, or a "
+            "list of numbers and names, of arguments."
+        )
+    return given
+
+
+def donated_owners(
+    what: str, donate: Donated, names: tp.Sequence[str], owners: tp.Sequence[Owner]
+) -> tp.Container[Owner]:
+    """The arguments whose arrays are donated.
+
+    Args:
+        what: the transform and its function, for messages.
+        donate: the option.
+        names: of the parameters that may be given by position.
+        owners: the arguments of the leaves of a call.
+
+    Raises ValueError for an argument that the call does not have.
+    """
+    found = dict.fromkeys(owners)
+    if isinstance(donate, str):
+        return [o for o in found if o != 0 or not donate.endswith("except-first")]
+    chosen: set[Owner] = set()
+    for one in donate:
+        number = names.index(one) if one in names else one
+        if isinstance(number, int) and number < 0:
+            number += sum(isinstance(owner, int) for owner in found)
+        name = names[number] if isinstance(number, int) and number < len(names) else one
+        here = {owner for owner in (number, name) if owner in found}
+        if not here:
+            raise ValueError(
+                f"{what}: donate= names the argument {one!r}, and the call has arrays in "
+                f"{[owner for owner in found if owner is not None]}."
+            )
+        chosen |= here
+    return chosen
 
 
 def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
@@ -50,13 +116,12 @@ class FilterJit(JitWrapped[P, R]):
 
     _unbound = staticmethod(unbound)
 
-    def _donated(self) -> tp.Any:
-        donate = self.options.donated
-        return None if donate == "none" else functools.partial(donated_owners, repr(self), donate)
+    chosen = staticmethod(donated_owners)
 
-    def _check(self) -> tp.Callable[[tp.Any], tp.Any]:
-        out = self.options.out
-        return super()._check() if out is is_array else functools.partial(_checked_result, spec=out)
+    @staticmethod
+    def checked(options: Options, result: tp.Any) -> tp.Any:
+        """The result, with arrays where `out` is true."""
+        return result if options.out is is_array else _checked_result(result, options.out)
 
     def _inputs(self, args: tp.Any, kwargs: tp.Any) -> Inputs:
         inputs = inputs_of_call(self.bound, args, kwargs)
@@ -82,16 +147,15 @@ class FilterJit(JitWrapped[P, R]):
                 raise must_be_traced(repr(self), place.text(), leaf)
         return traced
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self.options.donated == "none":
-            return super().__call__(*args, **kwargs)
-        with without_warnings(self.options.donated):
-            return super().__call__(*args, **kwargs)
-
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
-        with without_warnings(self.options.donated):
+        with without_warnings(self.options.donate):
             return super().lower(*args, **kwargs)
+
+
+def _run(jitted: FilterJit[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    with without_warnings(jitted.options.donate):
+        return run_jit(jitted, args, kwargs)
 
 
 ARRAYS = ArgumentSpecs.given(is_array, is_array, (), None)
@@ -99,29 +163,10 @@ ARRAYS = ArgumentSpecs.given(is_array, is_array, (), None)
 
 
 @tp.overload
-def filter_jit(
-    fun: tp.Callable[P, R],
-    *,
-    donate: Donate | int | tp.Sequence[int | str] = "none",
-    default: tp.Any = is_array,
-    fn: tp.Any = is_array,
-    args: tp.Sequence[tp.Any] = (),
-    kwargs: tp.Mapping[str, tp.Any] | None = None,
-    out: tp.Any = is_array,
-    max_traces: int | None = None,
-    **jitkwargs: tp.Any,
-) -> FilterJit[P, R]: ...
+def filter_jit(fun: tp.Callable[P, R], **options: tp.Any) -> FilterJit[P, R]: ...
 @tp.overload
 def filter_jit(
-    *,
-    donate: Donate | int | tp.Sequence[int | str] = "none",
-    default: tp.Any = is_array,
-    fn: tp.Any = is_array,
-    args: tp.Sequence[tp.Any] = (),
-    kwargs: tp.Mapping[str, tp.Any] | None = None,
-    out: tp.Any = is_array,
-    max_traces: int | None = None,
-    **jitkwargs: tp.Any,
+    **options: tp.Any,
 ) -> tp.Callable[[tp.Callable[P, R]], FilterJit[P, R]]: ...
 def filter_jit(
     fun: tp.Any = MISSING,
@@ -177,14 +222,18 @@ def filter_jit(
                 f"filter_jit takes no {name}=: whether a leaf is static or donated is decided leaf "
                 "by leaf. Use args=, kwargs= and donate=."
             )
-    options = JitOptions(
-        name="filter_jit",
-        modes=Modes(graph=True, updates=True),
-        jax_options=tuple(jitkwargs.items()),
-        max_traces=as_integer(max_traces),
-        is_array=is_array,
-        specs=ArgumentSpecs.given(default, fn, args, kwargs),
-        out=out,
-        donated=as_donated(donate),
-    )
+    donated = () if donate == "none" else as_donated(donate)
+    more = {
+        "static": Selection(),
+        "donate": donated,
+        "in_shardings": None,
+        "out_shardings": None,
+        "jax_options": tuple(jitkwargs.items()),
+        "max_traces": as_integer(max_traces),
+        "is_array": is_array,
+        "specs": ArgumentSpecs.given(default, fn, args, kwargs),
+        "out": out,
+    }
+    run = _run if donated else run_jit
+    options = Options.of("filter_jit", Modes(graph=True, updates=True), run, **more)
     return decorated(FilterJit, fun, options)

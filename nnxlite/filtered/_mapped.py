@@ -24,7 +24,7 @@ from nnxlite.boundary._prefixes import NodePrefix
 from nnxlite.boundary._refusals import call_difference
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import Filtered, inputs_of_call, must_be_traced
-from nnxlite.filtered._donation import without_warnings
+from nnxlite.filtered._jit import without_warnings
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import IN_AXES, OUT_AXES, answers, is_mapped, root_parts
 from nnxlite.graph._rebuild import Path
@@ -43,7 +43,7 @@ class FilterPmap(Filtered[P, R]):
             return Lowered.of("lower", self, args, kwargs)
 
     def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
-        """A call, ready for JAX; see `Stageable`."""
+        """A call, ready for JAX; see `Staged`."""
         staged = _staged(self, args, kwargs)
         if program is not None and staged.key != program:
             raise other_structure(self, call_difference(program, staged.key))

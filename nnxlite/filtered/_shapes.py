@@ -172,20 +172,11 @@ def filter_pure_callback(
     callback: tp.Callable[..., tp.Any],
     *args: tp.Any,
     result_shape_dtypes: jax.ShapeDtypeStruct,
-    sharding: tp.Any = None,
-    vmap_method: str | None = None,
-    vectorized: bool | None = None,
-    **kwargs: tp.Any,
+    **options: tp.Any,
 ) -> jax.Array: ...
 @tp.overload
 def filter_pure_callback(
-    callback: tp.Callable[..., tp.Any],
-    *args: tp.Any,
-    result_shape_dtypes: tp.Any,
-    sharding: tp.Any = None,
-    vmap_method: str | None = None,
-    vectorized: bool | None = None,
-    **kwargs: tp.Any,
+    callback: tp.Callable[..., tp.Any], *args: tp.Any, **options: tp.Any
 ) -> tp.Any: ...
 def filter_pure_callback(
     callback: tp.Callable[..., tp.Any],

@@ -31,8 +31,8 @@ from nnxlite.graph._functional import flat_pairs, merge, split, state
 from nnxlite.parallel._stacked import num_layers
 from nnxlite.transforms._jit import jit
 from nnxlite.transforms._mapped import shard_map
-from nnxlite.transforms._remat import remat
 from nnxlite.transforms._scan import scan
+from nnxlite.transforms._shapes import remat
 from nnxlite.transforms._wrapper import name_of
 from nnxlite.variables._kinds import Param
 

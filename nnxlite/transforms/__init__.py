@@ -20,11 +20,11 @@ from nnxlite.transforms._mapped import shard_map as shard_map
 from nnxlite.transforms._mapped import vmap as vmap
 from nnxlite.transforms._partial import cached_partial as cached_partial
 from nnxlite.transforms._partial import jit_partial as jit_partial
-from nnxlite.transforms._remat import remat as remat
 from nnxlite.transforms._scan import scan as scan
 from nnxlite.transforms._shapes import checkify as checkify
 from nnxlite.transforms._shapes import eval_shape as eval_shape
 from nnxlite.transforms._shapes import make_jaxpr as make_jaxpr
+from nnxlite.transforms._shapes import remat as remat
 from nnxlite.transforms._stages import Lowered as Lowered
 from nnxlite.transforms._trees import NodeStates as NodeStates
 from nnxlite.transforms._trees import from_tree as from_tree

@@ -82,23 +82,6 @@ def _shown(name: int | str, fun: tp.Callable[..., tp.Any]) -> str:
     return repr(known[name] if isinstance(name, int) and 0 <= name < len(known) else name)
 
 
-def with_statics(
-    statics: tp.Iterable[tuple[int | str, tp.Any]],
-    args: tuple[tp.Any, ...],
-    kwargs: dict[str, tp.Any],
-    first: int,
-) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
-    """Arguments with the static ones inserted; `first` is the number of the first argument given."""
-    out = list(args)
-    kwargs = dict(kwargs)
-    for where, value in statics:
-        if isinstance(where, str):
-            kwargs[where] = value
-        elif where >= first:
-            out.insert(where - first, value)
-    return tuple(out), kwargs
-
-
 kind_by_type[StaticArgument] = (
     OTHER  # a leaf: what the arguments look like is known from their types
 )
@@ -152,10 +135,17 @@ class Selection(tp.NamedTuple):
     numbers: frozenset[int] = frozenset()
     names: frozenset[str] = frozenset()
 
-    @property
-    def any(self) -> bool:
-        """Whether anything is chosen."""
+    def __bool__(self) -> bool:
         return bool(self.numbers or self.names)
+
+    def boxed(
+        self, fun: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any], first: int
+    ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
+        """The arguments of a call with these boxed, as they are static; numbers count from `first`."""
+        numbers = {n + first if n >= 0 else n + len(args) for n in self.numbers}
+        box = lambda value, where, chosen: static_argument(value, where, fun) if chosen else value
+        args = tuple([box(value, n, n in numbers) for n, value in enumerate(args)])
+        return args, {n: box(value, n, n in self.names) for n, value in kwargs.items()}
 
 
 def select_arguments(
@@ -171,26 +161,21 @@ def select_arguments(
     parameters = parameters_of(fun)
     if parameters is None:
         return Selection(frozenset(numbers), frozenset(names))
-    positional = names_by_position(parameters)
-    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    keywords = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    positional, kinds = names_by_position(parameters), {p.kind for p in parameters}
     count = len(positional)
-    for number in list(numbers):
-        if not -count <= number < count and not variadic:
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        if not all(-count <= number < count for number in numbers):
             raise ValueError(
                 f"{what}_argnums={argnums} is out of range: {name_of(fun)} takes {count} "
                 "positional arguments."
             )
-        if number < 0 and not variadic:
-            numbers.discard(number)
-            numbers.add(number % count)
+        numbers = {number % count for number in numbers}
     known = {p.name for p in parameters}
-    for name in names:
-        if name not in known and not keywords:
-            raise ValueError(
-                f"{what}_argnames={argnames!r}: {name_of(fun)} has no argument {name!r}; it has "
-                f"{sorted(known)}."
-            )
+    if inspect.Parameter.VAR_KEYWORD not in kinds and not names <= known:
+        raise ValueError(
+            f"{what}_argnames={argnames!r}: {name_of(fun)} has no argument "
+            f"{min(names - known)!r}; it has {sorted(known)}."
+        )
     by_name = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
     names |= {positional[n] for n in numbers if 0 <= n < count and positional[n] in by_name}
     numbers |= {positional.index(name) for name in names if name in positional}

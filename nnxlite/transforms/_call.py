@@ -22,7 +22,7 @@ from nnxlite.transforms._arguments import (
     refuse_shared_result,
     unboxed,
 )
-from nnxlite.transforms._wrapper import Unbound, inputs_in_mode, name_of
+from nnxlite.transforms._wrapper import Unbound, holds_object, inputs_in_mode, name_of
 
 
 class Call:
@@ -36,6 +36,7 @@ class Call:
         definition: their static side.
         options: of the transform.
         captured: whether objects that the function captured may leave it; see `leave` of the boundary.
+        look: whether the arguments stay as they are: structure leaves only where objects are returned.
     """
 
     def __init__(
@@ -45,10 +46,11 @@ class Call:
         definition: CallDef,
         options: tp.Any = None,
         captured: bool = False,
+        look: bool = False,
     ) -> None:
         self.fun, self.num_bound, self.options = bound.fun, len(bound.args), options
         self.inputs, self.leaves, self.definition = inputs, inputs.leaves, definition
-        self.captured = captured
+        self.captured, self.look = captured, look
 
     @classmethod
     def under(
@@ -60,6 +62,7 @@ class Call:
         *,
         static_argnums: tuple[int, ...] = (),
         captured: bool = False,
+        look: bool = False,
         inside: bool = False,
     ) -> tp.Self:
         """A call under a transform with these options.
@@ -67,7 +70,7 @@ class Call:
         Args:
             options, bound, args, kwargs: the transform, the function, and the arguments.
             static_argnums: which of the arguments are static.
-            captured: see the class.
+            captured, look: see the class.
             inside: whether the leaves inside the values of Variables count, see `Inputs`.
 
         Raises ValueError for a static argument that is not given, or with `graph=False` for an object
@@ -78,7 +81,7 @@ class Call:
             args = boxed_arguments(args, static_argnums, name)
         inputs = inputs_in_mode(bound, args, kwargs, options, inside)
         unboxed(inputs)
-        return cls(bound, inputs, inputs.define(), options, captured)
+        return cls(bound, inputs, inputs.define(), options, captured, look)
 
     def leaf_text(self, leaf: int) -> str:
         """The path of a leaf, for messages."""
@@ -106,14 +109,10 @@ class Call:
         (args, kwargs), inner = self.enter(leaves)
         return inner, self.fun(*args, **kwargs)
 
-    def propagates_structure(self, result: tp.Any) -> bool:
-        """Whether structure changes of the arguments are repeated outside."""
-        return self.options.modes.updates
-
     def leave(self, inner: Inner, result: tp.Any) -> Outputs:
         """What leaves the function with this result."""
         refuse_shared_result(result, self.options.name, self.options.modes.graph)
-        structure = self.propagates_structure(result)
+        structure = self.options.modes.updates and (not self.look or holds_object(result))
         return leave(inner, result, structure=structure, captured=self.captured)
 
     def outputs(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Outputs]:

@@ -27,18 +27,16 @@ import jax.monitoring
 from jax.core import Tracer
 
 from nnxlite._base.errors import listed
-from nnxlite._base.interning import LOCK
+from nnxlite._base.interning import LOCK, Bounded
 from nnxlite._base.text import Atom, safely, short
 from nnxlite.boundary._call_def import ArgumentLeaf, CallDef
 from nnxlite.boundary._operands import leaf_names
 from nnxlite.boundary._refusals import described
-from nnxlite.graph._compare import SHOWN, Difference, compare
+from nnxlite.graph._compare import SHOWN, compare
 from nnxlite.objects._scopes import failing_layer
 
 RECORDS_PER_FUNCTION = 16
 """How many traces are kept for a function: the last one is compared with those before."""
-
-PLACES_KNOWN = 1024
 
 
 @dataclasses.dataclass
@@ -60,24 +58,36 @@ class Trace:
         """The names of the leaves."""
         return leaf_names(self.call)
 
-    def array_names(self) -> set[str]:
-        """The names of the leaves outside objects, static ones too."""
-        return set(leaf_names(self.call, self.call.all_leaves[: self.call.num_arrays]))
+    def parts(self) -> dict[str, tuple[tp.Any, tp.Any]]:
+        """What the program depends on beside the objects: a key and a value to show, by name.
 
-    def texts(self) -> dict[str, str]:
-        """The type of each leaf, or the value of a static one, by name."""
-        static = {name: _type_text(value) for name, (_, value) in _static_leaves(self).items()}
-        return {**dict(zip(self.names, self.types)), **static}
+        These are the types of the leaves, static leaves, and settings.
+        """
+        call = self.call
+        parts = {name: (text, Atom(text)) for name, text in zip(self.names, self.types)}
+        if call.static is not None:
+            numbers, keys = call.static.numbers, call.static.keys
+            leaves = call.all_leaves
+            static = leaf_names(call, [leaves[number] for number in numbers])
+            parts |= zip(static, zip(keys, call.static.values))
+        settings = dict(call.extra or ())
+        return parts | {f"setting {n}": (x, Atom(str(x))) for n, x in settings.items()}
 
     def causes(self, before: Trace) -> list[str]:
         """The differences from an earlier trace, a line for each."""
         old, new = before.call, self.call
-        causes = [] if old is new else [*_structure(before, self), *_statics(before, self)]
-        known = before.texts()
-        for name, now in self.texts().items():
-            then = known.get(name, now)
-            if then != now:
-                causes.append(f"{name}: {then} -> {now}")
+        causes = [] if old is new else _structure(before, self)
+        then, now = before.parts(), self.parts()
+        for name in {**now, **then}:
+            if name.startswith("setting "):
+                sides = then.get(name, _DEFAULT), now.get(name, _DEFAULT)
+            elif name in then and name in now:
+                sides = then[name], now[name]
+            else:
+                continue  # the structure tells
+            (key, value), (other_key, other) = sides
+            if key != other_key:
+                causes.append(sides_text(name, value, other))
         if not causes and old.extra != new.extra:
             return ["a static value: another object, which looks the same"]
         return causes or [_NOTHING]
@@ -87,58 +97,33 @@ _NOTHING = (
     "nothing in the arguments: a setting of JAX has changed (the mesh, enable_x64, the default "
     "precision, ...), or its caches were cleared"
 )
+_DEFAULT = ("default", Atom("default"))
 
 
-def _structure(before: Trace, after: Trace) -> tp.Iterator[str]:
+def _structure(before: Trace, after: Trace) -> list[str]:
     """How the arguments differ: those that only one call has, and the objects in both."""
     old, new = before.call, after.call
+    causes: list[str] = []
     if old.graphdef is not new.graphdef or old.where != new.where:
         at = [ArgumentLeaf(position, None, (), ()) for position in old.where]
         roots = [(name,) for name in leaf_names(old, at)]
         for difference in compare(old.graphdef, new.graphdef, roots):
-            yield _arrow(difference)
+            path = ".".join(map(str, difference.path))
+            setting = difference.kind == "setting"
+            causes.append(
+                sides_text(path, difference.before, difference.after)
+                if setting
+                else f"{path}: {difference.words}"
+            )
     if old.treedef != new.treedef:
-        here, there = before.array_names(), after.array_names()
-        yield from (f"{name}: gone" for name in sorted(here - there))
-        yield from (f"{name}: new" for name in sorted(there - here))
+        # The names of the leaves outside objects, static ones too.
+        arrays = [leaf_names(call, call.all_leaves[: call.num_arrays]) for call in (old, new)]
+        here, there = map(set, arrays)
+        causes += [f"{name}: gone" for name in sorted(here - there)]
+        causes += [f"{name}: new" for name in sorted(there - here)]
         if here == there:
-            yield f"structure of the arguments: {old.treedef} -> {new.treedef}"
-
-
-def _arrow(difference: Difference) -> str:
-    path = ".".join(map(str, difference.path))
-    if difference.kind == "setting":
-        return sides_text(path, difference.before, difference.after)
-    return f"{path}: {difference.words}"
-
-
-_NOT_GIVEN = Atom("not given")
-
-
-def _static_leaves(trace: Trace) -> dict[str, tuple[tp.Any, tp.Any]]:
-    """The key and the value of each static leaf, by name."""
-    call = trace.call
-    if call.static is None:
-        return {}
-    leaves = call.all_leaves
-    names = leaf_names(call, [leaves[number] for number in call.static.numbers])
-    return dict(zip(names, zip(call.static.keys, call.static.values)))
-
-
-def _statics(before: Trace, after: Trace) -> tp.Iterator[str]:
-    """How the static arguments and the settings differ."""
-    old, new = (_static_leaves(trace) for trace in (before, after))
-    for name in (name for name in old if name in new):
-        (key, value), (other_key, other) = old[name], new[name]
-        if key != other_key and safely(short, value) == safely(
-            short, other
-        ):  # else its text says it
-            yield sides_text(name, value, other)
-    contexts = [dict(trace.call.extra or ()) for trace in (before, after)]
-    for name in {**contexts[0], **contexts[1]}:
-        one, other = (context.get(name, "default") for context in contexts)
-        if one != other:
-            yield f"setting {name}: {one} -> {other}"
+            causes.append(f"structure of the arguments: {old.treedef} -> {new.treedef}")
+    return causes
 
 
 # Where two static values differ that look the same -----------------------------------------------
@@ -183,12 +168,7 @@ def _first_difference(
     return None
 
 
-class _Absent:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_ABSENT = _Absent()
+_ABSENT = Atom("nothing")
 
 
 def _parts(value: tp.Any) -> dict[str, tp.Any]:
@@ -301,8 +281,6 @@ class Traces:
         with LOCK:
             former = _by_place.pop(place, None)
             _by_place[place] = weakref.ref(self)
-            if len(_by_place) > PLACES_KNOWN:
-                _by_place.pop(next(iter(tuple(_by_place))), None)
         alive = former and former()
         same = alive is not None and alive._fun() is self._fun()
         return None if same else former
@@ -388,7 +366,7 @@ def _type_text(leaf: tp.Any) -> str:
     return f"weakly typed {described(leaf)}" if weak else described(leaf)
 
 
-_by_place: dict[tp.Any, weakref.ReferenceType[Traces]] = {}
+_by_place: Bounded[tp.Any, weakref.ReferenceType[Traces]] = Bounded(1024)
 
 
 class _Latest(threading.local):
@@ -400,17 +378,12 @@ class _Latest(threading.local):
 _latest = _Latest()
 _printer: contextvars.ContextVar[tp.Callable[[str], object] | None]
 _printer = contextvars.ContextVar("explain_compiles", default=None)
-_listening = False
 
 
+@functools.cache
 def _listen() -> None:
     """Register for JAX's reports of compile times, at the first trace."""
-    global _listening
-    with LOCK:
-        if _listening:
-            return
-        _listening = True
-        jax.monitoring.register_event_duration_secs_listener(_note)
+    jax.monitoring.register_event_duration_secs_listener(_note)
 
 
 def _note(event: str, duration_secs: float, **about: tp.Any) -> None:

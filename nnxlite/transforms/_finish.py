@@ -31,8 +31,6 @@ from jax.errors import JaxRuntimeError
 
 from nnxlite._base.errors import RuntimeCheckError
 
-F = tp.TypeVar("F", bound=tp.Callable[[tp.Any, tp.Any], tp.Any])
-
 
 class _Noted(threading.local):
     """How many checks were traced in a thread."""
@@ -62,22 +60,6 @@ def wait(results: tp.Any) -> bool:
         return False
     jax.block_until_ready(leaves)
     return True
-
-
-class Waiting:
-    """Writes the results of a function back once they are there, as the check in it may fail.
-
-    Args:
-        finish: writes them back.
-    """
-
-    def __init__(self, finish: tp.Callable[[tp.Any, tp.Any], tp.Any]) -> None:
-        self._finish = finish
-
-    def __call__(self, inputs: tp.Any, results: tp.Any) -> tp.Any:
-        if not wait(results):
-            note_check()  # of the function around this one, whose trace may not run the check again
-        return self._finish(inputs, results)
 
 
 def raise_failed(error: RuntimeError) -> None:

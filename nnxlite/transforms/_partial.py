@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import functools
+import inspect
 import typing as tp
 
 from nnxlite._base.config import Modes
@@ -15,9 +16,9 @@ from nnxlite._base.jax import as_integers
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._out import fixed_structure, structure_changed
 from nnxlite.graph._functional import build
-from nnxlite.graph._plan import find_plan, view
-from nnxlite.transforms._jit import JitOptions, JitWrapped, jit
-from nnxlite.transforms._wrapper import P, R, Unequal, name_of
+from nnxlite.graph._plan import view
+from nnxlite.transforms._jit import JitWrapped, jit
+from nnxlite.transforms._wrapper import Options, P, R, Unequal, name_of
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import JitKeywords, ModeKeywords
@@ -30,7 +31,7 @@ class JitPartial(Unequal, JitWrapped[P, R]):
 
     name = "jit_partial"
 
-    def __init__(self, fun: tp.Any, options: JitOptions, partial_args: tuple[tp.Any, ...]) -> None:
+    def __init__(self, fun: tp.Any, options: Options, partial_args: tuple[tp.Any, ...]) -> None:
         super().__init__(fun, options)
         self.partial_args = partial_args
         Inputs(partial_args).in_mode(options.modes.graph, self.name)
@@ -54,22 +55,7 @@ def jit_partial(
     fun: tp.Callable[..., R], *partial_args: tp.Any, **options: tp.Unpack[JitKeywords]
 ) -> JitPartial[..., R]: ...
 def jit_partial(
-    fun: tp.Callable[..., tp.Any],
-    *partial_args: tp.Any,
-    in_shardings: tp.Any = None,
-    out_shardings: tp.Any = None,
-    static_argnums: int | tp.Sequence[int] | None = None,
-    static_argnames: str | tp.Iterable[str] | None = None,
-    donate_argnums: int | tp.Sequence[int] | None = None,
-    donate_argnames: str | tp.Iterable[str] | None = None,
-    keep_unused: bool = False,
-    device: tp.Any = None,
-    backend: str | None = None,
-    inline: bool = False,
-    donate: tp.Literal["written"] | None = None,
-    max_traces: int | None = None,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
+    fun: tp.Callable[..., tp.Any], *partial_args: tp.Any, **options: tp.Any
 ) -> JitPartial[..., tp.Any]:
     """Compile a function and give it its first arguments.
 
@@ -97,24 +83,16 @@ def jit_partial(
     >>> step(1), step(2), int(counter.n.value)
     (None, None, 3)
     """
-    jitted = jit(
-        fun,
-        in_shardings=in_shardings,
-        out_shardings=out_shardings,
-        static_argnums=_of_all(static_argnums, len(partial_args)),
-        static_argnames=static_argnames,
-        donate_argnums=_of_all(donate_argnums, len(partial_args)),
-        donate_argnames=donate_argnames,
-        keep_unused=keep_unused,
-        device=device,
-        backend=backend,
-        inline=inline,
-        donate=donate,
-        max_traces=max_traces,
-        graph=graph,
-        graph_updates=graph_updates,
-    )
-    return JitPartial(fun, jitted.options, partial_args)
+    for name in ("static_argnums", "donate_argnums"):
+        options[name] = _of_all(options.get(name), len(partial_args))
+    return JitPartial(fun, jit(fun, **options).options, partial_args)
+
+
+_OPTIONS = [p for p in inspect.signature(jit).parameters.values() if p.kind is p.KEYWORD_ONLY]
+_GIVEN = inspect.signature(jit_partial)
+jit_partial.__signature__ = _GIVEN.replace(  # type: ignore[attr-defined]
+    parameters=[*list(_GIVEN.parameters.values())[:2], *_OPTIONS]
+)
 
 
 def _of_all(numbers: int | tp.Sequence[int] | None, count: int) -> list[int] | None:
@@ -141,7 +119,7 @@ class CachedPartial(tp.Generic[P, R]):
         """Make the clones."""
         self._args: tuple[tp.Any, ...] = self._clone()
         seen = Inputs(self._args)
-        self._graphdef, self._nodes, self._roots = seen.graphdef, seen.nodes(), seen.roots
+        self._graphdef, self._nodes = seen.graphdef, seen.nodes()
         self._ids = frozenset(map(id, self._nodes))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -152,22 +130,12 @@ class CachedPartial(tp.Generic[P, R]):
 
     def _check(self) -> None:
         """Raise ValueError where a function that is not a transform changed a structure."""
-        plan = find_plan(self._roots) if self._roots else None
-        if (
-            plan is not None
-            and plan.graphdef is self._graphdef
-            and not (plan.bare or plan.containers)
-        ):
-            return
         seen = Inputs(self._args)
         if seen.graphdef is self._graphdef:
             return
-        changed = self._args[0]
         before, now = self._graphdef.decoded.node_defs, seen.graphdef.decoded.node_defs
-        for node, old, new in zip(self._nodes, before, now):
-            if old is not new:
-                changed = node
-                break
+        others = (node for node, *defs in zip(self._nodes, before, now) if defs[0] is not defs[1])
+        changed = next(others, self._args[0])
         self._renew()
         raise ValueError(structure_changed(changed, ("found after the call",)))
 

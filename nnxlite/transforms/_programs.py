@@ -20,6 +20,7 @@ import typing as tp
 import jax
 import numpy as np
 
+from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import (
     EAGER,
     RULES,
@@ -56,43 +57,20 @@ def run_bodies(
     return run(settings, [body.flat for body in bodies], inputs)
 
 
-class _Key:
-    """A content with its hash, which takes as long to compute as a lookup."""
-
-    __slots__ = ("content", "hash")
-
-    def __init__(self, content: tuple[tp.Any, ...]) -> None:
-        self.content = content
-        self.hash = hash(content)
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.content == other.content
-
-
 # Key: the control flow, its settings, the content of its bodies; `jax.jit` adds types of operands and
 # JAX's own settings. Nothing invalidates an entry: another content is another key. Bound: the last
-# KEPT used stay. Threads: two may compile one program. It contains no constants, functions or objects
+# 256 stay. Threads: two may compile one program. It contains no constants, functions or objects
 # of the user. Without it each eager loop compiles in each call: 100 times as long (bench `eager`).
-_programs: dict[_Key, tp.Any] = {}
-KEPT = 256
+_programs: Bounded[tp.Any, tp.Any] = Bounded(256)
 
 
 def _program(run: Run[S], settings: S, bodies: tp.Sequence[Body]) -> tp.Any:
     """The compiled program of a control flow; None where the bodies cannot be compared."""
     try:
-        key = _Key((run, _content(settings), *[content(body.jaxpr) for body in bodies]))
+        key = (run, _content(settings), *[content(body.jaxpr) for body in bodies])
     except Incomparable:
         return None
-    program = _programs.pop(key, None) or _compiled(run, settings, bodies)
-    _programs[key] = program  # at the end
-    if len(_programs) > KEPT:
-        # No other thread interrupts the copy of a dict's keys.
-        for oldest in list(_programs)[:-KEPT]:
-            _programs.pop(oldest, None)  # another thread may be faster
-    return program
+    return _programs.found(key, lambda: _compiled(run, settings, bodies))
 
 
 def _compiled(run: Run[S], settings: S, bodies: tp.Sequence[Body]) -> tp.Any:

@@ -105,6 +105,12 @@ class RematKeywords(ModeKeywords, total=False):
     policy: RematPolicy | None
 
 
+class JaxprKeywords(ModeKeywords, total=False):
+    """The options of `make_jaxpr`."""
+
+    static_argnums: int | tp.Sequence[int]
+
+
 class NumericGradKeywords(tp.TypedDict, total=False):
     """The options of `grad` that JAX's has as well."""
 

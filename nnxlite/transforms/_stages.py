@@ -15,7 +15,10 @@ from nnxlite.transforms._wrapper import R
 
 
 class Staged(tp.NamedTuple):
-    """A call of a compiled function, ready for JAX.
+    """A call of a compiled function, ready for JAX, as its method `staged` gives it.
+
+    `staged(args, kwargs, program=None)` takes the key of a compiled program that is called, without its
+    static arguments; it raises TypeError, made by `other_structure`, for a call of another program.
 
     Attributes:
         key: the same object for all calls of the same program.
@@ -30,21 +33,6 @@ class Staged(tp.NamedTuple):
     run: tp.Callable[[tp.Any], tp.Any]
 
 
-class Stageable(tp.Protocol):
-    """A function that can be compiled ahead of time."""
-
-    def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
-        """A call, ready for JAX.
-
-        Args:
-            args, kwargs: its arguments.
-            program: the key of a compiled program that is called, without its static arguments.
-
-        Raises TypeError, which `other_structure` makes, for a call of another program.
-        """
-        ...
-
-
 def other_structure(function: object, what: str) -> TypeError:
     """The error for a call of a compiled function whose arguments have another structure."""
     return TypeError(
@@ -57,13 +45,13 @@ def other_structure(function: object, what: str) -> TypeError:
 class Stage(tp.Generic[R]):
     """A stage of ahead-of-time compilation; attributes it lacks are those of JAX's own stage."""
 
-    def __init__(self, function: Stageable, key: CallDef, stage: tp.Any) -> None:
+    def __init__(self, function: tp.Any, key: CallDef, stage: tp.Any) -> None:
         self._function = function
         self._key = key
         self._stage = stage
 
     @classmethod
-    def of(cls, method: str, function: Stageable, args: tp.Any, kwargs: tp.Any) -> tp.Self:
+    def of(cls, method: str, function: tp.Any, args: tp.Any, kwargs: tp.Any) -> tp.Self:
         """The first stage of a call, which a method of JAX's function makes."""
         staged = function.staged(args, kwargs)
         return cls(function, staged.key, getattr(staged.jitted(), method)(*staged.groups))

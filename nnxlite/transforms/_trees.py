@@ -8,6 +8,7 @@ kept both ways.  `prefix` turns filters into a prefix that matches a tree.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing as tp
 
 import jax
@@ -20,8 +21,8 @@ from nnxlite.boundary._call_def import CallDef, template_of
 from nnxlite.boundary._context import MergeContext, SplitContext, merge_context, split_context
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._labels import broadcast, further_places, labels
-from nnxlite.boundary._prefixes import NodePrefix
-from nnxlite.filters import Filter, to_predicate
+from nnxlite.boundary._prefixes import NodePrefix, PrefixMapping
+from nnxlite.filters import Filter
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import is_graph_node
@@ -35,7 +36,11 @@ MergeFn = tp.Callable[[MergeContext, KeyPath, tp.Any, tp.Any], tp.Any]
 """From context, key path, prefix and the tree that stands for a node to the node."""
 
 
-@jax.tree_util.register_pytree_with_keys_class
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["_graphdef", "states"],
+    meta_fields=["metadata"],
+)
 @dataclasses.dataclass(frozen=True)
 class NodeStates:
     """A split graph node: a pytree of its states, with the definition as static data.
@@ -115,21 +120,6 @@ class NodeStates:
             updates: fields by name.
         """
         return dataclasses.replace(self, **updates)
-
-    def tree_flatten_with_keys(self) -> tp.Any:
-        """The children with their keys, and the metadata."""
-        keys = jax.tree_util.GetAttrKey("_graphdef"), jax.tree_util.GetAttrKey("states")
-        return tuple(zip(keys, (self._graphdef, self.states))), self.metadata
-
-    @classmethod
-    def tree_unflatten(cls, metadata: tp.Any, children: tp.Any) -> NodeStates:
-        """The inverse of `tree_flatten_with_keys`.
-
-        Args:
-            metadata, children: what `tree_flatten_with_keys` gives.
-        """
-        graphdef, states = children
-        return cls(graphdef, states, metadata)
 
 
 def is_tree_node(x: tp.Any) -> bool:
@@ -298,7 +288,7 @@ def prefix(
     >>> jax.vmap(lambda node: node.x * node.y, in_axes=(axes,))(node).tolist()
     [2.0, 2.0, 2.0]
     """
-    choose = filter_map if callable(filter_map) else _chooser(filter_map)
+    choose = filter_map if callable(filter_map) else PrefixMapping(filter_map).map_prefix
     graph = GRAPH_MODE.given(graph)
     closed = _is_closed if graph else is_variable
     pairs, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=closed)
@@ -340,18 +330,3 @@ def _node_prefixes(
         else NodePrefix(type(x).__name__, by_path, others)
         for (_, x), by_path, others in zip(roots, settings, aliases)
     ]
-
-
-def _chooser(filter_map: tp.Mapping[Filter, tp.Any]) -> tp.Callable[[Path, tp.Any], tp.Any]:
-    predicates = [(to_predicate(f), setting) for f, setting in filter_map.items()]
-
-    def choose(path: Path, x: tp.Any) -> tp.Any:
-        for predicate, setting in predicates:
-            if predicate(path, x):
-                return setting
-        raise ValueError(
-            f"No filter matched the {type(x).__name__} at '{path_text(path)}'. Filters: "
-            f"{list(filter_map)}. Add one, or `...` for everything else."
-        )
-
-    return choose

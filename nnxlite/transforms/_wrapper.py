@@ -19,6 +19,7 @@ import weakref
 import jax
 
 from nnxlite._base.config import Modes
+from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import EAGER, drop_hidden_frames, trace_state
 from nnxlite._base.statics import ById, facts
 from nnxlite.boundary._inputs import Inputs, is_root
@@ -85,7 +86,7 @@ class Transform(tp.Generic[P, R]):
         self.__wrapped__ = fun
         self.options = options
         self.bound = self._unbound(fun)
-        self._programs: dict[tp.Any, tp.Any] | None = None
+        self._programs: Bounded[tp.Any, tp.Any] | None = None
 
     @staticmethod
     def _unbound(fun: tp.Any) -> Unbound:
@@ -173,7 +174,7 @@ def wrapped(fun: tp.Any, layers: Layers) -> tp.Any:
     return fun
 
 
-_programs: weakref.WeakKeyDictionary[tp.Any, dict[tp.Any, dict[tp.Any, tp.Any]]]
+_programs: weakref.WeakKeyDictionary[tp.Any, Bounded[tp.Any, Bounded[tp.Any, tp.Any]]]
 _programs = weakref.WeakKeyDictionary()
 
 KEPT_PER_FUNCTION = 64
@@ -195,35 +196,26 @@ def program(transform: Transform[..., tp.Any], key: tp.Any, make: tp.Callable[[]
     known = transform._programs
     if known is None:
         known = transform._programs = _programs_of(transform)
-    return _get(known, key, make)
+    return known.found(key, make)
 
 
-def _programs_of(transform: Transform[..., tp.Any]) -> dict[tp.Any, tp.Any]:
+def _programs_of(transform: Transform[..., tp.Any]) -> Bounded[tp.Any, tp.Any]:
     """The programs of a function under some options; those of this object alone if it must be so."""
-    bound = transform.bound
+    bound, alone = transform.bound, Bounded[tp.Any, tp.Any](KEPT_PER_FUNCTION)
     fun, layers = unwrapped(bound.fun)
     if type(fun).__eq__ is not object.__eq__:  # an equal function may outlive the first
-        return {}
+        return alone
     try:
-        mine = _programs.setdefault(fun, {})
+        mine = _programs.setdefault(fun, Bounded(KEPT_PER_FUNCTION))
     except TypeError:  # not weakly referable
-        return {}
+        return alone
     options = transform.options
     try:
         hash(options)
     except TypeError:
         options = boxed(options)
     carried = len(bound.args), *bound.kwargs
-    return _get(mine, (options, layers, carried, name_of(transform.__wrapped__)), dict)
-
-
-def _get(known: dict[tp.Any, tp.Any], key: tp.Any, make: tp.Callable[[], tp.Any]) -> tp.Any:
-    found = known.get(key)
-    if found is None:
-        while len(known) >= KEPT_PER_FUNCTION:
-            known.pop(next(iter(tuple(known)), None), None)
-        found = known.setdefault(key, make())  # or that of another thread
-    return found
+    return mine.found((options, layers, carried, name_of(transform.__wrapped__)), lambda: alone)
 
 
 def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
@@ -236,16 +228,6 @@ def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
         return weakref.ref(fun)
     except TypeError:
         return lambda: fun
-
-
-def not_owning(method: tp.Callable[..., T]) -> tp.Callable[..., T]:
-    """A bound method that does not keep its object alive, for functions that the object refers to.
-
-    JAX's caches keep what a traced function captured, tracers too, until the function dies. In a circle
-    it would live until the next garbage collection, and JAX's check for leaks would find the tracers.
-    """
-    find: tp.Any = weakref.WeakMethod(tp.cast(tp.Any, method))
-    return lambda *args, **kwargs: find()(*args, **kwargs)
 
 
 class _Parts(tp.NamedTuple):

@@ -506,5 +506,5 @@ def test_a_bound_method_has_no_private_attribute_of_its_function():
         def go(self, x):
             return x
 
-    with pytest.raises(AttributeError, match="^_core$"):
-        Layer().go._core
+    with pytest.raises(AttributeError, match="^_compiled$"):
+        Layer().go._compiled

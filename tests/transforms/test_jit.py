@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import nnxlite as nnx
 from nnxlite.transforms._compiles import RECORDS_PER_FUNCTION
-from nnxlite.transforms._placement import CALLS_PER_PLACEMENT
+from nnxlite.transforms._jit_program import CALLS_WITH_SHARDINGS
 from tests.sharding.meshes import mesh_of
 from tests.transforms.models import Counted, Foo, Tied, refuses, snapshot, values
 
@@ -564,18 +564,18 @@ def test_programs_with_shardings_and_donation_are_bounded():
     whole = NamedSharding(mesh_of(), PartitionSpec())
     placed = nnx.jit(lambda m: m.w * 1, out_shardings=whole)
     donating = nnx.jit(lambda m: m.w.set_value(m.w * 1), donate="written")
-    for n in range(CALLS_PER_PLACEMENT + 10):
+    for n in range(CALLS_WITH_SHARDINGS + 10):
         model = Counted()
         model.number = n
         placed(model)
         assert donating.donation(model).bytes == 8
-    assert len(placed._core.placement._by_call) == CALLS_PER_PLACEMENT
+    assert len(placed._compiled._placed) == CALLS_WITH_SHARDINGS
     del model
     placed.clear_cache()
     jax.clear_caches()
     gc.collect()
     # What is left are the calls in the log of `explain`, and that of the body traced last.
-    assert len(donating._core.donor._partitions) <= RECORDS_PER_FUNCTION + 1
+    assert len(donating._compiled._partitions) <= RECORDS_PER_FUNCTION + 1
 
 
 def test_inline_and_keep_unused():

@@ -325,7 +325,7 @@ def test_attributes_of_the_function_give_way_to_those_of_the_wrapper():
     def f(x):
         return x + 1
 
-    f.jitted_fn = f.fun = f._core = f.note = "text"
+    f.jitted_fn = f.fun = f._compiled = f.note = "text"
     for wrapped in (nnx.jit(f), nnx.jit(nnx.jit(f)), nnx.jit_partial(f, X)):
         assert wrapped.note == "text" and wrapped.fun != "text" != wrapped.jitted_fn
     assert nnx.jit(f)(1) == 2 and nnx.vmap(nnx.remat(nnx.jit(f)))(X).tolist() == (X + 1).tolist()

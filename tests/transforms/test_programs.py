@@ -232,19 +232,18 @@ def test_a_callback_runs_in_each_call_and_is_that_of_the_call():
     assert sorted(seen) == [("one", 1.0), ("one", 2.0), ("two", 1.0), ("two", 2.0)]
 
 
-def test_the_programs_used_last_stay(monkeypatch):
-    monkeypatch.setattr(_programs, "KEPT", 2)
+def test_programs_are_bounded(monkeypatch):
+    monkeypatch.setattr(_programs._programs, "most", 2)
     _programs._programs.clear()
     for i in range(4):
-        nnx.switch(0, [lambda x: x + 1], X)
         nnx.switch(0, [lambda x, i=i: x * (i + 2)], X)
     assert len(_programs._programs) == 2
     with compilations(0):
-        nnx.switch(0, [lambda x: x + 1], X)
+        nnx.switch(0, [lambda x: x * 5], X)
 
 
 def test_threads_that_run_and_drop_programs(monkeypatch):
-    monkeypatch.setattr(_programs, "KEPT", 2)
+    monkeypatch.setattr(_programs._programs, "most", 2)
     failures = []
 
     def work(n):

@@ -193,7 +193,7 @@ def test_prefixes_for_states_variables_and_shardings():
 
 def test_a_prefix_without_a_match_names_the_path():
     with pytest.raises(
-        ValueError, match=r"No filter matched the BatchStat at 'm\.n'\. Filters: \[<cl"
+        ValueError, match=r"No setting found for BatchStat at 'm\.n': none of the filters \(<cl"
     ):
         nnx.prefix({"m": Foo()}, {nnx.Param: 0})
     with pytest.raises(TypeError):

@@ -147,6 +147,7 @@ KEYWORDS = {
     nnx.scan: signatures.ScanKeywords,
     nnx.shard_map: signatures.ShardMapKeywords,
     nnx.remat: signatures.RematKeywords,
+    nnx.make_jaxpr: signatures.JaxprKeywords,
     nnx.while_loop: signatures.ModeKeywords,
 }
 
