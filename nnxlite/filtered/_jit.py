@@ -127,7 +127,7 @@ class FilterJit(JitWrapped[P, R]):
         inputs = inputs_of_call(self.bound, args, kwargs)
         # Training loops pass arrays only: no leaf needs a check of its own. That is 1.4x of `jax.jit`
         # for 72 arrays, and would be 2.3x (benchmarks/filtered.py).
-        leaves, specs = inputs.leaves, self.options.specs
+        leaves, specs = inputs.leaves, self._specs
         if specs != ARRAYS:
             spec = specs.of_call(self.__wrapped__, self.bound, args, kwargs, self.name)
             inputs.make_static([not traced for traced in self._traced(inputs, leaves, spec)], self)

@@ -49,7 +49,8 @@ class JitWrapped(Transform[P, R]):
     def __init__(self, fun: tp.Callable[P, R], options: Options) -> None:
         super().__init__(fun, options)
         self.fun = fun
-        self._has_static = bool(options.static)
+        self._static, self._specs = options.static, options.specs  # faster to read
+        self._has_static = bool(self._static)
         self._compiled: JitProgram = program(self, None, lambda: JitProgram(self))
         self.jitted_fn = self._compiled if self._compiled.sharded else self._compiled.jitted
 
@@ -69,7 +70,7 @@ class JitWrapped(Transform[P, R]):
         if first or named:
             args, kwargs = (*first, *args), {**named, **kwargs}
         if self._has_static:
-            args, kwargs = self.options.static.boxed(fun, args, kwargs, len(first))
+            args, kwargs = self._static.boxed(fun, args, kwargs, len(first))
         inputs = Inputs.of_call(args, kwargs, self.bound.names)
         if not self.options.modes.graph:
             inputs.in_mode(False, "jit")
@@ -307,6 +308,7 @@ def jit(
             "jax_options": tuple(sorted(jax_options.items())),
             "max_traces": as_integer(max_traces),
             "is_array": None,
+            "specs": None,
         }
         return JitWrapped(fun, Options.of("jit", modes, run_jit, **more))
 
