@@ -28,14 +28,6 @@ def owners(call: CallDef, num_bound: int) -> list[Owner]:
     return [owner(*paths[leaf.position]) for leaf in call.leaves()]
 
 
-def refuse_shared_buffers(self, call: CallDef, groups: tp.Sequence[tp.Any]) -> None:
-    """Raise ValueError where one buffer would be donated twice, or donated and read."""
-    _, donated = self._partitions[call].positions
-    find_texts = lambda: _texts(call)
-    leaves = self.join(call, groups)
-    refuse_shared_buffers(self._name, leaves, donated, find_texts)
-
-
 def refuse_shared_buffers(
     what: object,
     leaves: tp.Sequence[tp.Any],
