@@ -22,9 +22,9 @@ import typing as tp
 from nnxlite._base.config import GRAPH_MODE
 from nnxlite._state._flat import FlatState
 from nnxlite.filters import Filter
-from nnxlite.graph._functional import leaves_of, refuse_sharing, select
+from nnxlite.graph._functional import leaves_of, select
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._plan import View
+from nnxlite.graph._plan import View, refuse_sharing
 from nnxlite.graph._rebuild import build_nodes, note_entered, resolve
 from nnxlite.graph._traverse import Traversal, traverse
 from nnxlite.variables._variable import Variable, make

@@ -27,7 +27,6 @@ from nnxlite.boundary._call_def import (
     call_def,
     static_leaves,
 )
-from nnxlite.graph._functional import refuse_sharing
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
     CUSTOM,
@@ -43,7 +42,7 @@ from nnxlite.graph._kinds import (
     kind_by_type,
     kind_of,
 )
-from nnxlite.graph._plan import Stale, View, find_plan, view
+from nnxlite.graph._plan import Stale, View, find_plan, refuse_sharing, view
 from nnxlite.variables._variable import Variable
 
 _ROOTS = frozenset({OBJECT, VARIABLE, STATE, CUSTOM, REF})

@@ -11,7 +11,6 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-import operator
 import typing as tp
 
 import jax
@@ -32,19 +31,18 @@ from nnxlite.boundary._call_def import (
 )
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, note_definition_of
+from nnxlite.graph._edit import note_arrays
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._rebuild import (
-    ArrayCode,
     Code,
-    ContainerCode,
     NodeCode,
     Path,
     add_nodes,
     check_trace,
     resolve,
 )
-from nnxlite.graph._traverse import children_by_name, children_of, is_edited_in_place, note_edit
+from nnxlite.graph._traverse import note_edit
 from nnxlite.variables._definition import VariableDef
 from nnxlite.variables._variable import note_definition, note_raw
 
@@ -326,42 +324,8 @@ def _note_values(
             arrays[leaf] = value
         else:
             note_raw(writes, nodes[decoded.leaf_nodes[leaf]], value)
-    for owner, name, code in decoded.raw_slots if arrays else ():
-        if owner < 0 or arrays.keys().isdisjoint(_array_leaves(code)):
-            continue
-        node = nodes[owner]
-        check_trace(node)
-        new = _with_arrays(children_by_name(node)[name], code, arrays, writes)
-        if isinstance(node, GraphNode):
-            writes.add(node._nnx_dict.__setitem__, name, new)
-        else:
-            note_edit(writes, node, {name: new})
-
-
-def _array_leaves(code: Code) -> tp.Iterator[int]:
-    if isinstance(code, ContainerCode):
-        for child in code.codes:
-            yield from _array_leaves(child)
-    elif isinstance(code, ArrayCode):
-        yield code.leaf
-
-
-def _with_arrays(held: tp.Any, code: Code, arrays: dict[int, tp.Any], writes: Writes) -> tp.Any:
-    """The value of an attribute, with new arrays; lists, dicts and States are changed in place."""
-    if not isinstance(code, ContainerCode):
-        return arrays.get(code.leaf, held) if isinstance(code, ArrayCode) else held
-    keys = code.definition.keys
-    children = [child for _, child in children_of(held)]
-    new = [_with_arrays(child, c, arrays, writes) for child, c in zip(children, code.codes)]
-    if all(a is b for a, b in zip(children, new)):
-        return held
-    if is_edited_in_place(held):
-        note = writes.add if type(held) in (list, dict) else writes.add_foreign
-        for key, before, after in zip(keys, children, new):
-            if after is not before:
-                note(operator.setitem, held, key, after)
-        return held
-    return code.definition.build(new)
+    if arrays:
+        note_arrays(writes, decoded, nodes, arrays)
 
 
 def _replay_graph(inputs: Inputs, left: OutDef, values: tp.Sequence[tp.Any]) -> tp.Any:

@@ -14,6 +14,7 @@ from nnxlite.graph._defs import set_definition as set_definition
 from nnxlite.graph._edit import pop as pop
 from nnxlite.graph._edit import set_metadata as set_metadata
 from nnxlite.graph._edit import update as update
+from nnxlite.graph._functional import GraphState as GraphState
 from nnxlite.graph._functional import PureState as PureState
 from nnxlite.graph._functional import call as call
 from nnxlite.graph._functional import clone as clone
@@ -29,7 +30,6 @@ from nnxlite.graph._graphdef import NodeDef as NodeDef
 from nnxlite.graph._graphdef import NodeRef as NodeRef
 from nnxlite.graph._graphdef import Static as Static
 from nnxlite.graph._graphdef import VariableRecord as VariableRecord
-from nnxlite.graph._graphstate import GraphState as GraphState
 from nnxlite.graph._kinds import ARRAY as ARRAY
 from nnxlite.graph._kinds import GraphNode as GraphNode
 from nnxlite.graph._kinds import find_hidden as find_hidden

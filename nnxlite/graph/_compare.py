@@ -22,6 +22,7 @@ ends in cycles; what is below something that was added, removed or retyped is no
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import typing as tp
 
 import jax
@@ -239,9 +240,7 @@ def compare(
     if len(names) == 1:
         names = [()]
     names[: len(roots)] = roots
-    walk = _Walk(before.decoded, after.decoded, at_leaf)
-    sides = (dict(zip(names, side.roots)) for side in (before.decoded, after.decoded))
-    return list(walk.run(*sides))
+    return list(_walk(before.decoded, after.decoded, names, at_leaf or (lambda path, a, b: ())))
 
 
 def differences_text(differences: tp.Sequence[Difference]) -> str:
@@ -255,74 +254,60 @@ def differences_text(differences: tp.Sequence[Difference]) -> str:
     return listed(differences, SHOWN, text, between="; ")
 
 
-class _Walk:
-    """A walk of two graphs; `partners` are pairs of nodes and `paths` of each side's, by number."""
-
-    def __init__(self, before: Decoded, after: Decoded, at_leaf: AtLeaf | None) -> None:
-        self.before, self.after = before, after
-        self.at_leaf = at_leaf or (lambda path, a, b: ())
-        self.paths: tuple[dict[int, Path], dict[int, Path]] = ({}, {})
-        self.partners: set[tuple[int, int]] = set()
-        self.pending: list[tuple[Path, Code | None, Code | None]] = []
-
-    def push(
-        self, before: dict[tp.Any, Code], after: dict[tp.Any, Code], path: Path | None = None
-    ) -> None:
-        """Visit these next, in order: by name below a path, or by path."""
-        for name in reversed([*before, *(name for name in after if name not in before)]):
-            below = name if path is None else (*path, name)
-            self.pending.append((below, before.get(name), after.get(name)))
-
-    def run(self, before: dict[Path, Code], after: dict[Path, Code]) -> tp.Iterator[Difference]:
-        self.push(before, after)
-        while self.pending:
-            path, a, b = self.pending.pop()
-            if a is None or b is None:
-                kind = "added" if a is None else "removed"
-                yield Difference(path, kind, kind_at(self.before, a), kind_at(self.after, b))
-            elif isinstance(a, StaticDef) and isinstance(b, StaticDef):
-                if type(a) is not type(b):  # equal or not, a new status
-                    old, new = (Status(type(x) is StaticDef, x.value) for x in (a, b))
-                    yield Difference(path, "retyped", old, new)
-                elif _differ(a.value, b.value):
-                    yield Difference(path, "setting", a.value, b.value)
-            elif isinstance(a, NodeCode) and isinstance(b, NodeCode):
-                yield from self.nodes(path, a, b)
-            elif type(a) is not type(b) or kind_at(self.before, a) is not kind_at(self.after, b):
-                yield Difference(path, "retyped", kind_at(self.before, a), kind_at(self.after, b))
-            elif isinstance(a, ContainerCode) and isinstance(b, ContainerCode):
-                yield from self.inside(path, a, b, a.definition.treedef, b.definition.treedef)
-            elif isinstance(a, ArrayCode) and isinstance(b, ArrayCode):
-                yield from self.at_leaf(path, a.leaf, b.leaf)
-
-    def nodes(self, path: Path, a: NodeCode, b: NodeCode) -> tp.Iterator[Difference]:
-        paths, others = self.paths
-        if (a.number, b.number) in self.partners:
-            return
-        if a.number in paths or b.number in others:
-            yield Difference(path, "shared", paths.get(a.number), others.get(b.number))
-            return
-        self.partners.add((a.number, b.number))
-        paths[a.number] = others[b.number] = path
-        old, new = self.before.node_defs[a.number], self.after.node_defs[b.number]
-        if kind_at(self.before, a) is not kind_at(self.after, b):
-            yield Difference(path, "retyped", kind_at(self.before, a), kind_at(self.after, b))
-        elif isinstance(old, ObjectDef):  # with metadata: of a registered class
-            yield from self.inside(path, a, b, old.metadata, new.metadata)
-        else:
-            if isinstance(old, VariableDef) and old is not new:
-                yield from _metadata(path, old.metadata, new.metadata)
-            leaves = self.before.node_leaves[a.number], self.after.node_leaves[b.number]
-            yield from self.at_leaf(path, *leaves)
-
-    def inside(
-        self, path: Path, a: Code, b: Code, old: tp.Any, new: tp.Any
-    ) -> tp.Iterator[Difference]:
-        """Objects or containers of one class, with what else they consist of."""
-        before, after = (dict(x.below(c, True)) for x, c in ((self.before, a), (self.after, b)))
-        if _differ(old, new) and (isinstance(a, NodeCode) or [*before] == [*after]):
-            yield Difference(path, "setting", old, new)
-        self.push(before, after, path)
+def _walk(
+    before: Decoded, after: Decoded, names: tp.Sequence[Path], at_leaf: AtLeaf
+) -> tp.Iterator[Difference]:
+    partners: dict[int, int] = {}
+    paths: tuple[dict[int, Path], dict[int, Path]] = {}, {}  # of the nodes of each side
+    roots = itertools.zip_longest(before.roots, after.roots)
+    pending: list[tuple[Path, tp.Any, tp.Any]]
+    pending = [(path, a, b) for path, (a, b) in zip(names, roots)][::-1]
+    while pending:
+        path, a, b = pending.pop()
+        kinds = kind_at(before, a), kind_at(after, b)
+        inside: tuple[tp.Any, tp.Any] | None = None  # what else objects or containers consist of
+        if a is None or b is None:
+            yield Difference(path, "added" if a is None else "removed", *kinds)
+        elif isinstance(a, StaticDef) and isinstance(b, StaticDef):
+            if type(a) is not type(b):  # equal or not, a new status
+                old, new = (Status(type(x) is StaticDef, x.value) for x in (a, b))
+                yield Difference(path, "retyped", old, new)
+            elif _differ(a.value, b.value):
+                yield Difference(path, "setting", a.value, b.value)
+        elif isinstance(a, NodeCode) and isinstance(b, NodeCode):
+            if partners.get(a.number) == b.number:
+                continue
+            if a.number in paths[0] or b.number in paths[1]:
+                shared = paths[0].get(a.number), paths[1].get(b.number)
+                yield Difference(path, "shared", *shared)
+                continue
+            partners[a.number] = b.number
+            paths[0][a.number] = paths[1][b.number] = path
+            old, new = before.node_defs[a.number], after.node_defs[b.number]
+            if kinds[0] is not kinds[1]:
+                yield Difference(path, "retyped", *kinds)
+            elif isinstance(old, ObjectDef):  # with metadata: of a registered class
+                inside = old.metadata, new.metadata
+            else:
+                if isinstance(old, VariableDef) and old is not new:
+                    yield from _metadata(path, old.metadata, new.metadata)
+                yield from at_leaf(path, before.leaf_of(a), after.leaf_of(b))
+        elif type(a) is not type(b) or kinds[0] is not kinds[1]:
+            yield Difference(path, "retyped", *kinds)
+        elif isinstance(a, ContainerCode) and isinstance(b, ContainerCode):
+            inside = a.definition.treedef, b.definition.treedef
+        elif isinstance(a, ArrayCode) and isinstance(b, ArrayCode):
+            yield from at_leaf(path, a.leaf, b.leaf)
+        if inside is not None:
+            ours, theirs = (
+                dict(side.below(tp.cast(Code, code), True))
+                for side, code in ((before, a), (after, b))
+            )
+            if _differ(*inside) and (isinstance(a, NodeCode) or [*ours] == [*theirs]):
+                yield Difference(path, "setting", *inside)
+            every = [*ours, *(name for name in theirs if name not in ours)]
+            below = [((*path, name), ours.get(name), theirs.get(name)) for name in every]
+            pending += reversed(below)
 
 
 def _metadata(

@@ -20,6 +20,7 @@ definition is private, see `_base.interning`.
 
 from __future__ import annotations
 
+import enum
 import functools
 import operator
 import types
@@ -28,7 +29,7 @@ import typing as tp
 from nnxlite._base.interning import ELSEWHERE, LOCK, Definition, Table
 from nnxlite._base.jax import static_part, with_static_part
 from nnxlite._base.statics import Facts, alike, atoms, facts, is_constant, own_copy
-from nnxlite._base.versions import Writes, epoch, next_number, observe, touch
+from nnxlite._base.versions import Writes, epoch, next_number, observe, run_together, touch
 from nnxlite._state._walk import sort_key, sorted_keys
 from nnxlite.graph._kinds import (
     CONTAINERS,
@@ -72,6 +73,9 @@ class Layout:
         self.static = tuple(n for n in names if not status[n])
         self.data_values = values_getter(self.data)
         self.static_values = values_getter(self.static)
+
+    def __reduce__(self) -> tp.Any:
+        return layout_of, (dict(self.status),)
 
 
 _layouts: Table[Layout] = Table("key")
@@ -129,19 +133,11 @@ class ObjectDef(Definition):
     def with_static(self, name: tp.Any, value: tp.Any) -> ObjectDef:
         """The definition with another value of one static attribute; this one is not `mutable`.
 
-        What is known of the other values is taken over: with their keys worked out again a change of
-        mode takes nearly three times as long, about 4 % of training with an evaluation after every ten
-        steps, which has 15 % to spend (bench `loops`).
+        What is known of the other values is taken over: it is why a change of mode is quick.
         """
         at = self.layout.static.index(name)
         statics = (*self.statics[:at], value, *self.statics[at + 1 :])
-        about = facts(value)
-        if self.public is None and about.exact:
-            first = len(self.key) - len(statics)
-            known = _defs.find((*self.key[: first + at], about.key, *self.key[first + at + 1 :]))
-            if known is not None:
-                return known
-        every = (*self.facts[:at], about, *self.facts[at + 1 :])
+        every = (*self.facts[:at], facts(value), *self.facts[at + 1 :])
         return _interned_object(self.type, self.layout, statics, self.metadata, every)
 
     def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> ObjectDef:
@@ -183,7 +179,7 @@ class ObjectDef(Definition):
         return f"{self.type.__name__}({static})"
 
     def __reduce__(self) -> tp.Any:
-        return _object_def, (self.type, dict(self.layout.status), self.statics, self.metadata)
+        return intern_object, (self.type, self.layout, self.statics, self.metadata)
 
 
 def _names(names: tuple[tp.Any, ...], chosen: list[bool]) -> tuple[tp.Any, ...]:
@@ -191,12 +187,6 @@ def _names(names: tuple[tp.Any, ...], chosen: list[bool]) -> tuple[tp.Any, ...]:
 
 
 _defs: Table[ObjectDef] = Table("key")
-
-
-def _object_def(
-    cls: type, status: Status, statics: tuple[tp.Any, ...], metadata: tp.Any
-) -> ObjectDef:
-    return intern_object(cls, layout_of(status), statics, metadata)
 
 
 def intern_object(
@@ -219,11 +209,7 @@ def _interned_object(
     exact = about.exact and all(part.exact for part in every)
     shared = _defs.find(key)
     if shared is None:
-        kept = (
-            statics
-            if exact
-            else tuple([v if p.exact else ELSEWHERE for v, p in zip(statics, every)])
-        )
+        kept = tuple([v if part.exact else ELSEWHERE for v, part in zip(statics, every)])
         shared = ObjectDef(cls, layout, kept, metadata if about.exact else ELSEWHERE, every, key)
         shared = _defs.add(key, shared)
     return shared if exact else ObjectDef(cls, layout, statics, metadata, every, key, shared)
@@ -296,18 +282,15 @@ def set_static(node: GraphNode, name: tp.Any, value: tp.Any) -> None:
     if old is not None and not old.mutable and name in old.template:
         new = old.with_static(name, value)
     attributes: tp.Any = node._nnx_dict
+    before = attributes.get(name)  # alive to the end: what a finalizer of it edits comes after
     with LOCK:
-        start = next_number()
-        is_current = node._nnx_def is old
-        _set_def(node, None)  # what interrupts this must not leave a plan valid
-        epoch.move()
-        attributes[name] = value
-        if new is not None and is_current:
-            _set_def(node, new)
-            epoch.move()
-            if epoch.now == start + 2:  # no signal handler or finalizer has edited it in between
-                return
-    set_definition(node, None)
+        if node._nnx_def is not old:  # another thread has edited the object
+            new = None
+        move = (setattr, epoch, "now", next_number())
+        run_together([(attributes.__setitem__, name, value), (_set_def, node, new), move])
+        if new is None:
+            touch(node)
+    del before
 
 
 def _look_up(node: GraphNode) -> ObjectDef:
@@ -460,12 +443,8 @@ class ContainerDef(Definition):
         return f"{self.type.__name__}{list(self.keys)}"
 
     def __reduce__(self) -> tp.Any:
-        return container_def, (
-            self.kind,
-            self.type,
-            tuple(self._as_node([*self.keys])),
-            self.treedef,
-        )
+        keys = tuple(self._as_node([*self.keys]))
+        return container_def, (self.kind, self.type, keys, self.treedef)
 
 
 class StaticDef(Definition):
@@ -499,23 +478,13 @@ class StaticDef(Definition):
         return static_def, (self.value,)
 
 
-class _Mark:
-    """A named token."""
+class Mark(enum.Enum):
+    """Tokens of leaves that have no definition."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-    def __reduce__(self) -> str:
-        return self.name
+    LEAF, REF_LEAF = range(2)
 
 
-LEAF = _Mark("LEAF")
-REF_LEAF = _Mark("REF_LEAF")
+LEAF, REF_LEAF = Mark
 
 _containers: Table[ContainerDef] = Table("key")
 _statics: Table[StaticDef] = Table("key")
@@ -530,8 +499,7 @@ def container_def(
         shared = _containers.find(key)
     except ValueError:  # the static part of a pytree node cannot be compared: one of its own
         return ContainerDef(kind, type_, keys, treedef)
-    if shared is None:
-        shared = _containers.add(key, ContainerDef(kind, type_, keys, treedef, key))
+    shared = shared or _containers.add(key, ContainerDef(kind, type_, keys, treedef, key))
     if treedef is None or facts(static_part(treedef)).exact:
         return shared
     return ContainerDef(kind, type_, keys, treedef, key, shared)
@@ -541,10 +509,8 @@ def static_def(value: tp.Any) -> StaticDef:
     """The definition of a static value."""
     value = own_copy(value)
     key, exact, mutable, _ = facts(value)
-    shared = _statics.find(key)
-    if shared is None:
-        shared = _statics.add(key, StaticDef(value if exact else ELSEWHERE, key))
+    shared = _statics.find(key) or _statics.add(key, StaticDef(value if exact else ELSEWHERE, key))
     return shared if exact else StaticDef(value, key, mutable, shared)
 
 
-Token: tp.TypeAlias = ObjectDef | VariableDef | ContainerDef | StaticDef | _Mark | int
+Token: tp.TypeAlias = ObjectDef | VariableDef | ContainerDef | StaticDef | Mark | int

@@ -5,6 +5,7 @@ Every edit is worked out whole before the first write, so that a refused one cha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 import typing as tp
@@ -20,17 +21,21 @@ from nnxlite._state._definition import State
 from nnxlite._state._flat import FlatState, to_pure_dict
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
-from nnxlite.graph._functional import AnyState, root_leaves
-from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._graphstate import GraphState
-from nnxlite.graph._kinds import OBJECT, PYTREE, GraphNode, kind_of
-from nnxlite.graph._plan import Plan, Stale, usual_plan, view
-from nnxlite.graph._rebuild import Code, Path, check_trace
+from nnxlite.graph._functional import AnyState, GraphState, root_leaves
+from nnxlite.graph._kinds import EVERY, OBJECT, PYTREE, GraphNode, kind_of
+from nnxlite.graph._plan import Stale, usual_plan, view
+from nnxlite.graph._rebuild import (
+    ArrayCode,
+    Code,
+    ContainerCode,
+    Decoded,
+    NodeCode,
+    Path,
+    check_trace,
+)
 from nnxlite.graph._traverse import (
     NODES,
     children_by_name,
-    children_of,
-    define_container,
     is_edited_in_place,
     is_static_child,
     note_edit,
@@ -39,33 +44,17 @@ from nnxlite.graph._walk import iter_graph
 from nnxlite.variables._definition import MISSING, set_value
 from nnxlite.variables._variable import Variable, note_definition, note_raw
 
-
-class Place(tp.NamedTuple):
-    """A node, its name, and the place above it (None for the root)."""
-
-    node: tp.Any
-    name: tp.Any
-    above: Place | None
-
-    def path(self, *names: tp.Any) -> Path:
-        """The names that lead here, and further ones."""
-        path = list(reversed(names))
-        place = self
-        while place.above is not None:
-            path.append(place.name)
-            place = place.above
-        return tuple(reversed(path))
+Below: tp.TypeAlias = list[tuple[tp.Any, Code]]
+"""Children by name."""
 
 
-Pending: tp.TypeAlias = tuple[Place, tp.Mapping[tp.Any, tp.Any], tp.Any]
-"""A node to be updated: its place, its children by name, and what is brought for them."""
-
-
-def _check_trace(place: Place) -> None:
-    """Refuse to change an object, or a container in one, of another trace than the one running."""
-    while not isinstance(place.node, GraphNode) and place.above is not None:
-        place = place.above
-    check_trace(place.node)
+def _holder(root: tp.Any, path: Path) -> tuple[tp.Any, tp.Any]:
+    """The node that has the child at a path, and the innermost object around that child."""
+    owner = root
+    for name in path[:-1]:
+        root = children_by_name(root)[name]
+        owner = root if isinstance(root, GraphNode) else owner
+    return root, owner
 
 
 def update(node: tp.Any, state: tp.Any, /, *states: tp.Any) -> None:
@@ -129,218 +118,144 @@ def _for_variable(variable: Variable[tp.Any], states: tuple[tp.Any, ...]) -> tup
 
 
 class _Update:
-    """What is to be written into a graph: gathered and checked whole, then written.
+    """What is to be written into a graph: gathered and checked whole, then noted.
+
+    A later state takes the place of an earlier one, leaf by leaf.
 
     Attributes:
-        variables: what keeps their values, new raw values, and, where more is to be done than keeping
-            the value, the Variable itself and whose metadata it takes over (or None).
-        references: array references with their new contents.
-        bindings: new children of objects and containers, by their place.
-        frozen: what takes the place of frozen objects, by their ids.
-        first: whether no earlier state has brought a value that a Variable is to have.
+        values: the writes of Variables that get another value and nothing else, by their ids.
+        others: the Variables with more to be done, their values, and whose metadata they take over.
+        bare: the new values of leaves that are not Variables, by path.
+        added: the nodes that get Variables at new names, by their ids, and these Variables.
     """
 
     def __init__(self, root: tp.Any) -> None:
-        self.root = Place(root, None, None)
+        self.root = root
         self.trace = trace_state.value
-        self.variables: list[tuple[tp.Any, tp.Any, tp.Any, Variable[tp.Any] | None]] = []
-        self.references: list[tuple[tp.Any, tp.Any]] = []
-        self.bindings: dict[tp.Any, tuple[Place, dict[tp.Any, tp.Any]]] = {}
-        self.frozen: dict[int, _Changed] = {}
-        self.plan: Plan | None = None
+        self.values: dict[int, tuple[tp.Any, ...]] = {}
+        self.others: dict[int, tuple[Variable[tp.Any], tp.Any, Variable[tp.Any] | None]] = {}
+        self.bare: dict[Path, tp.Any] = {}
+        self.added: dict[int, tuple[tp.Any, dict[tp.Any, tp.Any]]] = {}
 
     # gathering -------------------------------------------------------------------------------
 
     def collect(self, given: tp.Any) -> None:
         """Note and check everything that one state brings."""
+        self.again = bool(self.others or self.values)  # from an earlier state
+        if isinstance(self.root, Variable):
+            self._variable(self.root, given, ())
+            return
         if isinstance(given, GraphState):
             given = given._state
         if isinstance(given, FlatState):
             given = given.to_nested_state()
-        self.first = not self.variables
-        root = self.root
-        if isinstance(root.node, Variable):
-            self._variable(root.node, given, root)
-        elif not isinstance(given, Mapping):
+        if not isinstance(given, Mapping):
             raise TypeError(
                 "update takes states (State, FlatState or nested dicts), got "
                 f"{type(given).__name__}."
             )
-        elif not self._all_at_once(given):
-            self._walk(given)
-
-    def _all_at_once(self, given: tp.Any) -> bool:
-        """Pair a State of exactly the shape of a plan with its Variables; False if it is not."""
-        plan = self.plan = usual_plan(self.root.node)
-        try:
-            if plan is None or plan.boxes is None:  # some leaf is not a Variable, or is a reference
-                return False
-            leaves = plan.leaves()
-        except Stale:
-            return False
-        values = plan.graphdef.program().read(given)
+        leaves, values = [], None
+        with contextlib.suppress(Stale):
+            plan = usual_plan(self.root)
+            if plan is not None and plan.boxes is not None:  # all leaves are Variables
+                leaves, values = plan.leaves(), plan.graphdef.program().read(given)
         if values is None:
-            return False
-        for number, (variable, value) in enumerate(zip(leaves, values)):
-            self._variable(variable, value, number)
-        return True
+            self._by_name(given)
+            return
+        for variable, value in zip(leaves, values):
+            self._variable(variable, value)
 
-    def _walk(self, given: tp.Any) -> None:
-        """Go down state and objects together."""
-        pending: list[Pending] = [(self.root, children_by_name(self.root.node), given)]
+    def _by_name(self, given: tp.Any) -> None:
+        """Go down a state and the objects together."""
+        pending: list[tuple[Path, tp.Any, tp.Any]] = [((), self.root, given)]
         while pending:
-            place, children, mapping = pending.pop()
+            above, node, mapping = pending.pop()
+            children = children_by_name(node)
             items = mapping._mapping.items() if isinstance(mapping, State) else mapping.items()
             for name, value in items:
-                child = children.get(name, MISSING)
+                path, child = (*above, name), children.get(name, MISSING)
                 if isinstance(child, Variable):
-                    self._variable(child, value, place, name)
-                elif type(value) is State and kind_of(child) == OBJECT:
-                    below = tuple.__new__(Place, (child, name, place))  # quicker than Place(...)
-                    pending.append((below, child._nnx_dict, value))
+                    self._variable(child, value, path)
+                elif type(value) is State and kind_of(child) == OBJECT:  # quick
+                    pending.append((path, child, value))
+                elif child is MISSING or (child is None and isinstance(value, Variable)):
+                    self._add(path, node, value)
+                elif is_static_child(node, name, child):
+                    raise self._unknown(path, value, "is static")
+                elif child is None and value is not None:
+                    raise self._unknown(path, value, "is None")
+                elif kind_of(child) not in NODES:
+                    self._bare(path, child, value)
+                elif isinstance(value, Mapping):
+                    pending.append((path, child, value))
                 else:
-                    self._child(place, name, child, value, pending)
-
-    def _child(
-        self,
-        place: Place,
-        name: tp.Any,
-        child: tp.Any,
-        value: tp.Any,
-        pending: list[Pending],
-    ) -> None:
-        """What a state contains for a child that is not a Variable."""
-        if child is MISSING or (child is None and isinstance(value, Variable)):
-            self._add(place, name, value)
-        elif is_static_child(place.node, name, child):
-            raise self._unknown(place, (name,), value, "is static")
-        elif child is None and value is not None:
-            raise self._unknown(place, (name,), value, "is None")
-        elif kind_of(child) not in NODES:
-            self._leaf(place, name, child, value)
-        elif isinstance(value, Mapping):
-            pending.append((Place(child, name, place), children_by_name(child), value))
-        else:
-            raise self._unknown(place, (name,), value, "holds a node, not a leaf")
+                    raise self._unknown(path, value, "holds a node, not a leaf")
 
     def _variable(
-        self, variable: Variable[tp.Any], value: tp.Any, place: Place | int, *names: tp.Any
+        self, variable: Variable[tp.Any], value: tp.Any, path: Path | None = None
     ) -> None:
-        """Note a Variable, at a place or with the number of its leaf, and its new value."""
+        """Note the new value of a Variable, and the Variable that it comes with."""
         box, model = variable._box, None
         old, definition = box.value, box.definition
         if isinstance(value, Variable):
             model = value if value._box.definition is not definition else None
             value = value._box.value
-        if value is old and model is None and self.first:
-            return
         plain = value is old or (
             type(value) is type(old) and not definition.is_ref and same_shape(old, value)
         )
         if not plain:
             if isinstance(value, State) and not isinstance(old, State):
                 value = to_pure_dict(value)  # a Variable may hold a dict
-            self._check_fit(place, names, old, value, model or variable)
+            self._check_fit(path, variable, old, value, model or variable)
+        if self.again:
+            self.others.pop(id(variable), None)
+            self.values.pop(id(variable), None)
+        if value is old and model is None:
+            return
         if box.trace is not self.trace:
             variable._check_level()
-        special = None if plain and model is None else variable
-        self.variables.append((box, value, special, model))
+        if plain and model is None:
+            self.values[id(variable)] = set_value, box, value
+        else:
+            self.others[id(variable)] = variable, value, model
 
-    def _leaf(self, place: Place, name: tp.Any, old: tp.Any, value: tp.Any) -> None:
+    def _bare(self, path: Path, old: tp.Any, value: tp.Any) -> None:
         """Note a new value of a leaf that is not a Variable: an array, a reference, a number, text.
 
         A Variable takes its place, unless it is a reference, which others may hold.
         """
-        if isinstance(value, Variable):
-            if not is_ref(old):
-                _check_trace(place)
-                self._bound(place)[name] = value
-                return
+        if isinstance(value, Variable) and is_ref(old):
             value = value.get_raw_value()
+        self.bare.pop(path, None)
         if value is old:
             return
-        if isinstance(value, Mapping) and _shape_of(old) is None:
-            raise self._unknown(place, (name,), value, "holds a leaf, not a node")
-        self._check_fit(place, (name,), old, value)
-        _check_trace(place)
-        if is_ref(old):
-            self.references.append((old, value))
-        else:
-            self._bound(place)[name] = value
+        if not isinstance(value, Variable):
+            if isinstance(value, Mapping) and _shape_of(old) is None:
+                raise self._unknown(path, value, "holds a leaf, not a node")
+            self._check_fit(path, old, old, value)
+        self.bare[path] = value
 
-    def _add(self, place: Place, name: tp.Any, value: tp.Any) -> None:
-        """Note a whole Variable for a path that does not exist."""
-        node = place.node
+    def _add(self, path: Path, node: tp.Any, value: tp.Any) -> None:
+        """Note a whole Variable for a path without a leaf."""
+        name = path[-1]
         if not isinstance(value, Variable) or type(node) is list or not is_edited_in_place(node):
-            raise self._unknown(place, (name,), value)
-        if isinstance(node, MutableSequence):
-            size = len(tp.cast(tp.Sized, node))
-            new = [n for n in self._bound(place) if isinstance(n, int) and n >= size]
-            if name != size + len(new):
-                raise self._unknown(place, (name,), value, "is not the next item of a list")
-        _check_trace(place)
-        if kind_of(node) == OBJECT and name not in place.node._nnx_status:
-            place.node._nnx_decide(name, value)  # raises where the attribute is declared static
-        self._bound(place)[name] = value
-
-    def _bound(self, place: Place) -> dict[tp.Any, tp.Any]:
-        """The new children noted for a place."""
-        if not is_edited_in_place(place.node):
-            return self._changed(place).children
-        key = None if place.above is None else (id(place.above.node), place.name)
-        return self.bindings.setdefault(key, (place, {}))[1]
-
-    def _changed(self, place: Place) -> _Changed:
-        """The replacement of a node that cannot be changed: one for all paths of a frozen object."""
-        if place.above is None:
-            name = type(place.node).__name__
-            if kind_of(place.node) == OBJECT:
-                raise dataclasses.FrozenInstanceError(
-                    f"update cannot change {name}, a frozen module, in place. Make another one of the "
-                    "state, nnx.merge(nnx.graphdef(module), state), or pass the object that contains it."
-                )
-            raise ValueError(
-                f"update cannot change an array inside a {name} in place; pass the object that holds it."
-            )
-        above = self._bound(place.above)
-        changed = above.get(place.name)
-        if type(changed) is not _Changed:
-            shared = kind_of(place.node) == OBJECT
-            changed = self.frozen.get(id(place.node)) if shared else None
-            if changed is None:
-                changed = _Changed(place.node)
-                if shared:
-                    self.frozen[id(place.node)] = changed
-            above[place.name] = changed
-        return changed
-
-    def _rebind(self) -> None:
-        """Note the other paths of the frozen objects that are replaced."""
-        entered: set[int] = set()
-        pending = [self.root]
-        places: list[Place] = []
-        while pending:
-            place = pending.pop()
-            if kind_of(place.node) == OBJECT:
-                places.append(place)
-                if id(place.node) in entered:
-                    continue
-                entered.add(id(place.node))
-            pending += [Place(child, name, place) for name, child in children_of(place.node)]
-        known = 0
-        while known != len(self.frozen):  # those of a frozen object may be in another one
-            known = len(self.frozen)
-            for place in places:
-                if id(place.node) in self.frozen:
-                    _check_trace(place)
-                    self._changed(place)
+            raise self._unknown(path, value)
+        _, added = self.added.setdefault(id(node), (node, {}))
+        if isinstance(tp.cast(tp.Any, node), MutableSequence):
+            size = len(node)
+            if name != size + len([n for n in added if isinstance(n, int) and n >= size]):
+                raise self._unknown(path, value, "is not the next item of a list")
+        check_trace(_holder(self.root, path)[1])
+        if kind_of(node) == OBJECT and name not in node._nnx_status:
+            node._nnx_decide(name, value)  # raises where the attribute is declared static
+        added[name] = value
 
     # checking --------------------------------------------------------------------------------
 
     def _check_fit(
         self,
-        place: Place | int,
-        names: Path,
+        path: Path | None,
+        leaf: tp.Any,
         old: tp.Any,
         new: tp.Any,
         variable: Variable[tp.Any] | None = None,
@@ -354,15 +269,15 @@ class _Update:
         if shape is None:
             return
         if given is None:
-            raise self._unknown(place, names, new, f"holds an array of shape {shape}")
+            raise self._unknown(self._path(path, leaf), new, f"holds an array of shape {shape}")
         reference = is_ref(old)
         boxed = kind_of(new) == PYTREE and kind_of(old) != PYTREE and _is_box(new)
         if not boxed and not reference and len(shape) == len(given):
             return
-        where = f"'{path_text(self._path(place, names))}'"
+        where = lambda: f"'{path_text(self._path(path, leaf))}'"
         if boxed:
             raise ValueError(
-                f"update: {where} of {type(self.root.node).__name__} holds an array of shape "
+                f"update: {where()} of {type(self.root).__name__} holds an array of shape "
                 f"{shape}, the state brings a {type(new).__qualname__} of {type(new).__module__}, "
                 "which is not an array but contains one, as a Variable of another library does. Bring "
                 "the arrays themselves: a State of Flax becomes a dict of them with "
@@ -370,91 +285,156 @@ class _Update:
             )
         if reference and shape != given:
             raise ValueError(
-                f"update: the reference at {where} has shape {shape}, the state brings "
+                f"update: the reference at {where()} has shape {shape}, the state brings "
                 f"{short_type(new)} of shape {given}. The shape of a reference is fixed: bring a "
                 "value of the same shape, or assign a new reference to the attribute."
             )
         if reference and getattr(new, "dtype", old.dtype) != old.dtype:
             raise ValueError(
-                f"update: the reference at {where} has dtype {old.dtype}, the state brings "
+                f"update: the reference at {where()} has dtype {old.dtype}, the state brings "
                 f"{short_type(new)}. Bring a value of the same dtype."
             )
         axes = None if variable is None else variable.sharding_names
         axes = getattr(axes, "spec", axes)  # of a NamedSharding
         if axes and not isinstance(axes, str) and len(axes) != len(given):
             raise ValueError(
-                f"update: the value at {where} has shape {shape} and its axes are annotated as "
+                f"update: the value at {where()} has shape {shape} and its axes are annotated as "
                 f"{axes}, the state brings {short_type(new)} of shape {given}. Bring a Variable "
                 "with the annotation of its axes (variable.replace(value, sharding=...)), or "
                 "change that of the object first (variable.set_metadata(out_sharding=...))."
             )
 
-    def _path(self, place: Place | int, names: Path) -> Path:
-        if isinstance(place, Place):
-            return place.path(*names)
-        return tp.cast(Plan, self.plan).graphdef.leaf_path(place)
+    def _path(self, path: Path | None, leaf: tp.Any) -> Path:
+        if path is not None:
+            return path
+        graphdef, _, leaves, *_ = view(self.root)
+        return next(p for p, x in zip(graphdef.each_path(), leaves) if x is leaf)
 
-    def _unknown(
-        self, place: Place | int, names: Path, value: tp.Any, why: str = "does not exist"
-    ) -> ValueError:
+    def _unknown(self, path: Path, value: tp.Any, why: str = "does not exist") -> ValueError:
         remedy = "Remove it from the state, or bring a Variable to be added to an existing object."
-        if isinstance(place, Place) and isinstance(names[-1], str) and names[-1].isdecimal():
-            if int(names[-1]) in children_by_name(place.node):
+        name = path[-1] if path else None
+        if isinstance(name, str) and name.isdecimal():
+            if int(name) in children_by_name(_holder(self.root, path)[0]):
                 remedy = (
-                    f"The key there is the number {int(names[-1])}, not a text: files have only keys of "
+                    f"The key there is the number {int(name)}, not a text: files have only keys of "
                     "text. Pass nnx.restore_int_paths(state), which makes numbers of them."
                 )
         return ValueError(
-            f"update: the path '{path_text(self._path(place, names))}' of "
-            f"{type(self.root.node).__name__} {why}, but the state holds a {short_type(value)} "
-            f"there. {remedy}"
+            f"update: the path '{path_text(path)}' of {type(self.root).__name__} {why}, but the state "
+            f"holds a {short_type(value)} there. {remedy}"
         )
 
     # noting ----------------------------------------------------------------------------------
 
     def note(self, writes: Writes) -> None:
         """Note everything that is to be written."""
-        if all(special is None for _, _, special, _ in self.variables):
-            writes.add_all([(set_value, box, value) for box, value, _, _ in self.variables])
-        else:  # the last one for each Variable: it brings the metadata as well as the value
-            last = {id(entry[0]): entry for entry in self.variables}
-            for box, value, special, model in last.values():
-                if special is None:
-                    writes.add(set_value, box, value)
-                    continue
-                if model is not None:
-                    note_definition(writes, special, special._definition_like(model))
-                note_raw(writes, special, value)
-        for ref, value in self.references:
-            writes.add_foreign(operator.setitem, ref, ..., value[...] if is_ref(value) else value)
-        if self.frozen:
-            self._rebind()
-        for place, children in self.bindings.values():
-            made = {n: v.made() if type(v) is _Changed else v for n, v in children.items()}
-            note_edit(writes, place.node, made)
+        writes.add_all(self.values.values())
+        for variable, value, model in self.others.values():
+            if model is not None:
+                note_definition(writes, variable, variable._definition_like(model))
+            note_raw(writes, variable, value)
+        if self.bare:
+            self._note_bare(writes)
+        for node, children in self.added.values():
+            note_edit(writes, node, children)
+
+    def _note_bare(self, writes: Writes) -> None:
+        graphdef, nodes, leaves, *_ = view(self.root, trees=EVERY)
+        decoded = graphdef.decoded
+        below = {(): dict(decoded.below(decoded.roots[0]))}  # the codes below each path, by name
+        arrays: dict[int, tp.Any] = {}
+        for path, value in self.bare.items():
+            for n in range(1, len(path)):
+                if path[:n] not in below:
+                    below[path[:n]] = dict(decoded.below(below[path[: n - 1]][path[n - 1]]))
+            number = decoded.leaf_of(below[path[:-1]][path[-1]])
+            leaf = leaves[number]
+            if is_ref(leaf):
+                check_trace(_holder(self.root, path)[1])
+                new = value[...] if is_ref(value) else value
+                writes.add_foreign(operator.setitem, leaf, ..., new)
+            else:
+                arrays[number] = value
+        if arrays:
+            note_arrays(writes, decoded, nodes(), arrays, self.root)
 
 
-class _Changed:
-    """A tuple, frozen object, or other node that cannot change, and children it shall have instead."""
+def note_arrays(
+    writes: Writes,
+    decoded: Decoded,
+    nodes: tp.Sequence[tp.Any],
+    arrays: tp.Mapping[int, tp.Any],
+    root: tp.Any = None,
+) -> None:
+    """Note that leaves without a Variable get other values, by leaf number.
 
-    def __init__(self, node: tp.Any) -> None:
-        self.node = node
-        self.children: dict[tp.Any, tp.Any] = {}
-        self._new: tp.Any = MISSING
+    Objects, lists, dicts and States are changed in place.  A tuple or a frozen object is replaced by
+    another one, everywhere.
 
-    def made(self) -> tp.Any:
-        """A new node with the children it shall have; the same one each time."""
-        if self._new is not MISSING:
-            return self._new
-        new = {n: p.made() if type(p) is _Changed else p for n, p in self.children.items()}
-        kind = kind_of(self.node)
-        if kind == OBJECT:
-            self._new = self.node._nnx_replaced(new)
-        else:
-            definition, _ = define_container(self.node, kind)
-            children = {**children_by_name(self.node), **new}
-            self._new = definition.build([children[key] for key in definition.keys])
-        return self._new
+    Args:
+        writes: where the writes are noted.
+        decoded: the definition of the graph.
+        nodes: its nodes, by number.
+        arrays: the new values, by leaf number.
+        root: the root, where there is one.
+
+    Raises TraceContextError where an object belongs to another trace level, ValueError for a tuple and
+    FrozenInstanceError for a frozen object that nothing contains.
+    """
+    made: dict[Code, tp.Any] = {}
+
+    def changes(value: tp.Any, below: Below, owner: tp.Any) -> dict[tp.Any, tp.Any]:
+        """The children of a value that others take the place of, by name."""
+        held = children_by_name(value)
+        after = [(name, new_of(held[name], child, owner)) for name, child in below]
+        changed = {name: new for name, new in after if new is not held[name]}
+        if changed:
+            check_trace(owner)
+        return changed
+
+    def new_of(value: tp.Any, code: Code, owner: tp.Any) -> tp.Any:
+        """The value itself, or what takes its place."""
+        if isinstance(code, ArrayCode):
+            return arrays.get(code.leaf, value)
+        if isinstance(code, NodeCode):
+            if is_edited_in_place(value):
+                return value
+            owner = value
+        if code not in made:
+            made[code] = value  # an object may contain itself
+            changed = changes(value, decoded.below(code), owner)
+            if changed and isinstance(code, NodeCode):
+                made[code] = value._nnx_replaced(changed)
+            elif changed and is_edited_in_place(value):
+                note_edit(writes, value, changed)
+            elif changed and isinstance(code, ContainerCode):
+                children = {**children_by_name(value), **changed}
+                made[code] = code.definition.build([children[k] for k in code.definition.keys])
+        return made[code]
+
+    slots: dict[int, Below] = {}
+    for number, name, code in decoded.raw_slots:
+        if number >= 0:
+            slots.setdefault(number, []).append((name, code))
+    if not all(is_edited_in_place(nodes[number]) for number in slots):
+        slots = {number: decoded.below(NodeCode(number)) for number in decoded.children}
+    for number, below in slots.items():
+        node = nodes[number]
+        if not is_edited_in_place(node):
+            new_of(node, NodeCode(number), node)
+        elif changed := changes(node, below, node):
+            note_edit(writes, node, changed)
+    if root is None or new_of(root, decoded.roots[0], root) is root:
+        return
+    name = type(root).__name__
+    if kind_of(root) == OBJECT:
+        raise dataclasses.FrozenInstanceError(
+            f"update cannot change {name}, a frozen module, in place. Make another one of the "
+            "state, nnx.merge(nnx.graphdef(module), state), or pass the object that contains it."
+        )
+    raise ValueError(
+        f"update cannot change an array inside a {name} in place; pass the object that holds it."
+    )
 
 
 def _shape_of(value: tp.Any) -> tuple[int, ...] | None:
@@ -513,46 +493,45 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
         raise ValueError("Expected at least one filter: nnx.pop(node, nnx.Intermediate).")
     if kind_of(node) not in NODES:
         raise TypeError(f"pop takes an object, or a pytree of objects, got {short_type(node)}.")
-    seen = view(node)
-    leaves = seen.leaves
-    programs, _ = seen.graphdef.groups(filters, leaves)
+    graphdef, _, leaves, *_ = view(node)
+    programs, _ = graphdef.groups(filters, leaves)
     chosen = {number for program in programs for number in program.leaves}
-    holders = list(_holders(node, seen.graphdef, chosen)) if chosen else []
-    for place, name in holders:
-        if not is_edited_in_place(place.node):
+    holders: dict[int, tuple[tp.Any, list[tp.Any]]] = {}
+    for path, holder, owner in _holders(node, graphdef.decoded, chosen) if chosen else ():
+        if not is_edited_in_place(holder):
             raise ValueError(
-                f"pop: '{path_text(place.path(name))}' is inside a {type(place.node).__name__}, "
+                f"pop: '{path_text(path)}' is inside a {type(holder).__name__}, "
                 "which cannot lose an element. Hold it in an attribute, a list or a dict."
             )
-        _check_trace(place)
+        check_trace(owner)
+        holders.setdefault(id(holder), (holder, []))[1].append(path[-1])
     states = tuple(p.build([leaves[number] for number in p.leaves]) for p in programs)
-    names: dict[int, tuple[tp.Any, list[tp.Any]]] = {}
-    for place, name in holders:
-        names.setdefault(id(place.node), (place.node, []))[1].append(name)
     writes = Writes()
-    for holder, removed in names.values():
+    for holder, removed in holders.values():
         note_edit(writes, holder, {}, removed)
     writes.make()
     return states[0] if len(states) == 1 else states
 
 
 def _holders(
-    node: tp.Any, graphdef: GraphDef[tp.Any], chosen: tp.Container[int]
-) -> tp.Iterator[tuple[Place, tp.Any]]:
-    """Every owner of one of the chosen leaves, with the name of the leaf there."""
-    decoded = graphdef.decoded
-    pending: list[tuple[Place, Code]] = [(Place(node, None, None), decoded.roots[0])]
-    entered: set[Code] = {decoded.roots[0]}
+    root: tp.Any, decoded: Decoded, chosen: tp.Container[int]
+) -> tp.Iterator[tuple[Path, tp.Any, tp.Any]]:
+    """Every path of the chosen leaves, with the node that has it there, and the object around."""
+    pending: list[tuple[Path, tp.Any, tp.Any, Code]] = [((), root, root, decoded.roots[0])]
+    entered: set[Code] = set()
     while pending:
-        place, code = pending.pop()
-        children = children_by_name(place.node)
+        path, node, owner, code = pending.pop()
+        if code in entered:
+            continue
+        entered.add(code)
+        owner = node if isinstance(node, GraphNode) else owner
+        children = children_by_name(node)
         for name, child in decoded.below(code):
-            leaf = decoded.leaf_of(child)
-            if leaf in chosen:
-                yield place, name
-            elif leaf < 0 and child not in entered and not isinstance(child, StaticDef):
-                entered.add(child)
-                pending.append((Place(children[name], name, place), child))
+            number = decoded.leaf_of(child)
+            if number in chosen:
+                yield (*path, name), node, owner
+            elif number < 0 and not isinstance(child, StaticDef):
+                pending.append(((*path, name), children[name], owner, child))
 
 
 def set_metadata(node: tp.Any, /, *, only: Filter = Variable, **metadata: tp.Any) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import operator
 import typing as tp
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._base.config import GRAPH_MODE
 from nnxlite._base.errors import listed, non_exhaustive, path_text
+from nnxlite._base.jax import flatten_one_level
 from nnxlite._base.typing import ApplyCaller
 from nnxlite._state._definition import State
 from nnxlite._state._flat import FlatState
@@ -26,9 +26,8 @@ from nnxlite._state.traversals import flatten_to_sequence
 from nnxlite.filters import Filter
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._graphstate import GraphState
 from nnxlite.graph._kinds import is_data
-from nnxlite.graph._plan import View, view
+from nnxlite.graph._plan import View, checked_view
 from nnxlite.graph._rebuild import Path, build_nodes, note_entered, resolve
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import Variable, make
@@ -41,52 +40,80 @@ PureState = tuple[GraphDef[N], AnyState]
 """A definition and the whole state of a graph, as `split` gives it without filters."""
 
 
-def checked_view(node: tp.Any, graph: bool | None, caller: str) -> View:
-    """A view of one root; with `graph=False` it is one of a tree, and sharing is refused.
+_SLOTS = ("_graphdef", "_state")
 
-    Raises ValueError naming the paths of a shared node when `graph` is False.
+
+class GraphState(MutableMapping[tp.Any, tp.Any], tp.Generic[N]):
+    """A definition together with (a part of) its state, as `unpack` gives it.
+
+    It reads and writes like the state, and has the same key paths as a pytree; `merge` takes it in
+    place of definition and state.
+
+    >>> import nnxlite as nnx
+    >>> packed = nnx.unpack(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> packed.bias is packed["bias"], nnx.merge(packed).out_features
+    (True, 3)
     """
-    if GRAPH_MODE.given(graph):
-        return view(node)
-    seen = view(node, trees=True)
-    refuse_sharing(seen.graphdef, caller)
-    return seen
+
+    __slots__ = _SLOTS
+
+    _graphdef: GraphDef[N]
+    _state: tp.Any
+
+    def __init__(self, _graphdef: GraphDef[N], _state: tp.Any) -> None:
+        self._graphdef = _graphdef
+        self._state = _state
+
+    def __getitem__(self, key: tp.Any) -> tp.Any:
+        return self._state[key]
+
+    def __setitem__(self, key: tp.Any, value: tp.Any) -> None:
+        self._state[key] = value
+
+    def __delitem__(self, key: tp.Any) -> None:
+        del self._state[key]
+
+    def __iter__(self) -> Iterator[tp.Any]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def __getattr__(self, name: str) -> tp.Any:
+        if name in _SLOTS or (name.startswith("_") and name not in self._state):
+            raise AttributeError(f"'GraphState' object has no attribute {name!r}")
+        return getattr(self._state, name)
+
+    def __setattr__(self, name: str, value: tp.Any) -> None:
+        if name in _SLOTS:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._state, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._state, name)
+
+    def __repr__(self) -> str:
+        return f"GraphState({self._graphdef!r}, {self._state!r})"
 
 
-def refuse_sharing(
-    graphdef: GraphDef[tp.Any],
-    caller: str,
-    roots: tp.Callable[[], tp.Sequence[Path]] | None = None,
-    owner: str = "",
-    arrays: bool = True,
-) -> None:
-    """Raise ValueError when a definition refers to a node with state twice.
+def _with_keys(packed: GraphState) -> tp.Any:
+    """The children of the state under their own keys; the state of a leaf is one child."""
+    graphdef, state = packed._graphdef, packed._state
+    if not isinstance(state, State):
+        return ((jax.tree_util.GetAttrKey("_state"), state),), (graphdef, None)
+    children, treedef = flatten_one_level(state)
+    return children, (graphdef, treedef)
 
-    Args:
-        graphdef: the definition.
-        caller: the function that refuses it.
-        roots: gives the paths of its roots.
-        owner: words for what has these paths.
-        arrays: whether arrays outside Variables count as state.
-    """
-    shared = graphdef.shared(arrays)
-    if shared is None:
-        return
-    definition = graphdef.decoded.node_defs[shared]
-    name = definition.type.__name__ if hasattr(definition, "type") else "array reference"
-    paths = graphdef.paths_of_node(shared)
-    if roots is not None:
-        starts = roots()
-        whole = paths if len(starts) > 1 else [(0, *path) for path in paths]
-        paths = [(*starts[root], *below) for root, *below in whole]
-    shown = ", ".join(repr(path_text(path)) for path in paths)
-    mode = "Tree mode (graph=False) does not support shared references"
-    if roots is not None:
-        mode = f"nnxlite.{caller} with graph=False does not support Variable aliasing"
-    raise ValueError(
-        f"Duplicate {name} found at paths{owner}: {shown}. {mode}: objects must form a tree. Remove "
-        f"the sharing, or pass graph=True to nnxlite.{caller}."
-    )
+
+def _unflatten(static: tp.Any, children: tp.Any) -> GraphState:
+    graphdef, treedef = static
+    if treedef is None:
+        return GraphState(graphdef, *children)
+    return GraphState(graphdef, jax.tree_util.tree_unflatten(treedef, children))
+
+
+jax.tree_util.register_pytree_with_keys(GraphState, _with_keys, _unflatten)
 
 
 @tp.overload
@@ -204,31 +231,8 @@ def state(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
     return states[0] if len(states) == 1 else tuple(states)
 
 
-@tp.overload
-def variables(node: tp.Any, first: Filter = ..., /, *, graph: bool | None = None) -> AnyState: ...
-@tp.overload
-def variables(
-    node: tp.Any, first: Filter, second: Filter, /, *, graph: bool | None = None
-) -> tuple[AnyState, AnyState]: ...
-@tp.overload
-def variables(node: tp.Any, /, *filters: Filter, graph: bool | None = None) -> tp.Any: ...
-def variables(node: tp.Any, *filters: Filter, graph: bool | None = None) -> tp.Any:
-    """The same as `state`: States that hold the Variables themselves.
-
-    Args:
-        node: an object, or a pytree of objects.
-        filters: Variable types, strings, predicates, ...; without any, all leaves.
-        graph: False refuses shared references.
-
-    Returns:
-        A State for one filter or none, a tuple of States for several.
-
-    >>> import nnxlite as nnx
-    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    >>> nnx.variables(model)["bias"] is model.bias
-    True
-    """
-    return state(node, *filters, graph=graph)
+variables = state
+"""The same as `state`: States that contain the Variables themselves."""
 
 
 def graphdef(node: N, /, *, graph: bool | None = None) -> GraphDef[N]:

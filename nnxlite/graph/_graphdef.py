@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy as copy_lib
 import dataclasses
 import functools
-import itertools
 import typing as tp
 
 import jax
@@ -22,7 +21,6 @@ from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text
 from nnxlite._base.typing import ApplyCaller
 from nnxlite._state._definition import State
-from nnxlite._state._flat import FlatState
 from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
 from nnxlite.graph._compare import graphdef_node
 from nnxlite.graph._defs import LEAF, REF_LEAF, ObjectDef, StaticDef, Token
@@ -396,34 +394,23 @@ class GraphDef(Shown, tp.Generic[N]):
             leaves: the leaves, in order.
         """
         predicates = filters_to_predicates(wanted)
-        parts = [part for predicate in predicates for part in _parts(predicate)]
-        if self.decoded.has_arrays or not all(map(_is_of_definition, parts)):
-            return self._group(predicates, leaves, False)
+        if self.decoded.has_arrays or not all(map(_is_of_definition, predicates)):
+            return self._group(predicates, leaves)
         groups = self._once("groups", lambda: Bounded(GROUPS_KEPT))
-        group_list = groups.get(predicates)
-        if group_list is None:
-            group_list = self._group(
-                predicates, leaves, not any(type(p) in _OF_PATHS for p in parts)
-            )
-            groups[predicates] = group_list
-        return group_list
+        cached = groups.get(predicates)
+        if cached is None:
+            cached = groups[predicates] = self._group(predicates, leaves)
+        return cached
 
     def _group(
-        self, predicates: tp.Sequence[Predicate], leaves: tp.Sequence[tp.Any], by_kind: bool
+        self, predicates: tp.Sequence[Predicate], leaves: tp.Sequence[tp.Any]
     ) -> tuple[list[StateProgram], list[int]]:
-        """Deal the leaves out; `by_kind` says that leaves of one definition go together."""
-        decoded = self.decoded
+        """For each predicate the leaves that it is the first to match, and the other leaves."""
         chosen: list[list[int]] = [[] for _ in predicates]
         rest: list[int] = []
-        known: dict[int, list[int]] = {}
-        paths = itertools.repeat(()) if by_kind else self.each_path()
-        for number, (path, leaf) in enumerate(zip(paths, leaves)):
-            kind = id(decoded.node_defs[decoded.leaf_nodes[number]]) if by_kind else number
-            group = known.get(kind)
-            if group is None:
-                index = match_index(predicates, path, leaf)
-                group = known[kind] = rest if index is None else chosen[index]
-            group.append(number)
+        for number, (path, leaf) in enumerate(zip(self.each_path(), leaves)):
+            index = match_index(predicates, path, leaf)
+            (rest if index is None else chosen[index]).append(number)
         return [self._program(tuple(c)) for c in chosen], rest
 
     # the public spelling -----------------------------------------------------------------------
@@ -534,23 +521,16 @@ _interned: Table[GraphDef[tp.Any]] = Table("_key")
 jax.tree_util.register_static(GraphDef)
 
 
-def _parts(predicate: tp.Any) -> tp.Iterator[Predicate]:
-    """A predicate, or those that it combines."""
-    if type(predicate) in (filters.Any, filters.All):
-        for part in predicate.predicates:
-            yield from _parts(part)
-    elif type(predicate) is filters.Not:
-        yield from _parts(predicate.predicate)
-    else:
-        yield predicate
-
-
 def _is_of_definition(predicate: tp.Any) -> bool:
     """Whether a predicate looks only at paths and at classes of Variables.
 
     Not a tag, which may also be an attribute of the value or a property of the class.  Nor a part of a
     key, since `True` and `1` are equal and differ as text.
     """
+    if type(predicate) in (filters.Any, filters.All):
+        return all(map(_is_of_definition, predicate.predicates))
+    if type(predicate) is filters.Not:
+        return _is_of_definition(predicate.predicate)
     if type(predicate) is filters.OfType:
         kinds = predicate.type if isinstance(predicate.type, tuple) else (predicate.type,)
         return all(isinstance(kind, type) and issubclass(kind, Variable) for kind in kinds)
@@ -564,10 +544,3 @@ NAMES_KEPT = 1_000_000
 
 GROUPS_KEPT = 32
 """For how many different filters a definition caches which leaves they match."""
-
-_OF_PATHS = (filters.PathContains, filters.PathIn)
-
-
-def flat_state(graphdef: GraphDef[tp.Any], leaves: tp.Sequence[tp.Any]) -> FlatState[tp.Any]:
-    """The leaves of a graph with their paths."""
-    return FlatState.from_sorted_keys_values(graphdef.paths, list(leaves))

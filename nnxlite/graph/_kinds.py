@@ -149,9 +149,7 @@ def classify(value: tp.Any) -> int:
         return REF if is_ref(value) else ARRAY
     elif isinstance(value, (jax.Array, np.ndarray)):
         kind = ARRAY
-    elif isinstance(value, tuple) and hasattr(cls, "_fields"):
-        kind = PYTREE
-    elif not is_pytree_leaf(value):
+    elif (isinstance(value, tuple) and hasattr(cls, "_fields")) or not is_pytree_leaf(value):
         kind = PYTREE
     else:
         return OTHER  # may still be registered later
@@ -283,15 +281,6 @@ def is_held(value: tp.Any, loose: int) -> bool:
 Children = tp.Sequence[tp.Any]
 
 
-class Form(tp.Protocol):
-    """What a definition knows of a container."""
-
-    kind: int
-    type: type
-    keys: tuple[tp.Any, ...]
-    treedef: tp.Any
-
-
 def flatten_container(
     value: tp.Any, kind: int
 ) -> tuple[tuple[tp.Any, ...], Children, PyTreeDef | None]:
@@ -308,7 +297,7 @@ def flatten_container(
     return tuple(key_name(key) for key, _ in pairs), [child for _, child in pairs], treedef
 
 
-def build_container(form: Form, children: list[tp.Any]) -> tp.Any:
+def build_container(form: tp.Any, children: list[tp.Any]) -> tp.Any:
     """A container of this form with these children, in the order of `flatten_container`."""
     kind = form.kind
     if kind == LIST:
@@ -323,7 +312,7 @@ def build_container(form: Form, children: list[tp.Any]) -> tp.Any:
     return mapping if kind == DICT else form.type._nnx_wrap(mapping)  # type: ignore[attr-defined]
 
 
-def children_as(value: tp.Any, form: Form) -> Children | None:
+def children_as(value: tp.Any, form: tp.Any) -> Children | None:
     """The children of a container of the right class; None where it has another form now."""
     kind = form.kind
     if kind in (DICT, STATE):
@@ -339,7 +328,7 @@ def children_as(value: tp.Any, form: Form) -> Children | None:
         return None
 
 
-def notifies(form: Form) -> bool:
+def notifies(form: tp.Any) -> bool:
     """Whether nothing in a container can be replaced without a new version or a new container."""
     return form.kind in (TUPLE, STATE) or (form.kind == PYTREE and form.treedef is None)
 

@@ -21,6 +21,8 @@ import operator
 import typing as tp
 import weakref
 
+from nnxlite._base.config import GRAPH_MODE
+from nnxlite._base.errors import path_text
 from nnxlite._base.interning import Bounded
 from nnxlite._base.versions import epoch, observe
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
@@ -36,7 +38,7 @@ from nnxlite.graph._kinds import (
     is_held,
     kind_of,
 )
-from nnxlite.graph._rebuild import ArrayCode, Code, NodeCode
+from nnxlite.graph._rebuild import ArrayCode, Code, NodeCode, Path
 from nnxlite.graph._traverse import Traversal, define_container, traverse
 from nnxlite.variables._definition import VariableDef
 from nnxlite.variables._variable import Variable, store_together, versioned
@@ -87,13 +89,6 @@ class Plan:
         self.mutable = [
             (ref(versioned(traversal.nodes[number])), form) for number, form in traversal.mutable
         ]
-        self.has_arrays = False
-        self.bare: list[tuple[int, tp.Any, tp.Any]] = []
-        self.containers: list[tuple[tp.Any, tp.Any, Code]] = []
-        if traversal.plain:
-            self.leaf_refs: list[tp.Any] = list(map(ref, traversal.leaves))
-        else:
-            self._watch_containers(graphdef)
 
     @functools.cached_property
     def carriers(self) -> list[tp.Any]:
@@ -112,23 +107,30 @@ class Plan:
 
         Raises Stale where a node is gone.
         """
-        if self.has_arrays or self.graphdef.decoded.has_refs:
+        decoded = self.graphdef.decoded
+        if decoded.has_arrays or decoded.has_refs:
             return None
-        return [self.carriers[node] for node in self.graphdef.decoded.leaf_nodes]
+        return [self.carriers[node] for node in decoded.leaf_nodes]
 
-    def _watch_containers(self, graphdef: GraphDef[tp.Any]) -> None:
-        """Note where arrays without a Variable are, and what must be compared in each call."""
-        decoded = graphdef.decoded
-        self.has_arrays = decoded.has_arrays
-        self.leaf_refs = [self.refs[n] if n >= 0 else None for n in decoded.leaf_nodes]
-        for owner, name, code in decoded.raw_slots:
-            if owner < 0:
-                self.containers.append((self.roots[name], _ROOT, code))
-            elif isinstance(code, ArrayCode):
-                self.bare.append((code.leaf, self.refs[owner], name))
-            else:
-                self.containers.append((self.refs[owner], name, code))
-        self.bare.sort(key=lambda slot: slot[0])
+    @functools.cached_property
+    def leaf_refs(self) -> list[tp.Any]:
+        """Weak references to Variables and array references in leaf order; None for other arrays."""
+        return [self.refs[n] if n >= 0 else None for n in self.graphdef.decoded.leaf_nodes]
+
+    @functools.cached_property
+    def bare(self) -> list[tuple[int, tp.Any, tp.Any]]:
+        """The arrays in attributes: number of the leaf, object, name."""
+        slots = self.graphdef.decoded.raw_slots
+        return sorted((c.leaf, self.refs[o], name) for o, name, c in slots if type(c) is ArrayCode)
+
+    @functools.cached_property
+    def containers(self) -> list[tuple[tp.Any, tp.Any, Code]]:
+        """The containers that must be compared in each call: owner, name, code."""
+        slots = [slot for slot in self.graphdef.decoded.raw_slots if type(slot[2]) is not ArrayCode]
+        return [
+            (self.refs[o], name, c) if o >= 0 else (self.roots[name], _ROOT, c)
+            for o, name, c in slots
+        ]
 
     @functools.cached_property
     def trace(self) -> tp.Any:
@@ -143,84 +145,70 @@ class Plan:
                 return False
         return True
 
-    def valid(self, roots: tp.Sequence[tp.Any]) -> bool:
-        """Whether the plan still describes exactly these roots (plain containers aside)."""
-        if not self.is_of(roots):
-            return False
-        if self.epoch != epoch.now and not self._versions_hold():
-            return False
-        return not self.mutable or self._mutable_unchanged()
+    def changes(self) -> dict[int, tuple[tp.Any, int]] | None:
+        """The nodes with another definition than in this plan, by number, and their versions.
 
-    def _versions_hold(self) -> bool:
-        now = epoch.now
-        try:
-            carriers = self.carriers
-        except Stale:
-            return False
-        definitions = self.graphdef.decoded.node_defs
-        for ref, version, form in zip(carriers, self.versions, definitions):
-            node = ref()
-            if node is None or (version and node._nnx_version != version):
-                return False
-            if type(form) is ObjectDef and node._nnx_def is not form and not form.mutable:
-                return False
-        for ref, version in self.states:
-            state = ref()
-            if state is None or state._nnx_version != version:
-                return False
-        self.epoch = now
-        return True
-
-    def _mutable_unchanged(self) -> bool:
-        seen: set[int] = set()
+        None where another walk is needed. Plain containers are not compared.
+        """
+        start, seen = epoch.now, set[int]()
         for ref, form in self.mutable:
             owner = ref()
             if owner is None:
-                return False
+                return None
             if type(form) is ObjectDef:
                 if not form.is_of(owner, seen):
-                    return False
+                    return None
             elif owner.definition is not form or tp.cast(VariableDef, form).current() is not form:
-                return False
-        return True
-
-    def renewed(self) -> Plan | None:
-        """A plan of the same roots, of which only static values and metadata have changed.
-
-        Switching a model between training and evaluation is such a change, and happens in every
-        epoch; a new traversal would take several times as long.  None where it takes one.
-        """
-        start = epoch.now
+                return None
+        if self.epoch == start:
+            return {}
+        changed: dict[int, tuple[tp.Any, int]] = {}
         states = [(ref(), version) for ref, version in self.states]
-        if self.mutable or any(s is None or s._nnx_version != version for s, version in states):
+        if any(state is None or state._nnx_version != version for state, version in states):
             return None
-        versions, tokens = [*self.versions], [*self.graphdef.tokens]
-        decoded = self.graphdef.decoded
         try:
-            carriers = self.carriers
+            pairs = zip(self.carriers, self.versions)
         except Stale:
             return None
-        for number, (carrier, old) in enumerate(zip(carriers, decoded.node_defs)):
-            owner = carrier()
-            if owner is None:
+        definitions = self.graphdef.decoded.node_defs
+        for number, (form, (ref, version)) in enumerate(zip(definitions, pairs)):
+            node = ref()
+            if node is None:
                 return None
-            same = not versions[number] or owner._nnx_version == versions[number]
-            if type(old) is ObjectDef:
-                new: tp.Any = owner._nnx_def
-                if not same or new is None or new.layout is not old.layout or new.mutable:
+            same = not version or node._nnx_version == version
+            if type(form) is ObjectDef:
+                if not same:
                     return None
-            elif same:
-                continue
-            else:
-                versions[number] = observe(owner)
-                new = owner.definition
-                if new.mutable:
-                    return None
-            tokens[decoded.node_tokens[number]] = new
+                if node._nnx_def is not form and not form.mutable:
+                    changed[number] = node._nnx_def, version
+            elif not same:
+                version = observe(node)  # before the definition is read
+                changed[number] = node.definition, version
+        if not changed:
+            self.epoch = start
+        return changed
+
+    def renewed(self, changed: dict[int, tuple[tp.Any, int]]) -> Plan | None:
+        """A plan of the same roots with what `changes` gave; None where it takes another walk.
+
+        Switching a model between training and evaluation is such a change, and happens in every
+        epoch; a walk would take several times as long.
+        """
+        versions, tokens = [*self.versions], [*self.graphdef.tokens]
+        decoded = self.graphdef.decoded
+        for number, (new, version) in changed.items():
+            old = decoded.node_defs[number]
+            if (
+                new is None
+                or new.mutable
+                or (type(new) is ObjectDef and new.layout is not old.layout)
+            ):
+                return None
+            versions[number], tokens[decoded.node_tokens[number]] = version, new
         plan = copy.copy(self)
         plan.graphdef = GraphDef(tokens, self.graphdef.num_roots)
         plan.calls = Bounded(CALLS_PER_PLAN)
-        plan.versions, plan.epoch = versions, start
+        plan.versions, plan.epoch = versions, -1
         return plan
 
     def nodes(self) -> list[tp.Any]:
@@ -417,12 +405,16 @@ def find_plan(roots: tp.Sequence[tp.Any], trees: int = STRICT) -> Plan | None:
         known = plans.get(key := (*key[:-1], STRICT))
         if known is not None and known[0].graphdef.has_static_items:
             return None
-    if known is None or known[0].valid(roots):
-        return known and known[0]
-    plan, before = known
-    if not plan.is_of(roots):
+    if known is None or not known[0].is_of(roots):
         return None
-    now = before if before is not None and before.valid(roots) else plan.renewed()
+    plan, before = known
+    changed = plan.changes()
+    if changed is not None and not changed:
+        return plan
+    if before is not None and before.changes() == {}:
+        now = before
+    else:
+        now = plan.renewed(changed) if changed and not plan.mutable else None
     if now is not None:
         plans[key] = now, plan
     return now
@@ -444,3 +436,51 @@ def usual_plan(root: tp.Any) -> Plan | None:
     ):  # not one that has just become untrue
         return view(root).plan
     return None
+
+
+def checked_view(node: tp.Any, graph: bool | None, caller: str) -> View:
+    """A view of one root; with `graph=False` it is one of a tree, and sharing is refused.
+
+    Raises ValueError naming the paths of a shared node when `graph` is False.
+    """
+    if GRAPH_MODE.given(graph):
+        return view(node)
+    seen = view(node, trees=True)
+    refuse_sharing(seen.graphdef, caller)
+    return seen
+
+
+def refuse_sharing(
+    graphdef: GraphDef[tp.Any],
+    caller: str,
+    roots: tp.Callable[[], tp.Sequence[Path]] | None = None,
+    owner: str = "",
+    arrays: bool = True,
+) -> None:
+    """Raise ValueError when a definition refers to a node with state twice.
+
+    Args:
+        graphdef: the definition.
+        caller: the function that refuses it.
+        roots: gives the paths of its roots.
+        owner: words for what has these paths.
+        arrays: whether arrays outside Variables count as state.
+    """
+    shared = graphdef.shared(arrays)
+    if shared is None:
+        return
+    definition = graphdef.decoded.node_defs[shared]
+    name = definition.type.__name__ if hasattr(definition, "type") else "array reference"
+    paths = graphdef.paths_of_node(shared)
+    if roots is not None:
+        starts = roots()
+        whole = paths if len(starts) > 1 else [(0, *path) for path in paths]
+        paths = [(*starts[root], *below) for root, *below in whole]
+    shown = ", ".join(repr(path_text(path)) for path in paths)
+    mode = "Tree mode (graph=False) does not support shared references"
+    if roots is not None:
+        mode = f"nnxlite.{caller} with graph=False does not support Variable aliasing"
+    raise ValueError(
+        f"Duplicate {name} found at paths{owner}: {shown}. {mode}: objects must form a tree. Remove "
+        f"the sharing, or pass graph=True to nnxlite.{caller}."
+    )

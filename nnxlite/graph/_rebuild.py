@@ -337,25 +337,22 @@ def build_nodes(
 
     Raises TraceContextError, before any change, where a known node belongs to another trace.
     """
-    if known is None:
-        nodes: list[tp.Any] = [None] * len(decoded.node_defs)
-        add_nodes(decoded, leaves, nodes, recreate_variables)
-        return nodes
-    for definition, node in zip(decoded.node_defs, known):
-        if definition is None or node is None:
-            continue
-        if isinstance(node, Variable):
-            node._check_level()
-        else:
-            check_trace(node)
-    for number, leaf in zip(decoded.leaf_nodes, leaves):
-        if number >= 0 and known[number] is not None:
-            _take_over(known[number], decoded.node_defs[number], leaf)
-    nodes = list(known)
+    nodes = [None] * len(decoded.node_defs) if known is None else list(known)
+    old = [n for n, node in enumerate(nodes) if node is not None and decoded.node_defs[n]]
+    for number in old:
+        node: tp.Any = nodes[number]
+        node._check_level() if isinstance(node, Variable) else check_trace(node)
+    for number in old:
+        variable, leaf = nodes[number], decoded.node_leaves[number]
+        if isinstance(variable, Variable) and leaf >= 0:
+            definition, value = decoded.node_defs[number], leaves[leaf]
+            if not variable._box.definition.matches(definition):
+                variable._redefine(definition.for_variable().metadata)
+            write_raw(variable, value._box.value if isinstance(value, Variable) else value)
     add_nodes(decoded, leaves, nodes, recreate_variables)
-    for number, codes in decoded.children.items():
-        if known[number] is not None:
-            values = [resolve(code, nodes, leaves) for code in codes]
+    for number in old:
+        if number in decoded.children:
+            values = [resolve(code, nodes, leaves) for code in decoded.children[number]]
             refill(nodes[number], decoded.node_defs[number], values)
     return nodes
 
@@ -403,29 +400,18 @@ def check_trace(node: tp.Any) -> None:
     check_level(node, getattr(node, "_nnx_trace", trace_state.value))
 
 
-def _take_over(variable: Variable[tp.Any], definition: tp.Any, leaf: tp.Any) -> None:
-    """Give a known Variable the metadata of a definition and the value of a leaf."""
-    if isinstance(variable, Variable):
-        if not variable._box.definition.matches(definition):
-            variable._redefine(definition.for_variable().metadata)
-        write_raw(variable, leaf._box.value if isinstance(leaf, Variable) else leaf)
-
-
 def refill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> None:
     """Replace everything in an object that is known already; plans hear of it if it matters."""
-    custom = CUSTOM_NODES.get(definition.type)
-    if custom is not None:
-        custom.clear(node)
-        fill(node, definition, values)
-        return
-    before = node._nnx_dict
-    same = node._nnx_def is definition and not definition.mutable
+    if definition.type in CUSTOM_NODES:
+        CUSTOM_NODES[definition.type].clear(node)
+    before = getattr(node, "_nnx_dict", {})
+    same = getattr(node, "_nnx_def", None) is definition and not definition.mutable
     same = same and all(
         before.get(name) is value or (kind_of(value) == ARRAY == kind_of(before.get(name)))
         for name, value in zip(definition.layout.data, values)
     )
     fill(node, definition, values)
-    if not same:
+    if isinstance(node, GraphNode) and not same:
         _set_status(node, definition.layout.status)
         set_definition(node, definition)
 

@@ -130,7 +130,6 @@ class Traversal:
         states: the `State` mappings met, with their versions.
         mutable: the objects with mutable static attributes and Variables with mutable metadata: number
             and definition.
-        plain: whether every leaf is a Variable or reference of an object, none in a container.
         exact: False where something without any trace of its edits was met (foreign graph nodes).
     """
 
@@ -143,7 +142,6 @@ class Traversal:
         self.index: dict[int, int] = {}
         self.states: list[tuple[tp.Any, int]] = []
         self.mutable: list[tuple[int, ObjectDef | VariableDef]] = []
-        self.plain = True
         self.exact = True
 
 
@@ -183,6 +181,8 @@ def traverse(
         tuple[tp.Iterator[tuple[tp.Any, tp.Any]], dict[tp.Any, tp.Any], tp.Any, int, int]
     ] = []
     open_containers: set[int] = set()
+    token: tp.Any
+    parts: tp.Iterable[tp.Any] = ()
     while True:
         for name, value in children:
             kind = kinds.get(type(value))
@@ -195,86 +195,70 @@ def traverse(
                     tokens.append(known)
                     continue
                 nodes.append(value)
+                version, token = 0, REF_LEAF
                 if kind == VARIABLE:
                     box = value._box
-                    form = box.definition
-                    if form.public is not None:
-                        form = current_definition(box)
-                        if form.mutable:
-                            traversal.mutable.append((number, form))
-                        form = form.for_variable()
+                    token = box.definition
+                    if token.public is not None:
+                        token = current_definition(box)
+                        if token.mutable:
+                            traversal.mutable.append((number, token))
+                        token = token.for_variable()
                     version = box._nnx_version
                     if not version:
                         version = box._nnx_version = next_number()
-                    versions.append(version)
-                    tokens.append(form)
-                    leaves.append(value)
-                    level[name] = value
-                    continue
-                if kind == REF:
-                    versions.append(0)
-                    tokens.append(REF_LEAF)
-                    leaves.append(value)
-                    level[name] = value
-                    continue
-                if kind == OBJECT:
+                elif kind == OBJECT:
                     version = value._nnx_version
                     if not version:
                         version = next_number()
                         _set_version(value, version)
-                    versions.append(version)
-                    definition = value._nnx_def
+                    token = value._nnx_def
                     if (
-                        definition is None
-                        or len(definition.layout.status) != len(value._nnx_dict)
-                        or definition.mutable
+                        token is None
+                        or len(token.layout.status) != len(value._nnx_dict)
+                        or token.mutable
                     ):
-                        definition = define(value)
-                    if definition.mutable:
-                        traversal.mutable.append((number, definition))
-                    names = definition.layout.data
-                    parts: tp.Iterable[tp.Any] = definition.layout.data_values(value._nnx_dict)
-                else:
-                    versions.append(0)
+                        token = define(value)
+                    if token.mutable:
+                        traversal.mutable.append((number, token))
+                    parts = token.layout.data_values(value._nnx_dict)
+                elif kind == CUSTOM:
                     traversal.exact = False
-                    definition, parts = define_custom(value)
-                    names = definition.layout.data
-                tokens.append(definition)
+                    token, parts = define_custom(value)
+                versions.append(version)
+                tokens.append(token)
+                if kind == VARIABLE or kind == REF:
+                    leaves.append(value)
+                    level[name] = value
+                    continue
+                names = token.layout.data
                 if not names:
                     continue
                 opened, inner = 0, inner_loose
                 if not inner and kind == OBJECT and value._nnx_frozen:
                     inner = NUMBERS
-            elif kind == ARRAY:
-                traversal.plain = False
+            elif kind == _STATIC:
+                tokens.append(value)
+                continue
+            elif value is None:
+                tokens.append(static_def(None))
+                continue
+            elif kind == ARRAY or kind == OTHER:
                 tokens.append(LEAF)
                 leaves.append(value)
                 level[name] = value
-                continue
-            elif kind == OTHER:
-                if value is None:
-                    tokens.append(static_def(None))
-                else:
-                    traversal.plain = False
-                    tokens.append(LEAF)
-                    leaves.append(value)
-                    level[name] = value
-                continue
-            elif kind == _STATIC:
-                tokens.append(value)
                 continue
             else:  # a container
                 opened = id(value)
                 if opened in open_containers:
                     path = [*[outer[2] for outer in stack[2:]], above, name]
                     raise contains_itself(value, path[-len(stack) :])
-                traversal.plain = False
                 if kind == STATE:
                     traversal.states.append((value, value._nnx_version or observe(value)))
                 inner = loose
-                definition, parts = define_container(value, kind, loose)
-                tokens.append(definition)
-                names = definition.keys
+                token, parts = define_container(value, kind, loose)
+                tokens.append(token)
+                names = token.keys
                 open_containers.add(opened)
             stack.append((children, level, above, container, loose))
             children, level, above, container, loose = zip(names, parts), {}, name, opened, inner

@@ -8,15 +8,18 @@ refused.
 
 from __future__ import annotations
 
+import collections
+import operator
 import typing as tp
 
+from nnxlite import filters
 from nnxlite._base.config import GRAPH_MODE
 from nnxlite._base.errors import path_text
 from nnxlite._base.jax import is_ref, key_name, trace_state
 from nnxlite._base.statics import facts
 from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.graph._defs import ObjectDef, definition
-from nnxlite.graph._functional import build, checked_view
+from nnxlite.graph._functional import build
 from nnxlite.graph._kinds import (
     ARRAY,
     CONTAINERS,
@@ -28,7 +31,8 @@ from nnxlite.graph._kinds import (
     VARIABLE,
     kind_of,
 )
-from nnxlite.graph._rebuild import Path, fill, new_node
+from nnxlite.graph._plan import checked_view, view
+from nnxlite.graph._rebuild import ArrayCode, NodeCode, Path, fill, new_node
 from nnxlite.graph._traverse import (
     NODES,
     children_of,
@@ -203,44 +207,23 @@ def find_duplicates(node: tp.Any, /, *, only: Filter = ...) -> list[list[Path]]:
     [[('a',), ('b',)]]
     """
     predicate = to_predicate(only)
-    first: dict[int, Link] = {}
-    paths_by_id: dict[int, list[Path]] = {}
-    for link, value in occurrences(node):
-        if id(value) not in first:
-            first[id(value)], paths_by_id[id(value)] = link, []
-        elif predicate(path := linked(link), value):
-            paths = paths_by_id[id(value)] or [linked(first[id(value)])]
-            paths_by_id[id(value)] = [*paths, path]
-    return [paths for paths in paths_by_id.values() if paths]
+    counts = collections.Counter(id(value) for _, value in _occurrences(node))
+    paths: dict[int, list[Path]] = {}
+    for path, value in _occurrences(node):
+        if counts[id(value)] > 1 and (id(value) not in paths or predicate(path, value)):
+            paths.setdefault(id(value), []).append(path)
+    return [found for found in paths.values() if len(found) > 1]
 
 
-Link: tp.TypeAlias = tuple[tp.Any, tp.Any]
-"""A path as linked names: that above (None for the root), and a name."""
-
-
-def occurrences(node: tp.Any) -> tp.Iterator[tuple[Link, tp.Any]]:
+def _occurrences(node: tp.Any) -> tp.Iterator[tuple[Path, tp.Any]]:
     """Every object, Variable, reference and array of a graph at each of its paths."""
-    alive: list[tp.Any] = []  # so that no two have one id
-    here: tp.Any = None
-    for step, name, value in _steps(node):
-        if step == LEAVE:
-            here = here[0]
-            continue
-        link = (here, name)
-        if step == ENTER:
-            here = link
-        if kind_of(value) in _REFERENCES or kind_of(value) == ARRAY:
-            alive.append(value)
-            yield link, value
-
-
-def linked(link: Link) -> Path:
-    """The path of linked names; the root has none."""
-    names = []
-    while link[0] is not None:
-        link, name = link
-        names.append(name)
-    return tuple(reversed(names))
+    seen = view(node)
+    nodes, decoded = seen.nodes(), seen.graphdef.decoded
+    for path, code in decoded.visit(decoded.roots[0]):
+        if isinstance(code, NodeCode):
+            yield path, nodes[code.number]
+        elif isinstance(code, ArrayCode) and kind_of(seen.leaves[code.leaf]) == ARRAY:
+            yield path, seen.leaves[code.leaf]
 
 
 def map(
@@ -390,12 +373,7 @@ def to_refs(node: A, /, only: Filter = _arrays) -> A:
     >>> nnx.is_array_ref(model.w), model.b.ref
     (True, True)
     """
-    chosen = to_predicate(only)
-
-    def convert(leaf: tp.Any) -> tp.Any:
-        return leaf.replace(ref=True) if isinstance(leaf, Variable) else array_ref(leaf)
-
-    return _convert(node, lambda path, x: chosen(path, x) and _arrays(path, x), convert)
+    return _convert(node, filters.All(only, _arrays), {"ref": True}, array_ref)
 
 
 def to_arrays(node: A, /, *, only: Filter = _refs, allow_duplicates: bool = False) -> A:
@@ -419,13 +397,8 @@ def to_arrays(node: A, /, *, only: Filter = _refs, allow_duplicates: bool = Fals
     >>> float(array), number
     (1.0, 2.0)
     """
-    chosen = to_predicate(only)
-
-    def convert(leaf: tp.Any) -> tp.Any:
-        return leaf.replace(ref=False) if isinstance(leaf, Variable) else leaf[...]
-
-    wanted: Predicate = lambda path, x: chosen(path, x) and _refs(path, x)
-    return _convert(node, wanted, convert, allow_duplicates)
+    wanted = filters.All(only, _refs)
+    return _convert(node, wanted, {"ref": False}, operator.itemgetter(...), allow_duplicates)
 
 
 def with_vars(
@@ -477,66 +450,42 @@ def with_vars(
             and chosen(path, leaf)
         )
 
-    return _convert(node, differs, lambda leaf: leaf.replace(**wanted), allow_duplicates)
+    return _convert(node, differs, wanted, array_ref, allow_duplicates)
 
 
-def vars_as(
-    node: A,
-    /,
-    *,
-    hijax: bool | None = None,
-    ref: bool | None = None,
-    mutable: bool | None = None,
-    only: Filter = ...,
-    allow_duplicates: bool = False,
-) -> A:
-    """The same as `with_vars`, under its former name.
-
-    Args:
-        node, hijax, ref, mutable, only, allow_duplicates: as for `with_vars`.
-
-    Returns:
-        A new graph of the same structure.
-
-    >>> import nnxlite as nnx
-    >>> nnx.vars_as(nnx.Dict(w=nnx.Param(1.0)), mutable=False).w.get_metadata("mutable")
-    False
-    """
-    return with_vars(
-        node, hijax=hijax, ref=ref, mutable=mutable, only=only, allow_duplicates=allow_duplicates
-    )
+vars_as = with_vars
+"""The former name of `with_vars`."""
 
 
 def _convert(
     node: A,
     wanted: Predicate,
-    convert: tp.Callable[[tp.Any], tp.Any],
+    metadata: dict[str, tp.Any],
+    of_bare: tp.Callable[[tp.Any], tp.Any],
     allow_duplicates: bool = False,
 ) -> A:
-    """A copy of a graph whose wanted leaves are converted."""
-    seen = checked_view(node, True, "map")
+    """A copy of a graph with other metadata of its wanted Variables, and its other leaves converted."""
+    seen = view(node)
     if not allow_duplicates:
         _refuse_duplicates(node, wanted)
-    leaves = [
-        convert(leaf) if wanted(path, leaf) else leaf
-        for path, leaf in zip(seen.graphdef.paths, seen.leaves)
-    ]
+    leaves = list(seen.leaves)
+    for number, path in enumerate(seen.graphdef.each_path()):
+        leaf = leaves[number]
+        if wanted(path, leaf):
+            is_variable = isinstance(leaf, Variable)
+            leaves[number] = leaf.replace(**metadata) if is_variable else of_bare(leaf)
     return build(seen.graphdef, leaves)
 
 
 def _refuse_duplicates(node: tp.Any, wanted: Predicate) -> None:
     """Raise ValueError where a wanted leaf has several paths."""
     paths: dict[int, list[Path]] = {}
-    converted: set[int] = set()
-    for link, value in occurrences(node):
-        if is_node_leaf(value):
-            path = linked(link)
-            chosen = wanted(path, value)
-            if chosen:
-                converted.add(id(value))
-            if chosen or kind_of(value) != ARRAY:  # an array left alone may well have other paths
-                paths.setdefault(id(value), []).append(path)
-    for number, found in paths.items():
-        if len(found) > 1 and number in converted:
+    values: dict[int, tp.Any] = {}
+    for path, value in _occurrences(node):
+        if is_node_leaf(value) and (kind_of(value) != ARRAY or wanted(path, value)):
+            paths.setdefault(id(value), []).append(path)
+            values[id(value)] = value
+    for number, found in paths.items():  # an array that is left alone may well have other paths
+        if len(found) > 1 and any(wanted(path, values[number]) for path in found):
             listed = "".join(f"  {path_text(path)}\n" for path in found)
             raise ValueError(f"Found duplicate at paths:\n  ---\n{listed}  ---")

@@ -21,8 +21,8 @@ from nnxlite._base.config import GRAPH_MODE, SOW_ONLY_IN_CAPTURE
 from nnxlite._base.errors import short_type
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._edit import update
-from nnxlite.graph._functional import checked_view, split
-from nnxlite.graph._plan import nodes_by_number
+from nnxlite.graph._functional import split
+from nnxlite.graph._plan import checked_view, nodes_by_number
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import children_of_node, iter_children, iter_graph
 from nnxlite.objects._frozen import freeze

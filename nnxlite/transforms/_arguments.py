@@ -14,10 +14,9 @@ from nnxlite.boundary._call_def import CallDef, StaticLeaves
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._operands import names_by_position, parameter_names, parameters_of
 from nnxlite.boundary._refusals import refuse_non_arrays
-from nnxlite.graph._functional import refuse_sharing
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import OTHER, kind_by_type
-from nnxlite.graph._plan import view
+from nnxlite.graph._plan import refuse_sharing, view
 from nnxlite.graph._traverse import traverse
 from nnxlite.transforms._finish import raise_failed
 from nnxlite.transforms._wrapper import (

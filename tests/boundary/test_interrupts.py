@@ -221,9 +221,10 @@ def test_L8_update_and_pop_are_one_step(edit):
     after = EditedInside()
     before = form(after)
     found = set()
-    for at in range(1, Lines(lambda: edit(after)).count + 1, 13):
+    lines = Lines(lambda: edit(after)).count
+    for at in (*range(1, lines, 13), lines):
         model = EditedInside()
-        lines = Lines(lambda model=model: edit(model), at)
-        assert form(model) in (before, form(after)), lines.place
+        interrupted = Lines(lambda model=model: edit(model), at)
+        assert form(model) in (before, form(after)), interrupted.place
         found.add(form(model) == before)
     assert found == {True, False}
