@@ -25,7 +25,7 @@ from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import leaf_shardings, output_settings
 from nnxlite.boundary._leave import leave
 from nnxlite.boundary._operands import Operands, Partition, describe, leaf_names
-from nnxlite.boundary._out import Outputs, replay, write_leaves
+from nnxlite.boundary._out import Fixed, Outputs, replay, write_leaves
 from nnxlite.boundary._refusals import refuse_foreign_outputs
 from nnxlite.transforms._arguments import refuse_shared_result
 from nnxlite.transforms._compiles import Traces
@@ -42,6 +42,8 @@ from nnxlite.transforms._wrapper import Transform, name_of, program_name, weakly
 from nnxlite.variables._metadata import PLACEMENT
 
 CALLS_WITH_SHARDINGS = 64
+
+Crossing: tp.TypeAlias = tuple[Fixed, list[tp.Any]]
 
 
 class JitProgram:
@@ -102,7 +104,7 @@ class JitProgram:
         for names, group in zip(self.groups(call, leaf_names(call)), (operands, *donated)):
             yield from zip(names, group)
 
-    def run(self, operands: Operands, *donated: list[tp.Any]) -> Outputs:
+    def run(self, operands: Operands, *donated: list[tp.Any]) -> Outputs | Crossing:
         """What JAX traces: enter, run, leave."""
         call, leaves = operands.call, operands.leaves
         if donated:
@@ -113,7 +115,8 @@ class JitProgram:
         self._in_turn = has_several_cpus()
         self._checks = self._checks or checks_noted() != checks
         is_array = self.options.is_array
-        return out if is_array is None else out.as_arrays(is_array)
+        out = out if is_array is None else out.as_arrays(is_array)
+        return _crossing(out) if self.donate else out
 
     def _outputs(self, call: CallDef, leaves: list[tp.Any]) -> Outputs:
         traced, self._traced = self._traced, None
@@ -163,7 +166,7 @@ class JitProgram:
         if self.donate:
             named = lambda: zip(_texts(call), self._partitions[call].join(*groups))
             try:
-                return run_donating(jitted, groups, finish, named)
+                return run_donating(jitted, groups, lambda left: finish(_outputs(left)), named)
             except (ValueError, RuntimeError):  # which of the two depends on JAX
                 self._refuse_shared_buffers(call, self._partitions[call].join(*groups))
                 raise
@@ -257,13 +260,15 @@ class JitProgram:
         """`in_shardings` of the leaves, and of the roots."""
         return self._resolved.found(call, lambda: leaf_shardings(call, self.in_shardings))
 
-    def _shardings_out(self, call: CallDef, out: Outputs) -> tp.Any:
+    def _shardings_out(self, call: CallDef, left: Outputs | Crossing) -> tp.Any:
         """The shardings of the outputs; what belongs to an argument keeps the argument's."""
+        out = _outputs(left)
         leaves, roots = self._shardings_in(call)
         asked, name = self.out_shardings, "out_shardings"
         values = call.by_side(leaves)[1]
         settings = output_settings(call, out, values, roots, asked, name, None)
-        return Outputs(out.definition, settings)
+        found = Outputs(out.definition, settings)
+        return _crossing(found) if self.donate else found
 
     def _move(self, call: CallDef, inputs: Inputs) -> dict[int, tp.Any]:
         """Put uncommitted arrays where `in_shardings` says.
@@ -278,6 +283,15 @@ class JitProgram:
         inputs.arrays, inputs.values = call.whole(moved)
         pairs = zip(before, inputs.values)
         return {leaf: new for leaf, (old, new) in enumerate(pairs) if new is not old}
+
+
+def _crossing(out: Outputs) -> Crossing:
+    """The outputs of a call that donates, which JAX puts together without Python; see `Fixed`."""
+    return Fixed(out.definition), [*out.values]
+
+
+def _outputs(left: Outputs | Crossing) -> Outputs:
+    return left if isinstance(left, Outputs) else Outputs(left[0].value, left[1])
 
 
 def _texts(call: CallDef) -> list[str]:
