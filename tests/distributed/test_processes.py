@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 def saved(tmp_path_factory):
     """The folder that two processes have written into, and what each has reported."""
     folder = tmp_path_factory.mktemp("saved")
-    assert [text.splitlines()[-1] for text in run(2, 2, HERE / "saving.py", folder)] == ["done"] * 2
+    assert all("done" in text.splitlines() for text in run(2, 2, HERE / "saving.py", folder))
     return folder, [json.loads((folder / f"report{index}.json").read_text()) for index in range(2)]
 
 
@@ -61,8 +61,8 @@ def test_parts_that_do_not_match_are_refused_in_all_processes(saved):
         "ValueError: nnx.distributed.to_global: batch['x']: a part of shape (8, 3) is one of a batch of "
         "shape (16, 3), and size is 12: give the 6 rows that local_rows(sharding, 12) says."
     )
-    assert "batch['x']: Sharding NamedSharding(" in one["odd"] and "evenly divide" in one["odd"]
-    assert "process 1 has no valid part: batch['x']: Sharding Named" in zero["odd"]
+    assert "batch['x']: " in one["odd"] and "should evenly divide the shape" in one["odd"]
+    assert "process 1 has no valid part: batch['x']: " in zero["odd"]
     assert "batch: this array is global already; pass the part of this process." in zero["global"]
     assert (
         "have of (4, 2) is no rectangular block; order the mesh so that it is" in zero["no block"]
