@@ -461,10 +461,15 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
         definition, value = define(type(self), state["metadata"]), state["value"]
         if definition.is_ref:
             value = new_ref_of(type(self), value)
+        try:
+            box = _get_box(self)
+        except AttributeError:  # a new Variable, as it is unpickled
+            _set_box(self, boxed(definition, value))
+            return
         self._check_level("__setstate__")
-        touch(self._box)
-        self._box.value = value
-        redefine(self._box, definition)
+        touch(box)
+        box.value = value
+        redefine(box, definition)
 
     def __reduce_ex__(self, protocol: tp.SupportsIndex) -> tp.Any:
         if type(self).__reduce__ is not object.__reduce__:  # the user's own way
@@ -543,8 +548,8 @@ def write_raw(variable: Variable[tp.Any], value: tp.Any) -> None:
 
 
 def _empty(cls: type[V]) -> V:
-    """A Variable to be filled by `__setstate__`."""
-    return tp.cast(V, make(cls._nnx_plain_def, None))
+    """A Variable that `__setstate__` fills, the user's own one perhaps: it has no metadata yet."""
+    return object.__new__(cls)
 
 
 def _shown(name: str, value: tp.Any) -> bool:
