@@ -284,12 +284,15 @@ def set_static(node: GraphNode, name: tp.Any, value: tp.Any) -> None:
     attributes: tp.Any = node._nnx_dict
     before = attributes.get(name)  # alive to the end: what a finalizer of it edits comes after
     with LOCK:
+        start = next_number()
         if node._nnx_def is not old:  # another thread has edited the object
             new = None
         move = (setattr, epoch, "now", next_number())
         run_together([(attributes.__setitem__, name, value), (_set_def, node, new), move])
-        if new is None:
-            touch(node)
+        if (
+            new is None or next_number() != start + 2
+        ):  # a handler may have edited it since the check
+            set_definition(node, None)
     del before
 
 
