@@ -168,6 +168,10 @@ class _Reader:
         plain = self._plain(value, inside, self.key)
         if plain is not None:
             return plain
+        if kind in COPIED:
+            self.exact, self.mutable = False, True
+            depth = _depth(value, inside) if inside else None
+            return depth or self._collection(kind, value, (*inside, value), self.key)
         if is_constant(value):  # a function or class of a module: nobody makes an equal one
             return ById(value)
         if kind in _FUNCTIONS or _is_object_of_optax(value, kind):
@@ -197,9 +201,6 @@ class _Reader:
         if (depth := _depth(value, inside)) is not None:
             return depth
         inside = (*inside, value)
-        if kind in COPIED:
-            self.mutable = True
-            return self._collection(kind, value, inside, self.key)
         self.hashable &= as_seen is not None
         if dataclasses.is_dataclass(kind):
             self.mutable |= not kind.__dataclass_params__.frozen  # type: ignore[attr-defined]

@@ -135,8 +135,10 @@ class JitProgram:
         refuse_shared_result(result, "jit", self.options.modes.graph)
         return result
 
-    def finish(self, inputs: Inputs, out: Outputs) -> tp.Any:
+    def finish(self, inputs: Inputs, out: Outputs | Crossing) -> tp.Any:
         """Write back what left the function, where a check in it may fail only once that is there."""
+        if not isinstance(out, Outputs):
+            out = Outputs(out[0].value, out[1])
         if self._checks and not wait(out):
             note_check()  # of the function around this one, whose trace may not run the check again
         if self._in_turn:
@@ -148,7 +150,7 @@ class JitProgram:
         moved = self._move(call, inputs)
         groups = self.groups(call, inputs.leaves)
 
-        def finish(out: Outputs) -> tp.Any:
+        def finish(out: Outputs | Crossing) -> tp.Any:
             write_leaves(inputs, moved)
             return self.finish(inputs, out)
 
@@ -166,7 +168,7 @@ class JitProgram:
         if self.donate:
             named = lambda: zip(_texts(call), self._partitions[call].join(*groups))
             try:
-                return run_donating(jitted, groups, lambda left: finish(_outputs(left)), named)
+                return run_donating(jitted, groups, finish, named)
             except (ValueError, RuntimeError):  # which of the two depends on JAX
                 self._refuse_shared_buffers(call, self._partitions[call].join(*groups))
                 raise
@@ -262,7 +264,7 @@ class JitProgram:
 
     def _shardings_out(self, call: CallDef, left: Outputs | Crossing) -> tp.Any:
         """The shardings of the outputs; what belongs to an argument keeps the argument's."""
-        out = _outputs(left)
+        out = left if isinstance(left, Outputs) else Outputs(left[0].value, left[1])
         leaves, roots = self._shardings_in(call)
         asked, name = self.out_shardings, "out_shardings"
         values = call.by_side(leaves)[1]
@@ -288,10 +290,6 @@ class JitProgram:
 def _crossing(out: Outputs) -> Crossing:
     """The outputs of a call that donates, which JAX puts together without Python; see `Fixed`."""
     return Fixed(out.definition), [*out.values]
-
-
-def _outputs(left: Outputs | Crossing) -> Outputs:
-    return left if isinstance(left, Outputs) else Outputs(left[0].value, left[1])
 
 
 def _texts(call: CallDef) -> list[str]:
