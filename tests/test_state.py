@@ -526,3 +526,8 @@ def test_depth_is_not_bounded_by_the_recursion_limit():
     with pytest.raises(ValueError, match="that it contains"):
         state["x"] = outer
     assert "State" in repr(state)
+
+
+def test_two_keys_that_become_the_same_number():
+    with pytest.raises(ValueError, match=r"\('1',\) and \(1,\) both become \(1,\)"):
+        nnx.restore_int_paths({"1": 1, 1: 2})

@@ -135,10 +135,13 @@ class JitProgram:
         refuse_shared_result(result, "jit", self.options.modes.graph)
         return result
 
-    def finish(self, inputs: Inputs, out: Outputs | Crossing) -> tp.Any:
+    def finish_any(self, inputs: Inputs, left: Outputs | Crossing) -> tp.Any:
+        """`finish` for what JAX's function gives, whether it donates or not."""
+        out = left if isinstance(left, Outputs) else Outputs(left[0].value, left[1])
+        return self.finish(inputs, out)
+
+    def finish(self, inputs: Inputs, out: Outputs) -> tp.Any:
         """Write back what left the function, where a check in it may fail only once that is there."""
-        if not isinstance(out, Outputs):
-            out = Outputs(out[0].value, out[1])
         if self._checks and not wait(out):
             note_check()  # of the function around this one, whose trace may not run the check again
         if self._in_turn:
@@ -150,8 +153,9 @@ class JitProgram:
         moved = self._move(call, inputs)
         groups = self.groups(call, inputs.leaves)
 
-        def finish(out: Outputs | Crossing) -> tp.Any:
+        def finish(left: Outputs | Crossing) -> tp.Any:
             write_leaves(inputs, moved)
+            out = left if isinstance(left, Outputs) else Outputs(left[0].value, left[1])
             return self.finish(inputs, out)
 
         jitted = functools.partial(self._call_placed, call) if self.sharded else self.jitted

@@ -59,7 +59,7 @@ class Options(tp.NamedTuple):
         for own, value in self.more:
             if own == name:
                 return value
-        raise AttributeError(name)
+        return object.__getattribute__(self, name)  # raises AttributeError
 
 
 class Transform(tp.Generic[P, R]):

@@ -431,3 +431,10 @@ def test_an_axis_without_a_name(name):
     with pytest.raises(ValueError, match=message):
         getattr(nnx.spmd, name)(state, 0, {"a": 1})
     assert state.a.sharding_names == ("x", "y")
+
+
+def test_rules_of_a_variable_that_disagree_with_those_around_it():
+    with nnx.logical_axis_rules([("batch", "data")]):
+        message = "logical axis 'batch': 'data' by logical_axis_rules, 'model' by the"
+        with pytest.raises(ValueError, match=message):
+            spec("batch", sharding_rules=[("batch", "model")])
