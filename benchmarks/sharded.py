@@ -90,19 +90,18 @@ def ours(name: str, plan: str = "fsdp") -> Calls:
 
 def engine(devices: int) -> Calls:
     """All that is done for a call besides the program: its leaves are found, what it wrote is stored."""
-    from nnxlite.boundary._out import replay_crossing
-
     body, objects, data = training("nnxlite", devices=devices)
     step = library("nnxlite").jit(body)
     for _ in range(3):
         step(*objects, *data)
     inputs, call = entered(step, *objects, *data)
-    written = step._core.jitted(*step._core.groups(call, inputs.leaves))
+    compiled = step._compiled
+    written = compiled.jitted(*compiled.groups(call, inputs.leaves))
 
     def run() -> object:
         inputs, call = entered(step, *objects, *data)
-        step._core.groups(call, inputs.leaves)
-        return replay_crossing(inputs, written)
+        compiled.groups(call, inputs.leaves)
+        return compiled.finish_any(inputs, written)
 
     return Calls(run)
 

@@ -24,8 +24,6 @@ def entered(step: tp.Any, *args: tp.Any) -> tuple[tp.Any, tp.Any]:
 @case("stages", f"jit: {READ_MOSTLY} read, one written, donated")
 def of_jit():
     """Entering finds the plan and reads the values; dealing sorts them by donation."""
-    from nnxlite.boundary._out import replay_crossing
-
     nnx = library("nnxlite")
 
     def warm():
@@ -45,13 +43,13 @@ def of_jit():
 
     def dealing() -> Calls:
         _, step, inputs, call = warm()
-        return Calls(lambda: step._core.groups(call, inputs.leaves))
+        return Calls(lambda: step._compiled.groups(call, inputs.leaves))
 
     def leaving() -> Calls:
         model, step, inputs, call = warm()
-        core = step._core
+        core = step._compiled
         crossing = core.jitted(*core.groups(call, inputs.leaves))
-        return Calls(lambda: (model, replay_crossing(inputs, crossing)))
+        return Calls(lambda: (model, core.finish_any(inputs, crossing)))
 
     return {
         "nnxlite": lambda: Calls(read_mostly_step("nnxlite", donate="written")),
@@ -68,7 +66,7 @@ def of_filter_jit():
     step, model = variables_step(12)
     for _ in range(3):
         step(model)
-    core = step._core
+    core = step._compiled
     inputs, call = entered(step, model)
     crossing = core.jitted(*core.groups(call, inputs.leaves))
     return {
