@@ -15,7 +15,7 @@ NAMES = sorted(path.stem for path in (ROOT / "examples").glob("[!_]*.py"))
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_shows_it_and_its_command(name):
     assert f"[`{name}.py`](../examples/{name}.py)" in PAGE
-    assert re.search(rf"^python .*examples/{name}\.py$", PAGE, re.MULTILINE)
+    assert re.search(rf"^python .*examples/{name}\.py( --processes 4)?$", PAGE, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", NAMES)
