@@ -24,7 +24,7 @@ from nnxlite.objects._scopes import note_deleted
 from nnxlite.transforms._arguments import select_arguments, unboxed
 from nnxlite.transforms._compiles import CacheInfo, Explanation
 from nnxlite.transforms._finish import raise_failed
-from nnxlite.transforms._jit_program import JitProgram
+from nnxlite.transforms._jit_program import JitProgram, outputs_of
 from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._stages import Lowered, Staged, Traced, other_structure
 from nnxlite.transforms._wrapper import Options, P, R, Transform, name_of, program
@@ -148,7 +148,7 @@ class JitWrapped(Transform[P, R]):
         call = inputs.define(context_key())
         groups = self._compiled.groups(call, inputs.leaves)
         crossing = self._compiled.jitted_for(call, groups).eval_shape(*groups)
-        out = replay(Inputs.rebuilt(call, inputs.leaves), crossing)
+        out = replay(Inputs.rebuilt(call, inputs.leaves), outputs_of(crossing))
         place_abstract(out)
         return out
 

@@ -137,8 +137,7 @@ class JitProgram:
 
     def finish_any(self, inputs: Inputs, left: Outputs | Crossing) -> tp.Any:
         """`finish` for what JAX's function gives, whether it donates or not."""
-        out = left if isinstance(left, Outputs) else Outputs(left[0].value, left[1])
-        return self.finish(inputs, out)
+        return self.finish(inputs, outputs_of(left))
 
     def finish(self, inputs: Inputs, out: Outputs) -> tp.Any:
         """Write back what left the function, where a check in it may fail only once that is there."""
@@ -268,7 +267,7 @@ class JitProgram:
 
     def _shardings_out(self, call: CallDef, left: Outputs | Crossing) -> tp.Any:
         """The shardings of the outputs; what belongs to an argument keeps the argument's."""
-        out = left if isinstance(left, Outputs) else Outputs(left[0].value, left[1])
+        out = outputs_of(left)
         leaves, roots = self._shardings_in(call)
         asked, name = self.out_shardings, "out_shardings"
         values = call.by_side(leaves)[1]
@@ -294,6 +293,11 @@ class JitProgram:
 def _crossing(out: Outputs) -> Crossing:
     """The outputs of a call that donates, which JAX puts together without Python; see `Fixed`."""
     return Fixed(out.definition), [*out.values]
+
+
+def outputs_of(left: Outputs | Crossing) -> Outputs:
+    """The outputs in what JAX's function gives, whether it donates or not."""
+    return left if isinstance(left, Outputs) else Outputs(left[0].value, left[1])
 
 
 def _texts(call: CallDef) -> list[str]:
