@@ -82,6 +82,21 @@ class Inputs:
         trees, names, structure, static: see `CallDef`.
     """
 
+    __slots__ = (
+        "_nodes",
+        "arrays",
+        "graphdef",
+        "names",
+        "plan",
+        "roots",
+        "static",
+        "structure",
+        "treedef",
+        "trees",
+        "values",
+        "where",
+    )
+
     def __init__(
         self, tree: tp.Any, trees: bool = False, names: Names = None, inside: bool = False
     ) -> None:

@@ -150,7 +150,8 @@ class Plan:
 
         None where another walk is needed. Plain containers are not compared.
         """
-        start, seen = epoch.now, set[int]()
+        start = epoch.now
+        seen: set[int] = set()
         for ref, form in self.mutable:
             owner = ref()
             if owner is None:
