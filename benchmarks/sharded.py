@@ -101,7 +101,7 @@ def engine(devices: int) -> Calls:
     def run() -> object:
         inputs, call = entered(step, *objects, *data)
         compiled.groups(call, inputs.leaves)
-        return compiled.finish_any(inputs, written)
+        return compiled.finish(inputs, written)
 
     return Calls(run)
 

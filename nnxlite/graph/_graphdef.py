@@ -266,15 +266,6 @@ class GraphDef(Shown, tp.Generic[N]):
         """The path of each leaf, one at a time."""
         return self.decoded.leaf_paths(1 if self.num_roots == 1 else 0)
 
-    def leaf_path(self, number: int) -> Path:
-        """The path of one leaf.
-
-        Args:
-            number: of the leaf, in the order of the states.
-        """
-        path = self.decoded.path(self.decoded.leaf_frames[number])
-        return path[1:] if self.num_roots == 1 else path
-
     def shared(self, arrays: bool = True) -> int | None:
         """The number of a node with state that the graph refers to more than once, or None.
 

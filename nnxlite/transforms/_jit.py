@@ -122,7 +122,7 @@ class JitWrapped(Transform[P, R]):
             same = "settings of nnxlite differ" if call.static == program.static else ""
             raise other_structure(self, ", or ".join(filter(None, what)) or same)
         groups = own.groups(call, inputs.leaves)
-        finish = functools.partial(own.finish_any, inputs)
+        finish = functools.partial(own.finish, inputs)
         run = lambda jitted: own.call_jitted(jitted, call, groups, finish)
         return Staged(call, lambda: own.jitted_for(call, groups), groups, run)
 

@@ -135,10 +135,6 @@ class JitProgram:
         refuse_shared_result(result, "jit", self.options.modes.graph)
         return result
 
-    def finish_any(self, inputs: Inputs, left: Outputs | Crossing) -> tp.Any:
-        """`finish` for what JAX's function gives, whether it donates or not."""
-        return self.finish(inputs, outputs_of(left))
-
     def finish(self, inputs: Inputs, out: Outputs) -> tp.Any:
         """Write back what left the function, where a check in it may fail only once that is there."""
         if self._checks and not wait(out):
@@ -152,9 +148,8 @@ class JitProgram:
         moved = self._move(call, inputs)
         groups = self.groups(call, inputs.leaves)
 
-        def finish(left: Outputs | Crossing) -> tp.Any:
+        def finish(out: Outputs) -> tp.Any:
             write_leaves(inputs, moved)
-            out = left if isinstance(left, Outputs) else Outputs(left[0].value, left[1])
             return self.finish(inputs, out)
 
         jitted = functools.partial(self._call_placed, call) if self.sharded else self.jitted
@@ -165,13 +160,14 @@ class JitProgram:
         jitted: tp.Callable[..., tp.Any],
         call: CallDef,
         groups: tp.Sequence[tp.Any],
-        finish: tp.Callable[[tp.Any], R],
+        finish: tp.Callable[[Outputs], R],
     ) -> R:
         """Call one of JAX's functions, and finish with what it returns."""
         if self.donate:
             named = lambda: zip(_texts(call), self._partitions[call].join(*groups))
             try:
-                return run_donating(jitted, groups, finish, named)
+                whole = lambda left: finish(Outputs(left[0].value, left[1]))
+                return run_donating(jitted, groups, whole, named)
             except (ValueError, RuntimeError):  # which of the two depends on JAX
                 self._refuse_shared_buffers(call, self._partitions[call].join(*groups))
                 raise
