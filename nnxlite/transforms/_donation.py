@@ -30,17 +30,17 @@ def owners(call: CallDef, num_bound: int) -> list[Owner]:
 
 def refuse_shared_buffers(
     what: object,
+    call: CallDef,
     leaves: tp.Sequence[tp.Any],
     donated: tp.Sequence[int],
-    find_texts: tp.Callable[[], tp.Sequence[str]],
 ) -> None:
     """Raise ValueError where one buffer would be donated twice, or donated and read.
 
     Args:
         what: the function, for the message.
-        leaves: of the arguments of a call.
+        call: the arguments.
+        leaves: theirs.
         donated: the positions of those that are donated.
-        find_texts: gives the path of each leaf, for the message.
     """
     if not (donated and is_compiling()):
         return  # nothing is donated
@@ -49,10 +49,10 @@ def refuse_shared_buffers(
         donor = first.get(id(leaf), position)
         # JAX copies NumPy arrays, and equal Python scalars may be one object.
         if donor != position and isinstance(leaf, jax.Array):
-            texts = find_texts()
+            texts = [leaf.text() for leaf in call.leaves()]
             raise ValueError(
-                f"{what}: the same array buffer is donated at {texts[donor]} and used at "
-                f"{texts[position]}. A donated buffer can be used once: copy the array in one of the "
+                f"{what}: the same array buffer is donated at '{texts[donor]}' and used at "
+                f"'{texts[position]}'. A donated buffer can be used once: copy the array in one of the "
                 "two places (nnx.clone(model, arrays=True) copies those of an object), share one "
                 "Variable between them, or do not donate."
             )

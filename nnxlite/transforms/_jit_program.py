@@ -164,7 +164,8 @@ class JitProgram:
     ) -> R:
         """Call one of JAX's functions, and finish with what it returns."""
         if self.donate:
-            named = lambda: zip(_texts(call), self._partitions[call].join(*groups))
+            texts = lambda: [f"'{leaf.text()}'" for leaf in call.leaves()]
+            named = lambda: zip(texts(), self._partitions[call].join(*groups))
             try:
                 whole = lambda left: finish(Outputs(left[0].value, left[1]))
                 return run_donating(jitted, groups, whole, named)
@@ -204,7 +205,7 @@ class JitProgram:
 
     def _refuse_shared_buffers(self, call: CallDef, leaves: list[tp.Any]) -> None:
         donated = self._partitions[call].positions[1]
-        refuse_shared_buffers(self.title, leaves, donated, lambda: _texts(call))
+        refuse_shared_buffers(self.title, call, leaves, donated)
 
     def _choose_donated(self, call: CallDef, leaves: list[tp.Any]) -> list[bool]:
         if self.donate == "written":
@@ -294,11 +295,6 @@ def _crossing(out: Outputs) -> Crossing:
 def outputs_of(left: Outputs | Crossing) -> Outputs:
     """The outputs in what JAX's function gives, whether it donates or not."""
     return left if isinstance(left, Outputs) else Outputs(left[0].value, left[1])
-
-
-def _texts(call: CallDef) -> list[str]:
-    """The path of each leaf, for messages."""
-    return [f"'{leaf.text()}'" for leaf in call.leaves()]
 
 
 def _put_if_uncommitted(value: tp.Any, sharding: tp.Any) -> tp.Any:

@@ -151,8 +151,7 @@ class Program:
         """
         if self.division is None:
             return (leaves,)
-        texts = lambda: [f"'{leaf.text()}'" for leaf in self.call.leaves()]
-        refuse_shared_buffers(self.name, leaves, self.division.positions[1], texts)
+        refuse_shared_buffers(self.name, self.call, leaves, self.division.positions[1])
         size = self.options.jax_options["axis_size"]  # which JAX finds in an argument
         return *self.division.split(leaves), [] if size is None else [np.zeros(size, bool)]
 
