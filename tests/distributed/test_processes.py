@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from tests.distributed.starting import run, start
+from tests.distributed.starting import ended, run, start
 from tests.distributed.training import build, mesh_of, train
 
 pytest.importorskip("orbax.checkpoint")
@@ -189,9 +189,9 @@ nnx.checkpoint.save(folder, **items, step=2, overwrite=True)
 def test_a_process_that_is_killed_while_saving_ends_all_and_costs_no_checkpoint(tmp_path, alone):
     """JAX's heartbeats end the others."""
     processes = start(2, 1, "-c", DYING, tmp_path / "last")
-    errors = [process.communicate(timeout=120)[0] for process in processes]
-    assert processes[1].returncode == -signal.SIGKILL
-    assert processes[0].returncode != 0
+    errors = ended(processes, 120)
+    assert processes[1].process.returncode == -signal.SIGKILL
+    assert processes[0].process.returncode != 0
     assert re.search(r"unhealthy|not there: 1|heartbeat", errors[0]), errors[0][-3000:]
     mesh = mesh_of(4)
     items = build(mesh, 1)
