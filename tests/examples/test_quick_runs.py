@@ -43,21 +43,6 @@ def _(output, out):
 
 
 @example(
-    "deep_equilibrium",
-    r"test accuracy (\S+) %; (\S+) steps to the fixed point, (\S+) without acceleration;"
-    r" implicit and unrolled gradients differ by (\S+)",
-)
-def _(accuracy, steps, plain, difference, output, out):
-    assert "SpectralNorm" in output  # in the table at the start
-    contraction = re.search(r"the factor (\S+) at the .*, (\S+) at most; .* allows (\S+)\n", output)
-    median, largest, bound = map(float, contraction.groups())
-    memory = re.search(r"takes (\S+) MB of temporary memory, (\S+) MB if it goes back", output)
-    assert median < largest <= bound < 1
-    assert float(memory[1]) < float(memory[2]) / 5
-    assert accuracy >= 93 and steps < plain and difference < 1e-3
-
-
-@example(
     "diffusion",
     r"intended digit recognised in (\S+) % of 300 samples, (\S+) % without guidance; "
     r"(\S+) % of real test scans",
@@ -84,32 +69,6 @@ def _(exported, before, output, out):
     assert re.search(r"│ 32 +│ \d+ +│ 9 to 32 +│ \d+\.\d\d ms", output)
 
 
-@example(
-    "find_the_mistakes",
-    r"(\d) of 9 mistakes found; test accuracy (\d+\.\d)% before, (\d+\.\d)% after",
-)
-def _(found, before, after, output, out):
-    assert found == 9 and before < 20 < 85 <= after
-    drawing = (out / "find_the_mistakes.svg").read_text()
-    assert drawing.startswith("<svg") and "2 x RNN" in drawing
-
-
-@example("frozen_layer", needs=["matplotlib"])
-def _(output, out):
-    assert float(re.search(r"the last layer alone: mean squared error (\S+)", output)[1]) <= 0.3
-    assert "the first layer is as it was: True" in output
-
-
-@example("build_model", needs=["matplotlib"])
-def _(output, out):
-    assert float(re.search(r"loss \S+ -> (\S+)", output)[1]) <= 0.1
-
-
-@example("spiral_rnn", needs=["matplotlib"])
-def _(output, out):
-    assert float(re.search(r"test accuracy (\S+) %", output)[1]) >= 95
-
-
 @example("fsdp", needs=["matplotlib"])
 def _(output, out):
     rows = re.findall(r"│ ([a-z+ ]+?) +│ (\d+) kB of (\d+) ", output)
@@ -118,15 +77,6 @@ def _(output, out):
     assert held["data"] == (whole, whole)
     assert held["fsdp"][0] < whole / 3 and held["fsdp+tensor"][0] < whole / 6
     assert re.search(r"│ data .*all-reduce", output)
-
-
-@example("generate", r"validation (\S+) bits per letter; (\S+) before training, (\S+) by the .*")
-def _(trained, before, frequency, output, out):
-    assert trained < frequency < before
-    assert re.search(r"│ 5 +│ +[\d,]+ +│ +[\d,]+ +│", output)
-    written = (out / "generate.txt").read_text()
-    assert written.count("The data set contains") == 6
-    assert output.split("\n\n")[0] in written  # streamed with the same key
 
 
 @example("long_sequences", needs=["matplotlib"])
@@ -147,15 +97,6 @@ def _(before, after, output, out):
     adapters = load_file(out / "lora.safetensors")
     assert sum(array.size for array in adapters.values()) == 4392
     assert adapters["layers.0.kernel.lora_a"].shape == (64, 4)
-
-
-@example("mixed_precision", r"each of the six networks reads at least (\S+) % .*")
-def _(least, output, out):
-    rows = re.findall(r"│ (\w+) +│ [\d.]+ │ (\d+) +│ ([\d.]+) % +│ ([\d.]+) % +│", output)
-    assert [name for name, *_ in rows] == ["float32", "bfloat16", "float16"]
-    assert [skipped == "0" for _, skipped, *_ in rows] == [True, True, False]
-    assert all(abs(float(whole) - float(half)) <= 1 for *_, whole, half in rows)
-    assert least >= 90
 
 
 @example(
@@ -220,14 +161,9 @@ def test_a_quick_run_gives_what_it_promises(name, tmp_path, monkeypatch):
 
 
 BAD = {
-    "deep_equilibrium --limit 0": r"argument --limit: a whole number from 1 up, not '0'",
     "ensemble --members 1": "argument --members: a whole number from 2 up, not '1'",
     "neural_ode --steps many": "argument --steps: a whole number from 1 up, not 'many'",
     "ppo --updates 0": "argument --updates: a whole number from 1 up, not '0'",
-    "deep_equilibrium --quick --limit 5": (
-        r"64 of 64 states did not converge in 5 steps: the largest residual is \de-02,"
-        r" the tolerance 1e-05; --limit allows more steps"
-    ),
 }
 
 
@@ -238,5 +174,5 @@ def test_an_error_is_one_clear_line(line, tmp_path):
         pytest.importorskip(package)
     command = [sys.executable, EXAMPLES / f"{name}.py", *options]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ)
-    assert run.returncode == (1 if "--quick" in options else 2)
+    assert run.returncode == 2
     assert re.fullmatch(f"{name}.py: error: {BAD[line]}\n", run.stderr), run.stderr
