@@ -1,9 +1,10 @@
 """Train one transformer on long sequences in three ways: whole, along a ring, and in stages.
 
 A decoder learns to repeat a random sequence. On one device, attention needs a weight for each pair of
-positions. With `nnx.ring_attention` the sequence is divided between the devices, and keys and values
-go round. With `nnx.pipeline` the layers are divided, and the batch goes through in parts. The program
-is the same each time but for the function that runs the layers and the attention that they use.
+positions. With `ring_attention` (in `_ring_attention.py`) the sequence is divided between the devices,
+and keys and values go round. With `nnx.pipeline` the layers are divided, and the batch goes through in
+parts. The program is the same each time but for the function that runs the layers and the attention
+that they use.
 
     python examples/long_sequences.py            # about four minutes on two CPU cores
     python examples/long_sequences.py --quick    # a shorter run
@@ -28,6 +29,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import optax
+from _ring_attention import ring_attention
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
@@ -120,7 +122,7 @@ def ways() -> dict[str, Way]:
     plain = nnx.dot_product_attention
     return {
         "one device": Way(one, P(), "data", plain, looped),
-        "ring": Way(ring, P(None, "sequence"), {}, nnx.ring_attention, looped),
+        "ring": Way(ring, P(None, "sequence"), {}, ring_attention, looped),
         "stages": Way(stages, P("data"), {"*.blocks.**": ("stage",)}, plain, staged),
     }
 

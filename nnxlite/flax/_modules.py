@@ -30,8 +30,8 @@ ELSEWHERE = {
 OURS = frozenset(
     """
     ArrayRef Beams Bucketed Collective Collectives Diff Difference Drawing DynamicLossScale Exported
-    Finding Findings Frozen Generated GradientStatistics Identity Layout LossScaleState MLP Memory MoE
-    NnxError OutputStatistics Placement Plan Policy RouterStat RuntimeCheckError Sampler
+    Finding Findings Frozen Generated GradientStatistics Identity Layout LossScaleState MLP Memory
+    NnxError OutputStatistics Placement Plan Policy RuntimeCheckError Sampler
     StaticLossScale Statistics StepMemory TraceContextError VarDefaults VariableState all_finite
     apply_updates array_ref beam_search boundary branched_error_if bucketed by_path cast check
     checkpoint collectives combine decoding diff distributed draw dtypes
@@ -41,7 +41,7 @@ OURS = frozenset(
     filter_value_and_grad filter_vjp filter_vmap filtered filters find_nan flax freeze generate
     generate_stream if_array init_sharded inspect is_array is_array_like is_array_ref is_inexact_array
     is_inexact_array_like layouts load_exported load_safetensors lora make_mesh memory objects
-    parallel partition pipeline plan_layout profile remat_layers restack ring_attention router_loss
+    parallel partition pipeline plan_layout profile remat_layers restack
     sampling save_safetensors serving shard sharding stack_layers statistics to_arrays to_refs tree_at
     tree_check tree_equal tree_flatten_one_level tree_inference tree_pformat tree_pprint unfreeze
     unstack_layers use_named_scopes

@@ -17,7 +17,7 @@ from nnxlite._state._walk import content
 from nnxlite.graph._kinds import OBJECT, kind_of
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import find_duplicates, iter_graph
-from nnxlite.layouts._layers import Choice, by_columns, by_rows, choices, is_linear, is_of_experts
+from nnxlite.layouts._layers import by_columns, by_rows, choices, is_linear
 from nnxlite.layouts._layout import Layout
 from nnxlite.layouts._placement import Placement
 from nnxlite.layouts._plan import WORDS, AnyMesh, Plan, Rule, names_in
@@ -142,7 +142,7 @@ def decide(tree: tp.Any, leaves: list[Leaf], mesh: AnyMesh, plan: Plan, caller: 
     ]
     _follow_parameters(leaves, divisions, own)
     entries = tuple(_placement(*pair, mesh) for pair in zip(leaves, divisions))
-    asked = plan.fsdp or plan.tensor or plan.expert
+    asked = plan.fsdp or plan.tensor
     if asked and all(entry.is_replicated for entry in entries):
         reasons = "".join(
             f"\n  {entry.name} {entry.shape}: {entry.why}" for entry in entries[:MOST_REASONS]
@@ -185,11 +185,8 @@ def _division(leaf: Leaf, plan: Plan, mesh: AnyMesh, rules: Rules, caller: str) 
     if leaf.keys or leaf.variable is None:
         return Division(whole, "")
     name = str(leaf.place[-1])
-    part, axes, found = "tensor", plan.tensor, []
-    if plan.expert is not None and is_of_experts(name, leaf.layer):
-        part, axes = "expert", plan.expert
-        found = [Choice(-2 if name.endswith("_bias") else -3, "the axis of experts")]
-    elif plan.tensor is not None:
+    axes, found = plan.tensor, []
+    if axes is not None:
         layer_name = leaf.place[-2] if len(leaf.place) > 1 else None
         found = choices(name, leaf.layer, layer_name, leaf.parent, shape)
     refused = []
@@ -198,7 +195,7 @@ def _division(leaf: Leaf, plan: Plan, mesh: AnyMesh, rules: Rules, caller: str) 
             return Division(whole, why)
         size, number = shape[axis], ways(PartitionSpec(axes), mesh)
         if size % number == 0:
-            return Division(_along(shape, axis, axes), f"{part}: {why}")
+            return Division(_along(shape, axis, axes), f"tensor: {why}")
         refused.append(f"{why}: {number} does not divide {size}")
     return Division(whole, "; ".join(refused))
 

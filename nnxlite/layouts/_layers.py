@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import typing as tp
 
-from nnxlite.nn import Conv, Embed, Linear, LinearGeneral, MoE, MultiHeadAttention
+from nnxlite.nn import Conv, Embed, Linear, LinearGeneral, MultiHeadAttention
 
 ROW_NAMES = frozenset(
     "out out_proj o_proj proj c_proj projection output down down_proj w2 wo fc2 fc_out".split()
@@ -73,11 +73,6 @@ def choices(
         else f"square, and {layer_name!r} names no last layer"
     )
     return [columns.because(why), rows]
-
-
-def is_of_experts(name: str, layer: tp.Any) -> bool:
-    """Whether a parameter has an axis of experts."""
-    return isinstance(layer, MoE) and name.removesuffix("_bias") in ("up", "gate", "down")
 
 
 def by_columns(name: str, layer: tp.Any, what: str = "columns") -> Choice:

@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def batch(self) -> NamedSharding:
-        """The sharding of batches: their first axis is divided by `data`, `fsdp` and `expert`."""
+        """The sharding of batches: their first axis is divided by `data` and `fsdp`."""
         axes = self.plan.batch_axes(self.mesh)
         spec = PartitionSpec(*([axes] if len(axes) > 1 else axes))
         return NamedSharding(tp.cast(jax.sharding.Mesh, self.mesh), spec)

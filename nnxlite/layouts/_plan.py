@@ -19,7 +19,6 @@ USUAL_AXES: dict[str, tuple[str, ...]] = {
     "data": ("data",),
     "fsdp": ("fsdp", "data"),
     "tensor": ("tensor", "model"),
-    "expert": ("expert",),
 }
 """The parts of a plan, and the mesh axes that they use by default: the first one that exists."""
 
@@ -32,8 +31,8 @@ class Plan:
     """Which axes of a mesh divide a model, and how.
 
     For each array the first of these decides: a rule whose pattern matches its path; the sharding
-    annotation of its Variable; `expert` and `tensor`, for the layers of this library. `fsdp`
-    then divides an axis that none of these divides.
+    annotation of its Variable; `tensor`, for the layers of this library. `fsdp` then divides an axis
+    that none of these divides.
 
     Attributes:
         data: the mesh axis (or axes) along which batches are divided, and arrays are not.
@@ -41,8 +40,6 @@ class Plan:
             largest axis that can be divided equally, an embedding along its rows.
         tensor: the mesh axis (or axes) for tensor parallelism: linear layers by columns (output
             features) or rows (input features), attention by heads, embeddings by vocabulary.
-        expert: the mesh axis (or axes) along which the experts of `nnx.MoE` lie; batches are divided
-            along it, too.
         rules: patterns of dotted paths (`blocks.*.kernel`; `**` stands for any number of segments), each
             with a spec, a "column", "row" or "replicated" in place of one, or None, which means the same
             as "replicated". The first that matches counts, and is final.
@@ -56,7 +53,6 @@ class Plan:
     data: Axes = None
     fsdp: Axes = None
     tensor: Axes = None
-    expert: Axes = None
     rules: tp.Mapping[str, Rule] = dataclasses.field(default_factory=dict)
     min_size: int = 1024
 
@@ -79,7 +75,7 @@ class Plan:
         Returns:
             Names of axes.
         """
-        used = {*names_in(self.data), *names_in(self.fsdp), *names_in(self.expert)}
+        used = {*names_in(self.data), *names_in(self.fsdp)}
         return tuple(name for name in mesh.axis_names if name in used)
 
 

@@ -34,7 +34,7 @@ def plan_layout(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
         tree: a module, also an abstract one of `nnx.eval_shape`; or a tuple of objects, such as
             `(model, optimizer)`: the optimizer's state is divided like the parameters.
         mesh: the devices; a `jax.sharding.AbstractMesh` stands for devices that this machine lacks.
-        plan: "data", "fsdp", "tensor", "expert", a combination such as "fsdp+tensor", a mapping from
+        plan: "data", "fsdp", "tensor", a combination such as "fsdp+tensor", a mapping from
             patterns of paths to specs, or a `Plan`.
 
     Returns:

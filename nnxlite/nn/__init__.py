@@ -20,9 +20,6 @@ from nnxlite.nn.linear import LinearGeneral as LinearGeneral
 from nnxlite.nn.lora import LoRA as LoRA
 from nnxlite.nn.lora import LoRALinear as LoRALinear
 from nnxlite.nn.lora import LoRAParam as LoRAParam
-from nnxlite.nn.moe import MoE as MoE
-from nnxlite.nn.moe import RouterStat as RouterStat
-from nnxlite.nn.moe import router_loss as router_loss
 from nnxlite.nn.multi_head_attention import MultiHeadAttention as MultiHeadAttention
 from nnxlite.nn.normalization import BatchNorm as BatchNorm
 from nnxlite.nn.normalization import GroupNorm as GroupNorm
@@ -40,7 +37,6 @@ from nnxlite.nn.recurrent_cells import LSTMCell as LSTMCell
 from nnxlite.nn.recurrent_cells import OptimizedLSTMCell as OptimizedLSTMCell
 from nnxlite.nn.recurrent_cells import RNNCellBase as RNNCellBase
 from nnxlite.nn.recurrent_cells import SimpleCell as SimpleCell
-from nnxlite.nn.ring_attention import ring_attention as ring_attention
 from nnxlite.nn.rope import RoPE as RoPE
 from nnxlite.nn.rope import dot_product_attention_with_rope as dot_product_attention_with_rope
 from nnxlite.nn.stochastic import Dropout as Dropout

@@ -153,7 +153,7 @@ def dot_product_attention_with_rope(
         input_positions: positions of the queries, (length,) or (*batch, length); by default 0, 1,
             2, ...  Keys have the same positions if there are as many of them as queries, and 0, 1,
             2, ... otherwise.
-        attention_fn: what rotated queries and keys are given to, such as `ring_attention`.
+        attention_fn: what rotated queries and keys are given to.
         **kwargs: as in `dot_product_attention`.
 
     Returns:

@@ -72,18 +72,6 @@ def test_attention_is_divided_by_heads_and_a_block_by_columns_and_rows():
     assert found["embed.embedding"] == ("model", None)
 
 
-def test_experts():
-    layer = made(nnx.MoE, 64, 128, num_experts=4)
-    mesh = AbstractMesh((4, 2), ("expert", "fsdp"))
-    found = specs(layer, "expert+fsdp", mesh)
-    assert found["up"] == ("expert", None, "fsdp") and found["down"] == ("expert", "fsdp", None)
-    assert found["up_bias"] == ("expert", None) and found["router"] == (None, None)
-    assert nnx.plan_layout(layer, mesh, "expert+fsdp").batch.spec == P(("expert", "fsdp"))
-    odd = AbstractMesh((3,), ("expert",))
-    with pytest.raises(ValueError, match="the axis of experts: 3 does not divide 4"):
-        nnx.plan_layout(layer, odd, "expert")
-
-
 def test_square_layers_are_divided_by_their_names_and_the_layout_says_so():
     model = nnx.eval_shape(
         lambda: nnx.Dict(

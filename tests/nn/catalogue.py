@@ -120,7 +120,6 @@ LAYERS = {
     "MultiHeadAttention, recording weights": Layer(
         attention, run=lambda layer, x: layer(x, sow_weights=True)
     ),
-    "MoE": Layer(lambda rngs: nnx.MoE(4, 4, 2, router_init=spread, **INITS, rngs=rngs)),
     "RoPE": Layer(lambda rngs: nnx.RoPE(embedding_size=4, max_seq_len=3)),
     "SimpleCell": Layer(lambda rngs: cell(nnx.SimpleCell, rngs), run=first_step),
     "LSTMCell": Layer(lambda rngs: cell(nnx.LSTMCell, rngs), run=first_step),

@@ -26,7 +26,6 @@ CALLED = {
     **dict.fromkeys(("BatchNorm", "LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm"), RSQRT),
     "Identity": None,
     "Einsum": (jnp, "einsum"),
-    "MoE": (jnp, "einsum"),
     "Embed": (jnp, "take"),
     "Conv": (lax, "conv_general_dilated"),
     "ConvTranspose": (lax, "conv_transpose"),

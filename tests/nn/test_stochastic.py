@@ -148,17 +148,6 @@ RATES = {  # everything that takes a rate: how it is made, the names it says, wh
         "dot_product_attention: `dropout_rate`",
         False,
     ),
-    "ring_attention": (
-        lambda rate: nnx.ring_attention(
-            **ATTENTION,
-            value=ATTENTION["key"],
-            dropout_rate=rate,
-            dropout_rng=jax.random.key(0),
-            mesh=jax.make_mesh((1,), ("sequence",), axis_types=(jax.sharding.AxisType.Auto,)),
-        ),
-        "ring_attention: `dropout_rate`",
-        False,
-    ),
     "lora.inject": (
         lambda rate: nnx.lora.inject(
             nnx.Linear(2, 2, rngs=nnx.Rngs(0)), ..., rank=1, dropout=rate, rngs=nnx.Rngs(0)

@@ -786,30 +786,6 @@ def recurrent_cases():
     yield Case("Bidirectional", both, ((3, 4, 3),), by_both, half=24)
 
 
-def moe_cases():
-    for gated, top_k, factor in ((False, 2, 1.0), (True, 1, 4.0), (False, 3, 0.7)):
-        yield Case(
-            f"MoE {gated} {top_k} {factor}",
-            functools.partial(
-                nnx.MoE,
-                4,
-                5,
-                4,
-                top_k=top_k,
-                capacity_factor=factor,
-                gated=gated,
-                router_init=empty,
-                **KERNEL,
-                rngs=nnx.Rngs(0),
-            ),  # fmt: skip
-            ((2, 6, 4),),
-            lambda p, x, g=gated, k=top_k, f=factor: ref.moe(p, x, k, f, g, k > 1),
-            stateless=False,
-            unbatched=True,
-            half=16,
-        )
-
-
 FAMILIES: dict[str, tp.Callable[[bool], list[Case]]] = {
     "linear": lambda everything: list(linear_cases()),
     "convolutions": lambda everything: list(conv_cases(everything)),
@@ -817,5 +793,4 @@ FAMILIES: dict[str, tp.Callable[[bool], list[Case]]] = {
     "norms": lambda everything: list(norm_cases()),
     "attention": lambda everything: list(attention_cases()),
     "recurrence": lambda everything: list(recurrent_cases()),
-    "experts": lambda everything: list(moe_cases()),
 }

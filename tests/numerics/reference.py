@@ -397,26 +397,3 @@ def rnn(step, carry, x, lengths=None, reverse=False, keep_order=False):
 
 
 # Others --------------------------------------------------------------------------------------
-
-
-def moe(p, x, top_k, factor, gated=False, normalize=True):
-    """(groups, tokens, features): tokens choose experts in turn, all first choices first."""
-    experts = p["router"].shape[-1]
-    y = np.zeros_like(x)
-    for g, tokens in enumerate(x):
-        probabilities = softmax(tokens @ p["router"])
-        order = np.argsort(-probabilities, -1, kind="stable")[:, :top_k]
-        places = [math.ceil(factor * top_k * len(tokens) / experts)] * experts
-        for choice in range(top_k):
-            for t, token in enumerate(tokens):
-                e = order[t, choice]
-                places[e] -= 1
-                if places[e] < 0:
-                    continue
-                gate = probabilities[t, e]
-                gate /= probabilities[t, order[t]].sum() if normalize else 1
-                hidden = ACTIVATIONS["gelu"](token @ p["up"][e] + p["up_bias"][e])
-                if gated:
-                    hidden = hidden * (token @ p["gate"][e] + p["gate_bias"][e])
-                y[g, t] += gate * (hidden @ p["down"][e] + p["down_bias"][e])
-    return y

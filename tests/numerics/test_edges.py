@@ -52,7 +52,6 @@ def test_nan_stays_in_its_example():
         "Conv": nnx.Conv(4, 4, 3, rngs=nnx.Rngs(0)),
         "attention": nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0)),
         "RNN": nnx.RNN(nnx.GRUCell(4, 4, rngs=nnx.Rngs(0))),
-        "MoE": nnx.MoE(4, 4, 2, rngs=nnx.Rngs(0)),
         "Linear": nnx.Linear(4, 4, rngs=nnx.Rngs(0)),
     }
     for name, layer in layers.items():
