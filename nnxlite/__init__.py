@@ -260,7 +260,6 @@ from nnxlite.training import by_path as by_path
 from nnxlite.training import cast as cast
 from nnxlite.training import metrics as metrics
 from nnxlite.training import optimizer as optimizer
-from nnxlite.training import restack as restack
 from nnxlite.transforms import PARTITION_NAME as PARTITION_NAME
 from nnxlite.transforms import NodeStates as NodeStates
 from nnxlite.transforms import cached_partial as cached_partial

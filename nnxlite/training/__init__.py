@@ -6,7 +6,6 @@ from nnxlite.training._loop import Loop as Loop
 from nnxlite.training._loop import Step as Step
 from nnxlite.training._loop import loop as loop
 from nnxlite.training._loop import resume as resume
-from nnxlite.training._restack import restack as restack
 from nnxlite.training._stopping import Stop as Stop
 from nnxlite.training._stopping import interruptible as interruptible
 from nnxlite.training.ema import EMA as EMA

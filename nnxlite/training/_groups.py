@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import difflib
 import typing as tp
 
@@ -16,8 +14,6 @@ if tp.TYPE_CHECKING:
 
 Patterns: tp.TypeAlias = dict[str, Pattern]
 """The patterns in their order, by text."""
-
-_left_out: contextvars.ContextVar[tp.Iterable[Path]] = contextvars.ContextVar("_left_out")
 
 
 def by_path(
@@ -74,24 +70,10 @@ def by_path(
     inner = optax.partition(labelled, labels)
 
     def init(params: tp.Any) -> tp.Any:
-        _check_used([*paths(params), *_left_out.get(())], _compiled(texts))
+        _check_used(paths(params), _compiled(texts))
         return inner.init(params)
 
     return optax.GradientTransformationExtraArgs(init, inner.update)
-
-
-@contextlib.contextmanager
-def leaving_out(left_out: tp.Iterable[Path]) -> tp.Iterator[None]:
-    """A context in which patterns may be for parameters that `init` does not get to see.
-
-    Args:
-        left_out: their paths.
-    """
-    token = _left_out.set(left_out)
-    try:
-        yield
-    finally:
-        _left_out.reset(token)
 
 
 def _compiled(texts: tp.Iterable[str]) -> Patterns:

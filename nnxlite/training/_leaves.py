@@ -14,16 +14,10 @@ import numpy as np
 
 from nnxlite._base.errors import MOST_PATHS, listed, path_text, short_type
 from nnxlite._base.jax import is_ref, key_name
-from nnxlite.variables._metadata import FROZEN
 from nnxlite.variables._variable import Variable, is_variable, store_together
 
 Path: tp.TypeAlias = tuple[tp.Any, ...]
 TreeDef: tp.TypeAlias = tp.Any  # to a type checker jax.tree_util.PyTreeDef is a value
-
-
-def is_frozen(value: tp.Any) -> bool:
-    """Whether a value is a Variable that `nnx.freeze` has frozen."""
-    return isinstance(value, Variable) and FROZEN in value._box.definition.metadata
 
 
 def flatten(tree: tp.Any) -> tuple[list[tp.Any], TreeDef]:

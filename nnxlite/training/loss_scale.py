@@ -23,7 +23,7 @@ from nnxlite.graph._functional import state as state_of
 from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._pytree import Pytree
 from nnxlite.training._leaves import flatten, read, write
-from nnxlite.training.optimizer import ModelAndOptimizer, Optimizer, refuse_swapped
+from nnxlite.training.optimizer import ModelAndOptimizer, Optimizer, refuse_swapped, trained_by
 from nnxlite.transforms._derivatives import value_and_aux
 from nnxlite.transforms._grad import value_and_grad
 from nnxlite.variables._variable import Variable, is_variable
@@ -170,8 +170,7 @@ class StaticLossScale(Pytree):
         grads = self.unscale(grads)
         finite = all_finite(grads)
         target = optimizer.model if isinstance(optimizer, ModelAndOptimizer) else model[0]
-        params, _, opt_state, without_state = optimizer._nnx_parameters(target)
-        optimizer._nnx_adopt(opt_state, without_state)
+        params = state_of(target, trained_by(optimizer.wrt))
         leaves = [v for v in flatten((params, state_of(optimizer)))[0] if is_variable(v)]
         before = [read(v) for v in leaves]
         tp.cast(tp.Any, optimizer).update(*model, grads, **kwargs)

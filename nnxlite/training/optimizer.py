@@ -9,9 +9,8 @@ rate) becomes an `OptArray`.
 An update works on flat lists of leaves and is atomic: first the gradients are compared with the
 parameters, then the results of optax are checked, and only then is anything written.
 
-A parameter that is frozen when an optimizer is made has no state in it; once unfrozen, its state is
-added by the next update.  A parameter frozen later keeps its place in the state: it gets a zero
-gradient, and neither it nor its state is written.
+Frozen parameters (`nnx.freeze`) are not among those that `wrt` selects.  After freezing or unfreezing
+some, make a new optimizer, as after any other change of the parameters.
 
 Nothing is broadcast: gradients and state are compared with the parameters by shape, as a number that
 broadcasts would train a model that nobody meant.  Gradients may have further leading axes, since some
@@ -21,7 +20,6 @@ transformations (of differential privacy) reduce them.
 from __future__ import annotations
 
 import collections
-import functools
 import traceback
 import typing as tp
 
@@ -29,11 +27,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite._base.captures import captures
 from nnxlite._base.errors import filter_text, listed, path_text, short_type, warn_user
 from nnxlite._base.jax import Tracer, new_ref
 from nnxlite._state._definition import State
-from nnxlite._state._flat import filter_state
 from nnxlite.filters import All, Filter, Frozen, Not, PathIn
 from nnxlite.graph._edit import update as update_node
 from nnxlite.graph._functional import state as state_of
@@ -41,12 +37,10 @@ from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._fields import data
 from nnxlite.objects._pytree import Pytree
-from nnxlite.training._groups import leaving_out
 from nnxlite.training._leaves import (
     TreeDef,
     compare,
     flatten,
-    is_frozen,
     misshapen,
     pairs,
     paths,
@@ -60,10 +54,6 @@ from nnxlite.variables._variable import Variable, is_variable
 
 M = tp.TypeVar("M")
 T = tp.TypeVar("T")
-F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
-Paths: tp.TypeAlias = frozenset[tuple[tp.Any, ...]]
-
-_NO_PATHS: Paths = frozenset()
 
 
 class Transformation(tp.Protocol):
@@ -147,41 +137,19 @@ def _set_first_value(leaf: OptState[tp.Any], value: tp.Any) -> None:
     leaf.set_raw_value(new_ref(value) if in_reference else value)
 
 
-def _explained(name: str, given: int, remedy: str) -> tp.Callable[[F], F]:
-    """A decorator for methods that had fewer arguments when an optimizer contained its model.
-
-    Calls in the old form, with `given` positional arguments and without `name`, raise TypeError.
-    """
-
-    def decorate(method: tp.Any) -> tp.Any:
-        @functools.wraps(method)
-        def checked(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-            if len(args) == given and name not in kwargs:
-                raise TypeError(
-                    f"Missing required argument `{name}` of {method.__qualname__}. {remedy}, or use "
-                    "nnx.ModelAndOptimizer, which contains the model."
-                )
-            return method(*args, **kwargs)
-
-        return checked
-
-    return decorate
-
-
 class Optimizer(Pytree, tp.Generic[M]):
     """An optax transformation over the parameters of a model.
 
     Args:
         model: the model (or State) whose parameters will be given to `update`.
         tx: an optax transformation.
-        wrt: a filter that selects the parameters, such as `nnx.Param`.
+        wrt: a filter that selects the parameters, such as `nnx.Param`; frozen ones are left out.
         graph: False refuses models with shared references.
 
     Attributes:
         step: `OptState`, uint32, the number of updates.
         opt_state: the state of `tx` with `OptVariable`s and `OptArray`s as leaves; writing to them
             (a learning rate of `optax.inject_hyperparams`, say) affects the next update.
-        without_state: paths of parameters that were frozen when the optimizer was made, and since.
         tx, wrt, graph: as given.
 
     Raises:
@@ -209,13 +177,11 @@ class Optimizer(Pytree, tp.Generic[M]):
 
     step: OptState[jax.Array]
     opt_state: tp.Any
-    without_state: Paths = _NO_PATHS
     _nnx_captures_advice: tp.ClassVar[str] = (
         "Is it a learning rate? Give it to the state of the optimizer: "
         "optax.inject_hyperparams(optax.adam)(learning_rate=rate) in place of optax.adam(rate)."
     )
 
-    @_explained("wrt", 3, "Say what is trained, as in Optimizer(model, tx, wrt=nnx.Param)")
     def __init__(
         self, model: M, tx: Transformation, *, wrt: Filter, graph: bool | None = None
     ) -> None:
@@ -225,26 +191,18 @@ class Optimizer(Pytree, tp.Generic[M]):
                 "Wrong: Optimizer(model, optax.adam, ...). Right: Optimizer(model, "
                 "optax.adam(1e-3), ...)."
             )
-        params = state_of(model, wrt, graph=graph)
+        params = state_of(model, trained_by(wrt), graph=graph)
         if not flatten(params)[0]:
             _warn_of_nothing(type(self).__name__, wrt, state_of(model, graph=graph))
-        without_state = frozenset(paths(state_of(params, Frozen())))
-        if without_state:
-            params = state_of(params, Not(Frozen()))
-            self.without_state = without_state  # static, and only where there is something
-        opt_state = initial_state(tx, params, without_state)
+        opt_state = _initial_state(tx, params)
         self.graph = graph
         self.step = OptState(_beside(flatten(params)[0])(jnp.zeros((), jnp.uint32)))
         self.tx = tx
         self.opt_state = data(opt_state)
         self.wrt = wrt
 
-    @_explained("grads", 2, "Pass both, as in optimizer.update(model, grads)")
     def update(self, model: M, grads: tp.Any, **kwargs: tp.Any) -> State[tp.Any, tp.Any]:
         """Update the parameters of `model`, the optimizer's state and the step.
-
-        Frozen parameters and their state stay as they are. Parameters that have been unfrozen since
-        the optimizer was made get the state that `tx` begins with.
 
         Args:
             model: of the same structure as the one the optimizer was made for.
@@ -264,17 +222,18 @@ class Optimizer(Pytree, tp.Generic[M]):
                 parameters are frozen. Nothing has changed then.
         """
         refuse_swapped(model, grads)
-        params, frozen, old_state, without_state = self._nnx_parameters(model)
+        params = state_of(model, trained_by(self.wrt), graph=self.graph)
         leaves, treedef = flatten(params)
+        if not leaves and flatten(state_of(model, self.wrt, graph=self.graph))[0]:
+            raise ValueError(
+                f"All parameters that wrt={filter_text(self.wrt)} selects are frozen, so there is "
+                "nothing to update. nnx.unfreeze(model, filter) gives some free."
+            )
         values = [read(leaf) for leaf in leaves]
-        self._nnx_check_state(old_state, params, values)
-        if frozen or without_state:
-            grad_values = self._nnx_match_trained(grads, params, frozen, without_state)
-        else:
-            grad_values = self._nnx_match(grads, params, treedef, self.wrt)
+        grad_values = self._nnx_match(grads, model, params, treedef)
         if any(map(_broadcasts, grad_values, values)):
             self._nnx_explain(params, values, grad_values, None)
-        opt_leaves, opt_treedef = flatten(old_state)
+        opt_leaves, opt_treedef = flatten(self.opt_state)
         opt_values = [read(leaf) for leaf in opt_leaves]
 
         pure_params = treedef.unflatten(values)
@@ -290,22 +249,18 @@ class Optimizer(Pytree, tp.Generic[M]):
             new_params = optax.apply_updates(pure_params, updates)
         except (TypeError, ValueError) as error:
             self._nnx_explain(params, values, grad_values, error)
-            _explain_masks(self.tx, treedef.unflatten(values), error)
+            _advise_on_masks(error)
             raise
         new_values = _same_structure(treedef, new_params, "updates")
         new_opt_values = _same_structure(opt_treedef, opt_state, "state")
-        if frozen:
-            new_values = _kept(params, params, frozen, values, new_values)
-            new_opt_values = _kept(old_state, params, frozen, opt_values, new_opt_values)
-            new_params = treedef.unflatten(new_values)
-            updates = filter_state(updates, Not(PathIn(*frozen)))
+        if not all(map(_same_shape, opt_leaves, new_opt_values)):
+            self._nnx_explain(params, values, grad_values, None)
         wrong = misshapen(params, values, new_values, what="updated", of="parameter")
         if wrong:
             self._nnx_explain(params, values, grad_values, None)
             raise ValueError(f"The updates change the shape of parameters: {wrong}.")
 
         step = self.step.value + 1
-        self._nnx_adopt(old_state, without_state)
         written = [(self.step, step)]
         if all(map(is_variable, leaves)):
             written += zip(leaves, new_values, strict=True)
@@ -315,120 +270,26 @@ class Optimizer(Pytree, tp.Generic[M]):
         write_together(written)
         return updates
 
-    def _nnx_parameters(self, model: tp.Any) -> tuple[tp.Any, Paths, tp.Any, Paths]:
-        """What an update works on; changes nothing.
-
-        Returns the parameters that have state and the paths of those that are frozen, the
-        optimizer's state with that of parameters unfrozen since, and the paths of those without.
-        """
-        params = state_of(model, self.wrt, graph=self.graph)
-        if not self.without_state and not any(map(is_frozen, flatten(params)[0])):
-            return params, _NO_PATHS, self.opt_state, _NO_PATHS
-        frozen = frozenset(paths(state_of(params, Frozen())))
-        without_state = self.without_state & frozen
-        params = state_of(params, Not(PathIn(*without_state)))
-        opt_state = self.opt_state
-        if without_state != self.without_state:
-            new, known = initial_state(self.tx, params, without_state), dict(pairs(opt_state))
-            _, treedef = flatten(new)
-            opt_state = treedef.unflatten([known.get(path, leaf) for path, leaf in pairs(new)])
-        return params, frozen - without_state, opt_state, without_state
-
-    def _nnx_adopt(self, opt_state: tp.Any, without_state: Paths) -> None:
-        """Store a state that includes parameters unfrozen since."""
-        if without_state == self.without_state:
-            return
-        self.opt_state = data(opt_state)
-        if without_state:
-            self.without_state = without_state
-        else:
-            del self.without_state
-
-    def _nnx_match_trained(
-        self, grads: tp.Any, params: tp.Any, frozen: Paths, without_state: Paths
-    ) -> list[tp.Any]:
-        """The gradients in the order of the parameters, zero for those that are frozen."""
-        trained = state_of(params, Not(PathIn(*frozen)))
-        leaves, treedef = flatten(trained)
-        if not leaves:
-            raise ValueError(
-                f"All parameters that wrt={filter_text(self.wrt)} selects are frozen, so there is "
-                "nothing to update. nnx.unfreeze(model, filter) gives some free."
-            )
-        ignored = Not(PathIn(*frozen, *without_state))
-        given = iter(self._nnx_match(grads, trained, treedef, All(self.wrt, ignored)))
-        return [
-            jax.tree.map(jnp.zeros_like, read(leaf)) if path in frozen else next(given)
-            for path, leaf in pairs(params)
-        ]
-
     def _nnx_match(
-        self, grads: tp.Any, params: tp.Any, treedef: TreeDef, wrt: Filter
+        self, grads: tp.Any, model: tp.Any, params: tp.Any, treedef: TreeDef
     ) -> list[tp.Any]:
         """The gradients in the order of the parameters."""
-        original = grads
+        given = grads
         if isinstance(grads, tp.Mapping) and not isinstance(grads, State):
-            grads = State(tp.cast(tp.Any, grads))
-        if isinstance(grads, State):
-            leaves, structure = flatten(grads)
-            if structure != treedef:
-                grads = state_of(grads, wrt)
-                leaves, structure = flatten(grads)
-        else:
-            grads = state_of(grads, wrt, graph=self.graph)
-            leaves, structure = flatten(grads)
+            given = State(tp.cast(tp.Any, grads))
+        leaves, structure = flatten(given)
+        if structure != treedef or not isinstance(given, State):
+            frozen = paths(state_of(model, Frozen(), graph=self.graph))
+            given = state_of(given, All(self.wrt, Not(PathIn(*frozen))), graph=self.graph)
+            leaves, structure = flatten(given)
         if structure == treedef:
             return [read(leaf) for leaf in leaves]
-        wrong = compare(params, original, what="gradients", of="parameters")
+        wrong = compare(params, grads, what="gradients", of="parameters")
         raise ValueError(
             "The structure of the gradients is not that of the parameters that "
             f"wrt={filter_text(self.wrt)} selects: {wrong or 'the containers differ'}. "
             "Differentiate with respect to the same filter: nnx.grad(loss_fn, "
             "argnums=nnx.DiffState(0, wrt))."
-        )
-
-    def _nnx_check_state(self, opt_state: tp.Any, params: tp.Any, values: list[tp.Any]) -> None:
-        """Raise ValueError where the state was made for parameters of other shapes.
-
-        A shape that differs from its parameter's is compared with the one that `tx` begins with, since
-        some transformations have state of other shapes (factored moments, a history).
-        """
-        _, treedef = flatten(params)
-        shapes: dict[tp.Any, tp.Any] | None = None
-        different: list[tuple[tp.Any, tp.Any, tp.Any]] = []
-        for part in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, State)):
-            if not isinstance(part, State):
-                continue
-            leaves, structure = flatten(part)
-            if structure == treedef:
-                if all(map(_same_shape, leaves, values)):
-                    continue
-            shapes = shapes or dict(zip(paths(params), values, strict=True))
-            different += [
-                (path, leaf, shapes[path])
-                for path, leaf in pairs(part)
-                if isinstance(leaf, OptVariable) and path in shapes
-                if not _same_shape(leaf, shapes[path])
-            ]
-        if not different:
-            return
-        try:
-            pure_params = treedef.unflatten(values)
-            new = jax.tree.leaves(jax.eval_shape(self.tx.init, pure_params))
-        except Exception:  # a transformation that needs values; then nothing is known
-            return
-        old, _ = flatten(opt_state)
-        if len(old) == len(new) and all(
-            _same_shape(a, b) for a, b in zip(old, new) if isinstance(a, OptVariable)
-        ):
-            return
-        wrong = [
-            f"{path_text(path)}: state {short_type(read(leaf))}, parameter {short_type(value)}"
-            for path, leaf, value in different
-        ]
-        raise ValueError(
-            f"The state of this {type(self).__name__} was made for parameters of other shapes: "
-            f"{listed(wrong, between='; ')}. Make a new Optimizer after replacing a part of a model."
         )
 
     def _nnx_explain(
@@ -438,7 +299,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         grads: list[tp.Any],
         error: Exception | None,
     ) -> None:
-        """Raise an error that says so if the gradients' shapes or another model caused one."""
+        """Raise ValueError if the shapes of the gradients or another model are the cause of an error."""
         wrong = misshapen(params, values, grads, what="gradient", of="parameter")
         if wrong:
             raise ValueError(
@@ -448,9 +309,34 @@ class Optimizer(Pytree, tp.Generic[M]):
             wrong = compare(part, params, what="model", of="parameters the optimizer knows")
             if error is not None and isinstance(part, State) and wrong:
                 raise ValueError(
-                    f"The model is not like the one this Optimizer was made for: {wrong}. Make a "
-                    "new Optimizer after changing the structure of a model."
+                    f"The model is not like the one this Optimizer was made for: {wrong}. Make a new "
+                    "Optimizer after changing, freezing or unfreezing parts of a model."
                 ) from error
+        stale = self._nnx_stale(params, values)
+        if stale:
+            raise ValueError(
+                f"The state of this {type(self).__name__} was made for parameters of other shapes: "
+                f"{listed(stale, between='; ')}. Make a new Optimizer after replacing a part of a model."
+            ) from error
+
+    def _nnx_stale(self, params: tp.Any, values: list[tp.Any]) -> list[str]:
+        """The state whose shape is not the one that `tx` begins with for these parameters, in words."""
+        try:
+            new = dict(pairs(jax.eval_shape(self.tx.init, flatten(params)[1].unflatten(values))))
+        except Exception:  # a transformation that needs values; then nothing is known
+            return []
+        known = dict(zip(paths(params), values, strict=True))
+        stale = [
+            (parameter_of(path, known), leaf)
+            for path, leaf in pairs(self.opt_state)
+            if path in new and not _same_shape(leaf, new[path])
+        ]
+        texts = [
+            f"{path_text(path)}: state {short_type(read(leaf))}, parameter {short_type(known[path])}"
+            for path, leaf in stale
+            if path is not None
+        ]
+        return list(dict.fromkeys(texts))
 
     def _nnx_new_state(
         self, leaves: list[tp.Any], treedef: TreeDef, values: list[tp.Any]
@@ -461,6 +347,11 @@ class Optimizer(Pytree, tp.Generic[M]):
             kept = [leaf if is_variable(leaf) else value for leaf, value in pairs]
             self.opt_state = data(treedef.unflatten(kept))
         return [pair for pair in pairs if is_variable(pair[0])]
+
+
+def trained_by(wrt: Filter) -> Filter:
+    """The filter for the parameters of an optimizer: what `wrt` selects and is not frozen."""
+    return All(wrt, Not(Frozen()))
 
 
 class ModelAndOptimizer(Optimizer[M]):
@@ -497,20 +388,14 @@ class ModelAndOptimizer(Optimizer[M]):
         return super().update(self.model, grads, **kwargs)
 
 
-def initial_state(tx: Transformation, params: tp.Any, left_out: Paths) -> tp.Any:
-    """The initial state of `tx`, in Variables that share no buffer with the parameters.
-
-    Args:
-        tx, params: the transformation and what it gets to see.
-        left_out: paths of parameters that it does not see yet.
-    """
+def _initial_state(tx: Transformation, params: tp.Any) -> tp.Any:
+    """The initial state of `tx`, in Variables that share no buffer with the parameters."""
     leaves, treedef = flatten(params)
     given = treedef.unflatten([_out_of_reference(v) for v in leaves])
     try:
-        with leaving_out(left_out):
-            opt_state = tx.init(given)
+        opt_state = tx.init(given)
     except (TypeError, ValueError) as error:
-        _explain_masks(tx, pure(params), error)
+        _advise_on_masks(error)
         raise
     beside = _beside(leaves)
     opt_state = jax.tree.map(_opt_leaf, opt_state, is_leaf=is_variable)
@@ -531,15 +416,14 @@ def initial_state(tx: Transformation, params: tp.Any, left_out: Paths) -> tp.Any
 def _warn_of_nothing(name: str, wrt: Filter, everything: tp.Any) -> None:
     """Warn that a filter matches nothing, if another one could match a floating array."""
     found = [(path, leaf) for path, leaf in pairs(everything) if _has_floats(leaf)]
-    if not found:
-        return
-    kinds = collections.Counter(type(leaf).__name__ for _, leaf in found)
-    shown = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
-    some = listed([path_text(path) for path, _ in found], most=3)
-    warn_user(
-        f"{name}: wrt={filter_text(wrt)} selects nothing in the model, so that nothing is trained. It "
-        f"contains {shown} (at {some}). Choose another filter."
-    )
+    if found:
+        kinds = collections.Counter(type(leaf).__name__ for _, leaf in found)
+        shown = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
+        some = listed([path_text(path) for path, _ in found], most=3)
+        warn_user(
+            f"{name}: wrt={filter_text(wrt)} selects nothing in the model that is not frozen, so "
+            f"nothing is trained. It contains {shown} (at {some}). Choose another filter."
+        )
 
 
 def _has_floats(leaf: tp.Any) -> bool:
@@ -604,38 +488,16 @@ def _broadcasts(grad: tp.Any, value: tp.Any) -> bool:
     return len(one) <= len(other) and all(a in (1, b) for a, b in ends)
 
 
-def _explain_masks(tx: tp.Any, params: tp.Any, error: Exception) -> None:
-    """Raise ValueError if masks or labels in a transformation are not like the parameters.
-
-    Those that a function returns are not known here; a note on the error says what they should be.
-    Errors that do not come from JAX's functions on trees are about something else.
-    """
+def _advise_on_masks(error: Exception) -> None:
+    """Add a note about masks and labels to an error of JAX's functions on trees."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if not frame.f_globals.get("__name__", "").endswith("tree_util"):
-        return
-    structure, names = jax.tree.structure(params), paths(params)
-    advice = (
-        "Parameters come to optax as an nnx.State with arrays as leaves. Give it a function that maps "
-        "them, optax.masked(tx, lambda params: jax.tree.map(lambda x: x.ndim > 1, params)), or "
-        "groups by paths: nnx.by_path({'encoder.**': tx, '**': other})."
-    )
-    for item in captures(tx):
-        if not isinstance(item, (State, dict, list, tuple)):
-            continue
-        marks = jax.tree.leaves(item)
-        given = jax.tree.structure(item)
-        if not marks or given == structure or not all(isinstance(x, (bool, str)) for x in marks):
-            continue
-        marked = any(map(is_variable, flatten(item)[0]))
-        what = "masks" if all(isinstance(x, bool) for x in marks) else "labels"
-        kind = type(item).__name__ + (" of Variables" if marked else "")
-        there = listed([path_text(path) for path in paths(item)])
-        raise ValueError(
-            f"The optax transformation contains {what} as a {kind} for {there}, which is not a tree "
-            f"like the parameters, a {type(params).__name__} of arrays for "
-            f"{listed([path_text(path) for path in names])}. {advice}"
-        ) from error
-    error.add_note(f"If this is about a mask or labels: {advice}")
+    if frame.f_globals.get("__name__", "").endswith("tree_util"):
+        error.add_note(
+            "If this is about a mask or labels: Parameters come to optax as an nnx.State with arrays as "
+            "leaves. Give it a function that maps them, optax.masked(tx, lambda params: "
+            "jax.tree.map(lambda x: x.ndim > 1, params)), or groups by paths: "
+            "nnx.by_path({'encoder.**': tx, '**': other})."
+        )
 
 
 def _out_of_reference(leaf: tp.Any) -> tp.Any:
@@ -670,15 +532,6 @@ def _fit_sharding(
 def parameter_of(path: tuple[tp.Any, ...], known: tp.Container[tp.Any]) -> tp.Any:
     """The path of the parameter that a path in the optimizer's state ends with, or None."""
     return next((path[i:] for i in range(len(path)) if path[i:] in known), None)
-
-
-def _kept(
-    tree: tp.Any, params: tp.Any, frozen: Paths, old: list[tp.Any], new: list[tp.Any]
-) -> list[tp.Any]:
-    """The new values of a tree, but the old ones of frozen parameters."""
-    known = set(paths(params))
-    rows = zip(paths(tree), old, new, strict=True)
-    return [a if parameter_of(path, known) in frozen else b for path, a, b in rows]
 
 
 def _pure_argument(value: tp.Any) -> tp.Any:

@@ -61,18 +61,6 @@ def test_built_again_it_is_no_new_program():
     assert len(traces) == 1
 
 
-def test_frozen_groups_wait():
-    model = make()
-    nnx.freeze(model.layers[0])
-    optimizer = nnx.Optimizer(model, optax.MultiSteps(tx(), 1), wrt=nnx.Param)
-    before = model.layers[0].kernel[...]
-    optimizer.update(model, nnx.grad(loss)(model))
-    assert (model.layers[0].kernel[...] == before).all()
-    nnx.unfreeze(model)
-    optimizer.update(model, nnx.grad(loss)(model))
-    assert not (model.layers[0].kernel[...] == before).all()
-
-
 def test_it_is_an_optax_transformation():
     params = {"a": {"w": jnp.ones(2)}, "b": jnp.ones(2)}
     groups = nnx.by_path({"a.w": optax.sgd(1.0), "**": optax.sgd(2.0)})

@@ -430,7 +430,9 @@ def test_state_of_other_shapes_than_the_parameters_is_what_some_transformations_
         optimizer.update(model, ones, value=jnp.ones(()), grad=ones, value_fn=lambda p: 1.0)
     model.w = nnx.Param(jnp.ones((200, 301)))
     ones = jax.tree.map(jnp.ones_like, nnx.state(model))
-    refused(optimizer, model, ones, r"w: state float32\[200, 300\], parameter float32\[200, 301\]")
+    refused(
+        optimizer, model, ones, r"w: state float32\[.*200, 300\], parameter float32\[200, 301\]"
+    )
 
 
 def test_a_model_and_gradients_that_are_swapped():
@@ -460,46 +462,23 @@ def test_a_model_and_gradients_that_are_swapped():
 def test_law_7_a_filter_that_selects_nothing_to_train(make, wrt, shown):
     model = nnx.Dict(a=nnx.BatchNorm(3, rngs=nnx.Rngs(0)), b=nnx.Param(jnp.ones(1)))
     expected = (
-        rf"{make.__name__}: wrt=.*{shown}.* selects nothing in the model, so that nothing is trained. "
-        r"It contains 3 Param, 2 BatchStat \(at .*a.bias, a.mean, a.scale and 2 more\). Choose another"
+        rf"{make.__name__}: wrt=.*{shown}.* selects nothing in the model that is not frozen, so "
+        r"nothing is trained. It contains 3 Param, 2 BatchStat \(at .*a.bias, a.mean, a.scale and 2 more\)"
     )
     with pytest.warns(UserWarning, match=expected) as caught:
         optimizer = make(model, optax.adam(1e-3), wrt=wrt)
     assert caught[0].filename == __file__ and isinstance(optimizer, nnx.Optimizer)
     make(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), optax.adam(1e-3), wrt=wrt)  # nothing could be trained
     nnx.freeze(model)
-    make(model, optax.adam(1e-3), wrt=nnx.Param)  # selects what may be unfrozen
+    with pytest.warns(UserWarning, match="that is not frozen"):
+        make(model, optax.adam(1e-3), wrt=nnx.Param)
 
 
-KINDS_OF_MARKS = {
-    "masks of State": lambda s: optax.masked(optax.sgd(1.0), jax.tree.map(lambda x: x.ndim > 1, s)),
-    "masks of dict": lambda s: optax.adamw(1.0, mask={"kernel": True, "bias": False}),
-    "labels of State": lambda s: optax.partition(
-        {"a": optax.sgd(1.0), "b": optax.adam(1.0)}, jax.tree.map(lambda x: "ab"[x.ndim > 1], s)
-    ),
-    "labels of dict": lambda s: optax.chain(
-        optax.clip(1.0), optax.partition({"a": optax.sgd(1.0)}, {"kernel": "a", "bias": "a"})
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS_OF_MARKS)
-def test_masks_and_labels_of_optax_that_are_not_like_the_parameters(kind):
+@pytest.mark.parametrize("stored", [False, True])
+def test_masks_that_are_not_like_the_parameters(stored):
     model = Dense(2, 3)
-    ones = jax.tree.map(jnp.ones_like, nnx.state(model))
-    what, _, form = kind.split()
-    tx = KINDS_OF_MARKS[kind](nnx.state(model))
-    expected = (
-        rf"contains {what} as a {form}.* for .*kernel.*, which is not a tree like the parameters, a "
-        r"State of arrays for bias, kernel. .* optax.masked\(tx, lambda params: .*nnx.by_path\("
-    )
-    with pytest.raises(ValueError, match=expected):
-        nnx.Optimizer(model, tx, wrt=nnx.Param).update(model, ones)
-
-
-def test_masks_that_a_function_returns():
-    model = Dense(2, 3)
-    tx = optax.masked(optax.sgd(1.0), lambda params: {"kernel": True, "bias": False})
+    given = {"kernel": True, "bias": False}
+    tx = optax.masked(optax.sgd(1.0), given if stored else lambda params: given)
     with pytest.raises(ValueError, match="structure") as caught:
         nnx.Optimizer(model, tx, wrt=nnx.Param)
     [note] = caught.value.__notes__

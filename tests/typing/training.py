@@ -19,7 +19,6 @@ optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
 assert_type(optimizer, nnx.Optimizer[nnx.Linear])
 assert_type(optimizer.step, nnx.OptState[jax.Array])
 assert_type(optimizer.step.value, jax.Array)
-assert_type(nnx.restack(optimizer, model), None)
 
 
 @nnx.jit
