@@ -1,11 +1,16 @@
 """Training: the loop, optimizers, metrics, averages, loss scaling, and an immutable train state."""
 
 from nnxlite.training._groups import by_path as by_path
+from nnxlite.training._loggers import CSV as CSV
+from nnxlite.training._loggers import TensorBoard as TensorBoard
+from nnxlite.training._loggers import WandB as WandB
 from nnxlite.training._loop import Checkpoints as Checkpoints
+from nnxlite.training._loop import Log as Log
 from nnxlite.training._loop import Loop as Loop
 from nnxlite.training._loop import Step as Step
 from nnxlite.training._loop import loop as loop
 from nnxlite.training._loop import resume as resume
+from nnxlite.training._position import Resumable as Resumable
 from nnxlite.training._stopping import Stop as Stop
 from nnxlite.training._stopping import interruptible as interruptible
 from nnxlite.training.ema import EMA as EMA

@@ -8,30 +8,42 @@ restores.  Several processes stop before the same step (`_stopping.py`).
 Logging does not wait for the device: what is logged stays an array until `LAG` further steps are
 enqueued. Only then does the loop wait for it, so that no more steps than these are ever under way.
 
-The step number is the only record of the position in the data: batch n belongs to step n. A checkpoint
-with number n was saved when n steps were done, so that a run resumes with step n.
+A checkpoint with number n was saved when n steps were done, so that a run resumes with step n.  That
+number is the position in the data, if batch n belongs to step n; else `data` has one (`_position.py`).
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import inspect
 import operator
-import textwrap
 import time
-import types
 import typing as tp
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
 from nnxlite._base.errors import short_type
+from nnxlite.training._position import Resumable, go_to, position
 from nnxlite.training._stopping import Agreement, Stop, interruptible
 
 LAG = 2
 """Steps that may be under way before their losses are read."""
+
+HISTORY = 10_000
+"""Steps whose losses `Loop.history` has."""
+
+
+class Log(tp.Protocol):
+    """What losses and evaluations are sent to: a function, `nnx.training.CSV`, `TensorBoard` or `WandB`.
+
+    If there is a method `flush`, it is called at the end of the run.
+    """
+
+    def __call__(self, step: int, values: dict[str, float], /) -> None:
+        """Record the numbers of a step, by name."""
+        ...
 
 
 class Checkpoints(tp.Protocol):
@@ -125,11 +137,14 @@ class Loop:
         save_every: save when the number of done steps is a multiple of this.
         evaluate: a function that measures, if any.
         evaluate_every: evaluate when the number of done steps is a multiple of this.
+        log_to: what gets the numbers of each step.
+        data: the iterator over data, whose position is saved, if any.
         progress: whether to show a progress bar.
 
     Attributes:
         start: the number of the first step, from the beginning of the iteration on.
-        history: what was logged, in order: a dict for each step, with its number as "step".
+        history: what was logged, in order: a dict for each step, with its number as "step". Of a long
+            run it has the last 10,000; `log` gets all.
         interrupted: whether Ctrl-C or SIGTERM ended the iteration, in this process or another.
         steps_per_second: as measured without the first step, which compiles; 0 before.
     """
@@ -141,6 +156,8 @@ class Loop:
     save_every: int | None
     evaluate: tp.Callable[[], Mapping[str, tp.Any]] | None
     evaluate_every: int | None
+    log_to: Sequence[Log]
+    data: Resumable | None
     progress: bool
 
     def __post_init__(self) -> None:
@@ -155,8 +172,11 @@ class Loop:
 
     def __iter__(self) -> Iterator[Step]:
         if self.checkpoints is not None and self.start is None:
-            self.start = resume(self.checkpoints, **self.items)
+            items = self._items()
+            self.start = resume(self.checkpoints, **items)
             self._saved = self.start or None
+            if self.data is not None and self.start:
+                go_to(self.data, items["data"])
         self.start = done = self.start or 0
         seconds = 0.0
         agreement, answering = Agreement(done), False
@@ -183,7 +203,13 @@ class Loop:
                 self.interrupted = self.interrupted or bool(interrupt)
                 self._read(before=self.steps)
                 show(done)
+                for log in self.log_to:
+                    getattr(log, "flush", lambda: None)()
         getattr(self.checkpoints, "wait", lambda: None)()
+
+    def _items(self) -> dict[str, tp.Any]:
+        """What is saved now, the position in the data included."""
+        return {**self.items} | ({} if self.data is None else {"data": position(self.data)})
 
     def _evaluate_and_save(
         self, done: int, evaluate_every: int | None, save_every: int | None, force: bool = False
@@ -199,7 +225,7 @@ class Loop:
             more = {"force": force, "metrics": self._evaluation or None}
             known = _parameters(self.checkpoints.save)
             named = {name: value for name, value in more.items() if name in known}
-            if self.checkpoints.save(done, **named, **self.items) is not False:
+            if self.checkpoints.save(done, **named, **self._items()) is not False:
                 self._saved = done
 
     def log(self, number: int, values: Mapping[str, tp.Any]) -> None:
@@ -223,7 +249,11 @@ class Loop:
         while self._pending and self._pending[0]["step"] < before:
             entry = self._pending.pop(0)
             values = zip(entry, jax.device_get(list(entry.values())), strict=True)
-            self.history.append({name: x.item() if hasattr(x, "item") else x for name, x in values})
+            row = {name: x.item() if hasattr(x, "item") else x for name, x in values}
+            self.history.append(row)
+            del self.history[:-HISTORY]
+            for log in self.log_to if jax.process_index() == 0 else ():
+                log(row["step"], {name: x for name, x in row.items() if name != "step"})
 
     @contextlib.contextmanager
     def _bar(self) -> Iterator[tp.Callable[[int], None]]:
@@ -260,6 +290,8 @@ def loop(
     save_every: int | None = None,
     evaluate: tp.Callable[[], Mapping[str, tp.Any]] | None = None,
     evaluate_every: int | None = None,
+    log: Log | Sequence[Log] = (),
+    data: Resumable | None = None,
     progress: bool = True,
 ) -> Loop:
     """The steps of a training run, to be iterated over; the body of the loop does the training.
@@ -280,6 +312,11 @@ def loop(
         evaluate: measures, and returns numbers by name; they are logged, and passed to `save`.
         evaluate_every: evaluate when the number of done steps is a multiple of this. The
             evaluations before each save and at the end do not depend on it.
+        log: a function of the number of a step and a dict of numbers, or several: they get what
+            `step.log` and `evaluate` gave for the step, once it was read from the device. `nnx.training`
+            has `CSV`, `TensorBoard` and `WandB`. Of several processes only the first one calls them.
+        data: an iterator with `get_state` and `set_state`, such as one of Grain, that the body of the
+            loop takes its batches of. Its position is saved as the item "data", and restored.
         progress: whether to show a progress bar, on standard error.
 
     Returns:
@@ -289,8 +326,8 @@ def loop(
     Raises:
         ValueError: for a number below its limit, `items` without `checkpoints` or the reverse, or an
             item with the name of a parameter of `checkpoints.save` or `checkpoints.restore`.
-        TypeError: if `evaluate` needs arguments, or returns something else than numbers by name; a
-            function without a `return` is refused before the first step.
+        TypeError: if `evaluate` needs arguments, or returns something else than numbers by name; if
+            `data` has no `get_state` and `set_state`, or its state is neither bytes nor JSON.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> run = nnx.training.loop(3, progress=False)
@@ -312,7 +349,23 @@ def loop(
     if evaluate is None and evaluate_every is not None:
         raise ValueError(f"loop: evaluate_every={evaluate_every} needs evaluate, a function.")
     if evaluate is not None:
-        _check_evaluate(evaluate)
+        try:
+            inspect.signature(evaluate).bind()
+        except ValueError:  # a builtin without a signature
+            pass
+        except TypeError as error:
+            raise TypeError(f"loop: evaluate is called without arguments: {error}.") from None
+    if data is not None:
+        if checkpoints is None or "data" in (items or {}):
+            raise ValueError("loop: data needs checkpoints, and is saved as the item 'data' there.")
+        if not (
+            callable(getattr(data, "get_state", None))
+            and callable(getattr(data, "set_state", None))
+        ):
+            raise TypeError(
+                f"loop: data has to have get_state and set_state, and {short_type(data)} does not. "
+                "Pass the iterator, data=iter(dataset)."
+            )
     for method in ("save", "restore") if checkpoints is not None else ():
         parameters = _parameters(getattr(checkpoints, method))
         for name in items or ():
@@ -322,8 +375,10 @@ def loop(
                     f"{type(checkpoints).__name__}.{method}; give it another name, such as "
                     f"items={{'train_{name}': ...}}."
                 )
+    logs = (log,) if callable(log) else tuple(log)
     return Loop(
-        steps, start, checkpoints, items or {}, save_every, evaluate, evaluate_every, progress
+        *(steps, start, checkpoints, items or {}, save_every, evaluate, evaluate_every),
+        *(logs, data, progress),
     )
 
 
@@ -338,62 +393,10 @@ def _parameters(function: tp.Callable[..., tp.Any]) -> set[str]:
 
 
 def _numbers(evaluation: tp.Any) -> dict[str, float]:
-    if not isinstance(evaluation, Mapping):
-        raise TypeError(_wrong_evaluation(type(evaluation).__name__))
-    numbers: dict[str, float] = {}
-    for name, value in evaluation.items():
-        try:
-            numbers[name] = float(value)
-        except (TypeError, ValueError):
-            raise TypeError(_wrong_evaluation(f"{short_type(value)} as {name!r}")) from None
-    return numbers
-
-
-def _wrong_evaluation(what: str) -> str:
-    return (
-        f"loop: evaluate returns {what}, and has to return numbers by name, as in "
-        "return {'loss': 0.5} or return metrics.compute()."
-    )
-
-
-def _check_evaluate(evaluate: tp.Callable[..., tp.Any]) -> None:
-    """Raise TypeError if a function takes arguments or has no `return` with a value."""
     try:
-        inspect.signature(evaluate).bind()
-    except ValueError:  # a builtin without a signature
-        return
-    except TypeError as error:
-        raise TypeError(f"loop: evaluate is called without arguments: {error}.") from None
-    function = getattr(evaluate, "__func__", evaluate)
-    if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
-        return
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function.__code__)))
-    except (OSError, TypeError, SyntaxError):  # made where there is no source, or part of a line
-        return
-    match tree.body:
-        case [ast.FunctionDef(body=body)] if not _returns_value(body):
-            raise TypeError(_wrong_evaluation("None"))
-        case _:
-            pass
-
-
-def _returns_value(body: tp.Sequence[ast.AST]) -> bool:
-    """Whether a function returns a value other than None somewhere, or only raises."""
-    if isinstance(body[-1], ast.Raise):
-        return True
-    todo = list(body)
-    while todo:
-        node = todo.pop()
-        match node:
-            case ast.Return(value=value) if value is not None:
-                if not (isinstance(value, ast.Constant) and value.value is None):
-                    return True
-            case ast.Yield() | ast.YieldFrom():  # refused when it is called
-                return True
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() | ast.ClassDef():
-                continue
-            case _:
-                pass
-        todo += ast.iter_child_nodes(node)
-    return False
+        return {name: float(value) for name, value in dict(evaluation).items()}
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"loop: evaluate returns {short_type(evaluation)}, and has to return numbers by name, as in "
+            "return {'loss': 0.5} or return metrics.compute()."
+        ) from error

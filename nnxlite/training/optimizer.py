@@ -20,6 +20,7 @@ transformations (of differential privacy) reduce them.
 from __future__ import annotations
 
 import collections
+import functools
 import traceback
 import typing as tp
 
@@ -54,6 +55,7 @@ from nnxlite.variables._variable import Variable, is_variable
 
 M = tp.TypeVar("M")
 T = tp.TypeVar("T")
+F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 
 class Transformation(tp.Protocol):
@@ -137,6 +139,27 @@ def _set_first_value(leaf: OptState[tp.Any], value: tp.Any) -> None:
     leaf.set_raw_value(new_ref(value) if in_reference else value)
 
 
+def _explained(name: str, given: int, remedy: str) -> tp.Callable[[F], F]:
+    """A decorator for methods that had fewer arguments when an optimizer contained its model.
+
+    Calls in the old form, with `given` positional arguments and without `name`, raise TypeError.
+    """
+
+    def decorate(method: tp.Any) -> tp.Any:
+        @functools.wraps(method)
+        def checked(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+            if len(args) == given and name not in kwargs:
+                raise TypeError(
+                    f"Missing required argument `{name}` of {method.__qualname__}. {remedy}, or use "
+                    "nnx.ModelAndOptimizer, which contains the model."
+                )
+            return method(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
 class Optimizer(Pytree, tp.Generic[M]):
     """An optax transformation over the parameters of a model.
 
@@ -182,6 +205,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         "optax.inject_hyperparams(optax.adam)(learning_rate=rate) in place of optax.adam(rate)."
     )
 
+    @_explained("wrt", 3, "Say what is trained, as in Optimizer(model, tx, wrt=nnx.Param)")
     def __init__(
         self, model: M, tx: Transformation, *, wrt: Filter, graph: bool | None = None
     ) -> None:
@@ -201,6 +225,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         self.opt_state = data(opt_state)
         self.wrt = wrt
 
+    @_explained("grads", 2, "Pass both, as in optimizer.update(model, grads)")
     def update(self, model: M, grads: tp.Any, **kwargs: tp.Any) -> State[tp.Any, tp.Any]:
         """Update the parameters of `model`, the optimizer's state and the step.
 

@@ -463,7 +463,7 @@ def test_law_7_a_filter_that_selects_nothing_to_train(make, wrt, shown):
     model = nnx.Dict(a=nnx.BatchNorm(3, rngs=nnx.Rngs(0)), b=nnx.Param(jnp.ones(1)))
     expected = (
         rf"{make.__name__}: wrt=.*{shown}.* selects nothing in the model that is not frozen, so "
-        r"nothing is trained. It contains 3 Param, 2 BatchStat \(at .*a.bias, a.mean, a.scale and 2 more\)"
+        r"nothing is trained. It contains 3 Param, 2 BatchStat \(at .*a.bias, a.mean, a.scale and 2"
     )
     with pytest.warns(UserWarning, match=expected) as caught:
         optimizer = make(model, optax.adam(1e-3), wrt=wrt)

@@ -1,0 +1,105 @@
+"""What the loop can send its numbers to: a file, TensorBoard, Weights & Biases.
+
+Each is called with the number of a step and the numbers of that step by name, as `loop(log=...)` calls
+a function of the user's.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import pathlib
+import typing as tp
+
+
+class CSV:
+    """A file with a line `step,name,value` for each number.
+
+    An existing file is continued, as by a run that resumes.
+
+    Args:
+        path: of the file.
+
+    >>> import nnxlite as nnx, tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp(), "run.csv")
+    >>> for step in nnx.training.loop(2, log=nnx.training.CSV(file), progress=False):
+    ...     step.log(loss=1.0 - step.number)
+    >>> file.read_text().split()
+    ['step,name,value', '0,loss,1.0', '1,loss,0.0']
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(path)
+
+    def __call__(self, step: int, values: dict[str, float], /) -> None:
+        """Append the numbers of a step.
+
+        Args:
+            step: its number.
+            values: the numbers by name.
+        """
+        with self.path.open("a", newline="") as file:
+            rows = [(step, name, value) for name, value in values.items()]
+            header = [] if file.tell() else [("step", "name", "value")]
+            csv.writer(file, lineterminator="\n").writerows(header + rows)
+
+
+class TensorBoard:
+    """Scalars in a folder that TensorBoard shows.
+
+    Args:
+        folder: of the run.
+        **options: further arguments of `tensorboardX.SummaryWriter`.
+
+    Attributes:
+        writer: the `SummaryWriter`, for pictures and histograms.
+
+    Raises ImportError without tensorboardX (`pip install nnxlite[logging]`).
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], **options: tp.Any) -> None:
+        from tensorboardX import SummaryWriter
+
+        self.writer: tp.Any = SummaryWriter(str(folder), **options)
+
+    def __call__(self, step: int, values: dict[str, float], /) -> None:
+        """Write the numbers of a step.
+
+        Args:
+            step: its number.
+            values: the numbers by name.
+        """
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Have everything in the file."""
+        self.writer.flush()
+
+
+class WandB:
+    """A run of Weights & Biases.
+
+    Args:
+        **options: arguments of `wandb.init`: `project`, `name`, `config`, `mode`, and `id` with
+            `resume="allow"` for a run that goes on.
+
+    Attributes:
+        run: what `wandb.init` returns; `run.finish()` ends it.
+
+    Raises ImportError without wandb (`pip install nnxlite[logging]`).
+    """
+
+    def __init__(self, **options: tp.Any) -> None:
+        import wandb
+
+        self.run: tp.Any = wandb.init(**options)
+
+    def __call__(self, step: int, values: dict[str, float], /) -> None:
+        """Log the numbers of a step.
+
+        Args:
+            step: its number.
+            values: the numbers by name.
+        """
+        self.run.log(values, step=step, commit=True)
