@@ -1,34 +1,56 @@
-"""Low-rank adaptation: `LoRA` adds a trainable product of two thin matrices to a frozen layer.
+"""Low-rank adaptation: trainable products of two thin matrices, added to frozen kernels.
 
-    y = x @ lora_a @ lora_b + base_module(x)
+    y = x @ kernel + alpha / rank * (x @ lora_a @ lora_b)
 
 The matrices are `LoRAParam`s, a kind of their own, so that a filter separates them from the
 `Param`s of the base: train `nnx.LoRAParam`, freeze the rest.  The second matrix is zero at first,
 so that an adapted model starts with the results of its base.  Source: Hu et al., "LoRA: Low-Rank
 Adaptation of Large Language Models" (2021).
+
+`LoRA` and `LoRALinear` are layers to build with.  `inject` adapts the kernels of any model in place: the
+attribute that was a Variable becomes a `LoRAKernel`, which contains that same Variable as `base` and
+reads like it.  The layers of the library multiply their input by the thin matrices, as `LoRA` does;
+other objects read the sum.  A kernel with several axes is adapted as the matrix of its input axes by
+its output axes.  The layers of a stack, made by `vmap`, have an adapter each.
 """
 
 from __future__ import annotations
 
+import math
 import typing as tp
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 
+from nnxlite._base.errors import listed, path_text, short_type
+from nnxlite.filters import All, Filter, Not
+from nnxlite.graph._freezing import freeze, matches
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import iter_graph
 from nnxlite.nn import initializers
 from nnxlite.nn._common import (
     NO_METADATA,
     Metadata,
     OutSharding,
+    check_rate,
     check_size,
     feature_mismatch,
     new_param,
+    params_key,
 )
+from nnxlite.nn.conv import Conv, ConvTranspose
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
+from nnxlite.nn.embed import Embed
 from nnxlite.nn.initializers import Initializer
-from nnxlite.nn.linear import Linear
-from nnxlite.nn.lora_kernel import low_rank
+from nnxlite.nn.linear import Einsum, Linear, LinearGeneral
+from nnxlite.nn.lora_kernel import LoRAKernel as LoRAKernel
+from nnxlite.nn.lora_kernel import entries_of_matrices, low_rank
+from nnxlite.nn.stochastic import Dropout
+from nnxlite.nn.weight_normalization import SpectralNorm, WeightNorm
 from nnxlite.objects._module import Module
+from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs import Rngs
 from nnxlite.objects._scopes import layer_name
 from nnxlite.variables._kinds import Param
@@ -209,3 +231,244 @@ class LoRALinear(Linear):
             out_sharding: sharding of the Linear's product, where the mesh has explicit axes.
         """
         return Linear.__call__(self, x, out_sharding=out_sharding) + self.lora(x)
+
+
+def inject(
+    model: tp.Any,
+    filter: Filter,
+    *,
+    rank: int,
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    weight: str | None = None,
+    param_dtype: Dtype = jnp.float32,
+    a_initializer: Initializer = default_a_initializer,
+    freeze_base: bool = True,
+    rngs: Rngs,
+) -> None:
+    """Adapt the kernels of layers in place, each by a product of two thin matrices (LoRA).
+
+    `Linear`, `LinearGeneral` (and so `MultiHeadAttention`), `Einsum`, `Embed`, `Conv` and
+    `ConvTranspose` can be adapted, and with `weight` any other object. The second matrix is zero at
+    first: the model computes what it did. Shared layers and kernels have one adapter.
+
+    Args:
+        model: an object, or a pytree of objects.
+        filter: the layers: a class such as `nnx.Linear`, `nnx.PathContains("query")`, a predicate
+            of path and layer, `...` for all.
+        rank: columns of the first matrix and rows of the second.
+        alpha: the product counts `alpha / rank` times; by default once.
+        dropout: the probability with which, in training, the adapter of a layer does not see an
+            element of its input. (Where a layer of your own reads its kernel, or a convolution has a
+            mask, an input feature is dropped for all examples.)
+        weight: the attribute that contains the kernel, for layers of your own: a Variable whose last
+            axis is the output's. It reads as the adapted kernel, which takes memory of that size.
+        param_dtype: dtype of the two matrices.
+        a_initializer: initializer of the first matrix.
+        freeze_base: freeze all `Param`s of `model` but `LoRAParam`s; see `nnx.freeze`.
+        rngs: the stream "params" is drawn once for each kernel, "dropout" if there is dropout.
+
+    Raises:
+        ValueError: if the filter matches no such layer, a layer is adapted already, a `SpectralNorm`
+            or `WeightNorm` works on it, its kernel is not a floating array of two or more axes,
+            or `rank` or `dropout` is out of range. Nothing is changed then.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.MLP(4, 2, 8, 1, rngs=nnx.Rngs(0))
+    >>> nnx.lora.inject(model, nnx.Linear, rank=2, alpha=4, rngs=nnx.Rngs(1))
+    >>> grads = nnx.grad(lambda m: m(nnx.Rngs(0).normal((1, 4))).sum())(model)
+    >>> list(grads.layers[0].kernel)
+    ['lora_a', 'lora_b']
+    """
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise ValueError(f"lora.inject: rank must be a whole number, 1 or more, got {rank!r}.")
+    check_rate("lora.inject", "dropout", dropout)
+    layers = matches(model, filter, lambda x: _form(x, weight) is not None, "layer", "lora.inject")
+    kernels = [
+        _Kernel(path, layer, *tp.cast(_Form, _form(layer, weight))) for path, layer in layers
+    ]
+    _check_kernels(model, kernels)
+    made: dict[int, LoRAKernel] = {}
+    for kernel in kernels:
+        if id(kernel.base) not in made:
+            a, b = _matrices(kernel, rank, param_dtype, a_initializer, rngs)
+            made[id(kernel.base)] = LoRAKernel(
+                kernel.base,
+                a,
+                b,
+                rank=rank,
+                alpha=float(rank if alpha is None else alpha),
+                outputs=kernel.outputs,
+                dropout=Dropout(dropout, rngs=rngs) if dropout else None,
+            )
+    for kernel in kernels:
+        setattr(kernel.layer, kernel.name, made[id(kernel.base)])
+    if freeze_base:
+        freeze(model, All(Param, Not(LoRAParam)))
+
+
+_Form: tp.TypeAlias = tuple[str, int, int]
+"""The attribute of a layer's kernel, how many axes in front are a stack's, and how many are outputs."""
+
+
+def _form(layer: tp.Any, weight: str | None) -> _Form | None:
+    """The form of a layer's kernel, or of the attribute `weight` of any object, if there is one."""
+    match layer:
+        case LinearGeneral():
+            outputs = len(layer.out_features)
+            form = "kernel", len(layer.batch_axis) + len(layer.in_features) + outputs, outputs
+        case Linear():
+            form = "kernel", 2, 1
+        case Einsum():
+            form = "kernel", len(layer.kernel_shape), 1
+        case Conv() | ConvTranspose():
+            form = "kernel", len(layer.kernel_size) + 2, 1
+        case Embed():
+            form = "embedding", 2, 1
+        case _:
+            form = None, 0, 0
+    name, axes, outputs = form
+    if name is not None and weight in (None, name):
+        return name, getattr(layer, name).ndim - axes, outputs
+    value = vars(layer).get(weight) if weight and isinstance(layer, Pytree) else None
+    return (weight, 0, 1) if weight and isinstance(value, (Variable, LoRAKernel)) else None
+
+
+class _Kernel:
+    """A kernel to adapt: where it is, and its form."""
+
+    def __init__(self, path: Path, layer: tp.Any, name: str, stacked: int, outputs: int) -> None:
+        self.path = (*path, name)
+        self.layer = layer
+        self.name = name
+        self.base = getattr(layer, name)
+        self.stacked = stacked
+        self.outputs = outputs
+
+
+def _matrices(
+    kernel: _Kernel, rank: int, dtype: Dtype, init: Initializer, rngs: Rngs
+) -> tuple[LoRAParam[jax.Array], LoRAParam[jax.Array]]:
+    """The two matrices of a kernel's adapter, annotated and placed on devices as the kernel is."""
+    base, stacked = kernel.base, kernel.stacked
+    split = base.ndim - kernel.outputs
+    stack, rows = base.shape[:stacked], math.prod(base.shape[stacked:split])
+    key = params_key("lora.inject", rngs)
+    if stack:  # each matrix as if it were alone
+        keys = jax.random.split(key, math.prod(stack))
+        a = jax.vmap(lambda k: init(k, (rows, rank), dtype))(keys).reshape(*stack, rows, rank)
+    else:
+        a = init(key, (rows, rank), dtype)
+    b = default_b_initializer(key, (*stack, rank, math.prod(base.shape[split:])), dtype)
+
+    def divided(entries: tp.Sequence[tp.Any]) -> tuple[tp.Any, tp.Any]:
+        return entries_of_matrices(entries, stacked, kernel.outputs)
+
+    value, names = base.get_value(), base.sharding_names
+    sharding = getattr(value, "sharding", None)
+    if isinstance(sharding, NamedSharding) and not isinstance(value, Tracer):
+        spec = (*sharding.spec, *(None,) * (base.ndim - len(sharding.spec)))
+        specs = tuple(NamedSharding(sharding.mesh, PartitionSpec(*x)) for x in divided(spec))
+        a, b = jax.device_put((a, b), specs)
+    if not isinstance(names, (tuple, PartitionSpec)) or len(names) != base.ndim:
+        return LoRAParam(a), LoRAParam(b)
+    of_a, of_b = divided(tuple(names))
+    return LoRAParam(a, sharding_names=of_a), LoRAParam(b, sharding_names=of_b)
+
+
+def _check_kernels(model: tp.Any, kernels: list[_Kernel]) -> None:
+    """Raise ValueError for kernels that cannot be adapted, or are so already."""
+    bases = {id(kernel.base) for kernel in _kernels(model)}
+    adapted = [
+        path_text(kernel.path[:-1])
+        for kernel in kernels
+        if isinstance(kernel.layer, LoRALinear)
+        or isinstance(kernel.base, LoRAKernel)
+        or id(kernel.base) in bases
+    ]
+    if adapted:
+        raise ValueError(
+            f"lora.inject: already adapted: {listed(adapted)}. Choose other layers, or call "
+            "nnx.lora.merge(model) first, or nnx.lora.remove(model) to drop what they learned."
+        )
+    wrappers = [(p, w) for p, w in iter_graph(model) if isinstance(w, (SpectralNorm, WeightNorm))]
+    for kernel in kernels:
+        name = path_text(kernel.path)
+        for outer, wrapper in wrappers:
+            if kernel.path[: len(outer)] == outer:
+                raise ValueError(
+                    f"lora.inject: {type(wrapper).__name__} at {path_text(outer)} sets {name} in "
+                    "each call, so it cannot be adapted. Choose other layers."
+                )
+        if kernel.base.ndim < 2 or not jnp.issubdtype(kernel.base.dtype, jnp.inexact):
+            raise ValueError(
+                f"lora.inject: {name} is {short_type(kernel.base)}; a kernel that can be adapted is a "
+                "floating array of two or more axes."
+            )
+
+
+def _kernels(model: tp.Any) -> list[LoRAKernel]:
+    return [node for _, node in iter_graph(model) if isinstance(node, LoRAKernel)]
+
+
+def merge(model: tp.Any) -> None:
+    """Write the adapted weights into the kernels, and take the adapters out.
+
+    The attributes are the Variables again that they were before `inject`, so calls cost what they did.
+    What is frozen stays so; `nnx.unfreeze` changes that.
+
+    Args:
+        model: an object, or a pytree of objects, with adapters.
+
+    Raises:
+        ValueError: if there are no adapters.
+
+    >>> import nnxlite as nnx
+    >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    >>> nnx.lora.inject(layer, ..., rank=2, rngs=nnx.Rngs(1))
+    >>> layer.kernel.lora_b[...] += 1.0
+    >>> adapted = layer.kernel[...]
+    >>> nnx.lora.merge(layer)
+    >>> bool((layer.kernel[...] == adapted).all())
+    True
+    """
+    _take_out(model, "merge")
+
+
+def remove(model: tp.Any) -> None:
+    """Take the adapters out: the attributes are the Variables again that they were before `inject`.
+
+    What is frozen stays so; `nnx.unfreeze` changes that.
+
+    Args:
+        model: an object, or a pytree of objects, with adapters.
+
+    Raises:
+        ValueError: if there are no adapters.
+
+    >>> import nnxlite as nnx
+    >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    >>> kernel = layer.kernel
+    >>> nnx.lora.inject(layer, ..., rank=2, rngs=nnx.Rngs(1))
+    >>> nnx.lora.remove(layer)
+    >>> layer.kernel is kernel
+    True
+    """
+    _take_out(model, "remove")
+
+
+def _take_out(model: tp.Any, caller: str) -> None:
+    kernels = _kernels(model)
+    if not kernels:
+        raise ValueError(
+            f"lora.{caller}: {type(model).__name__} has no adapters. nnx.lora.inject(model, filter, "
+            "rank=..., rngs=...) puts some in."
+        )
+    if caller == "merge":
+        values = [kernel._nnx_adapted(kernel.base.get_value()) for kernel in kernels]
+        for kernel, value in zip(kernels, values, strict=True):
+            kernel.base.set_value(value)
+    for _, node in list(iter_graph(model)):
+        for name, value in list(vars(node).items()) if isinstance(node, Pytree) else ():
+            if isinstance(value, LoRAKernel):
+                setattr(node, name, value.base)

@@ -59,7 +59,6 @@ class LoRAKernel(Pytree, ArrayOperators[jax.Array]):
         rank, alpha: the product of the two matrices counts `alpha / rank` times.
         outputs: how many of the kernel's last axes are the columns; those before them are the rows.
         dropout: a `Dropout` for the inputs of the adapter, or None.
-        original: the value of `base` before it was merged; None where it is not merged.
 
     >>> import nnxlite as nnx
     >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
@@ -72,7 +71,6 @@ class LoRAKernel(Pytree, ArrayOperators[jax.Array]):
     lora_a: Variable[jax.Array]
     lora_b: Variable[jax.Array]
     dropout: Dropout | None
-    original: Variable[jax.Array] | None
 
     def __init__(
         self,
@@ -92,14 +90,11 @@ class LoRAKernel(Pytree, ArrayOperators[jax.Array]):
         self.alpha = alpha
         self.outputs = outputs
         self.dropout = data(dropout)
-        self.original = data(None)
 
     def get_value(self, *, index: tp.Any = ...) -> jax.Array:
-        """The adapted kernel, of the base's shape and dtype; where it is merged, the base."""
-        base = self.base.get_value()
-        if self.original is None:
-            base = self._nnx_adapted(base, self.dropout)
-        return base if index is Ellipsis else base[index]
+        """The adapted kernel, of the base's shape and dtype."""
+        value = self._nnx_adapted(self.base.get_value(), self.dropout)
+        return value if index is Ellipsis else value[index]
 
     def _nnx_adapted(self, base: jax.Array, dropout: Dropout | None = None) -> jax.Array:
         a = self.lora_a.get_value()
@@ -143,13 +138,13 @@ def weight_of(kernel: tp.Any) -> jax.Array:
 
 
 def adapter_of(kernel: tp.Any, dtype: tp.Any) -> Adapter | None:
-    """The adapter of a layer's kernel; None where there is none, or it is merged.
+    """The adapter of a layer's kernel; None where there is none.
 
     Args:
         kernel: a Variable, or a `LoRAKernel`.
         dtype: of the computation.
     """
-    if not isinstance(kernel, LoRAKernel) or kernel.original is not None:
+    if not isinstance(kernel, LoRAKernel):
         return None
     shape, rank = kernel.base.shape, kernel.rank
     split = len(shape) - kernel.outputs

@@ -78,7 +78,7 @@ def test_the_life_of_an_adapter():
     expected = {f"{layer}.kernel.lora_{x}" for layer in ADAPTED for x in "ab"}
     expected |= {"embed.embedding.lora_a", "embed.embedding.lora_b"}
     grads = gradients(model)
-    assert set(names(grads)) == set(names(nnx.lora.adapters(model))) == expected
+    assert set(names(grads)) == set(names(nnx.state(model, nnx.LoRAParam))) == expected
     optimizer = nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param)
     assert set(names(optimizer.opt_state[0].mu)) == expected
     losses = [float(step(model, optimizer)) for _ in range(5)]
@@ -86,32 +86,26 @@ def test_the_life_of_an_adapter():
     adapted = forward(model)
     assert not jnp.allclose(adapted, plain)
 
-    nnx.lora.merge(model)
-    np.testing.assert_allclose(forward(model), adapted, rtol=1e-4, atol=1e-6)
-    assert not any(jnp.any(g) for g in jax.tree.leaves(gradients(model)))
-    nnx.lora.unmerge(model)
-    assert (forward(model) == adapted).all()
     nnx.lora.remove(model)
     assert all((a == b).all() for a, b in zip(values(model), before, strict=True))
     nnx.unfreeze(model)
     assert nnx.graphdef(model) == structure
 
 
-def test_removed_while_merged_the_weights_stay():
+def test_merged_the_weights_stay():
     model = trained()
     adapted = forward(model)
     nnx.lora.merge(model)
-    nnx.lora.remove(model)
     assert isinstance(model.linear.kernel, nnx.Param)
     np.testing.assert_allclose(forward(model), adapted, rtol=1e-4, atol=1e-6)
 
 
 def test_adapters_are_saved_and_loaded_alone(tmp_path):
     model, other = trained(), Net(nnx.Rngs(0))
-    flat = nnx.to_flat_state(nnx.lora.adapters(model))
+    flat = nnx.to_flat_state(nnx.state(model, nnx.LoRAParam))
     np.savez(tmp_path / "a.npz", **{".".join(map(str, p)): x[...] for p, x in flat})
     inject(other, ..., rngs=nnx.Rngs(7))
-    state = nnx.lora.adapters(other)
+    state = nnx.state(other, nnx.LoRAParam)
     with np.load(tmp_path / "a.npz") as file:
         for path, leaf in nnx.to_flat_state(state):
             leaf[...] = file[".".join(map(str, path))]
@@ -163,7 +157,7 @@ def test_layers_of_ones_own():
     model = nnx.List([Mine(), Mine()])
     model[1].w = model[0].w
     inject(model, Mine, weight="w", alpha=None)
-    assert model[0].w is model[1].w and len(nnx.lora.adapters(model)) == 1
+    assert model[0].w is model[1].w and len(nnx.state(model, nnx.LoRAParam)) == 1
     model[0].w.lora_b[...] = jnp.ones((2, 3))
     expected = jnp.eye(3) + model[0].w.lora_a[...] @ jnp.ones((2, 3))
     np.testing.assert_allclose(model[1](jnp.eye(3)), expected, rtol=1e-5)
@@ -229,7 +223,7 @@ EACH = {
 
 def with_random_adapters(layer, **options):
     inject(layer, ..., **options)
-    for path, leaf in nnx.to_flat_state(nnx.lora.adapters(layer)):
+    for path, leaf in nnx.to_flat_state(nnx.state(layer, nnx.LoRAParam)):
         leaf[...] = jax.random.normal(jax.random.key(len(path)), leaf.shape)
     return layer
 
@@ -382,17 +376,12 @@ def test_messages():
         ValueError, match=r"`dropout` must be a probability in the range \[0, 1\), got 1"
     ):
         inject(model, ..., dropout=1)
-    for function in (nnx.lora.merge, nnx.lora.unmerge, nnx.lora.remove, nnx.lora.adapters):
+    for function in (nnx.lora.merge, nnx.lora.remove):
         with pytest.raises(ValueError, match=f"lora.{function.__name__}: Net has no adapters. nnx"):
             function(model)
     inject(model, nnx.PathContains("query"))
     with pytest.raises(ValueError, match="already adapted: attention.query. Choose other layers"):
         inject(model, nnx.LinearGeneral)
-    with pytest.raises(ValueError, match="not merged; see nnx.lora.merge"):
-        nnx.lora.unmerge(model)
-    nnx.lora.merge(model)
-    with pytest.raises(ValueError, match="merged already; see nnx.lora.unmerge"):
-        nnx.lora.merge(model)
 
 
 def test_layers_that_cannot_be_adapted():

@@ -182,8 +182,6 @@ def adapters(run: Run) -> None:
     nnx.lora.inject(model, nnx.Linear, rank=2, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.LoRAParam)
     lora_step(model, optimizer)
-    nnx.lora.merge(model)
-    nnx.lora.unmerge(model)
     nnx.lora.remove(model)
     filtered_step(model, X)
 
