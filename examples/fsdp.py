@@ -12,8 +12,8 @@ far the first losses are from those of one device.
 Result: the first losses of all plans agree within 1e-3, and with `fsdp` a device holds less than a
 third of what it holds with `data`.
 
-Where there is one device only, the CPU is divided into eight virtual ones. Two pictures appear in the
-output folder: `fsdp.png` shows the losses, `layout.png` which device has which part of what.
+Where there is one device only, the CPU is divided into eight virtual ones. The picture
+`fsdp.png` in the output folder shows the losses.
 """
 
 from __future__ import annotations
@@ -168,9 +168,8 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(f"fsdp.py: error: plan {plan}: the first losses are {apart:.0e} apart")
 
     draw(curves, options.out / "fsdp.png")
-    layout.draw(str(options.out / "layout.png"))
     console.print(table)
-    print(f"losses: {options.out / 'fsdp.png'}; parts by device: {options.out / 'layout.png'}")
+    print(f"losses: {options.out / 'fsdp.png'}")
     print(f"copied tokens that are right, in the last step: {100 * accuracy:.1f} %")
 
 

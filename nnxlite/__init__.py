@@ -315,8 +315,8 @@ _LATER = {
     "inspect": "Collective Collectives Diff Drawing Finding Findings GradientStatistics Memory "
     "OutputStatistics Statistics StepMemory check collectives diff display draw "
     "find_nan memory profile statistics tabulate",
-    "layouts": "Layout Placement Plan init_sharded make_mesh plan_layout shard",
-    "parallel": "pipeline remat_layers stack_layers unstack_layers",
+    "sharding.plans": "Layout Placement Plan init_sharded make_mesh pipeline plan_layout "
+    "remat_layers shard stack_layers unstack_layers",
     "serving": "Bucketed Exported bucketed export load_exported",
     "summary": "",
     "visualization": "",
@@ -331,8 +331,6 @@ if _tp.TYPE_CHECKING:  # the names of `_LATER`, for editors and type checkers
     from nnxlite import decoding as decoding
     from nnxlite import distributed as distributed
     from nnxlite import inspect as inspect
-    from nnxlite import layouts as layouts
-    from nnxlite import parallel as parallel
     from nnxlite import serving as serving
     from nnxlite import summary as summary
     from nnxlite import visualization as visualization
@@ -366,22 +364,22 @@ if _tp.TYPE_CHECKING:  # the names of `_LATER`, for editors and type checkers
     from nnxlite.inspect import profile as profile
     from nnxlite.inspect import statistics as statistics
     from nnxlite.inspect import tabulate as tabulate
-    from nnxlite.layouts import Layout as Layout
-    from nnxlite.layouts import Placement as Placement
-    from nnxlite.layouts import Plan as Plan
-    from nnxlite.layouts import init_sharded as init_sharded
-    from nnxlite.layouts import make_mesh as make_mesh
-    from nnxlite.layouts import plan_layout as plan_layout
-    from nnxlite.layouts import shard as shard
-    from nnxlite.parallel import pipeline as pipeline
-    from nnxlite.parallel import remat_layers as remat_layers
-    from nnxlite.parallel import stack_layers as stack_layers
-    from nnxlite.parallel import unstack_layers as unstack_layers
     from nnxlite.serving import Bucketed as Bucketed
     from nnxlite.serving import Exported as Exported
     from nnxlite.serving import bucketed as bucketed
     from nnxlite.serving import export as export
     from nnxlite.serving import load_exported as load_exported
+    from nnxlite.sharding.plans import Layout as Layout
+    from nnxlite.sharding.plans import Placement as Placement
+    from nnxlite.sharding.plans import Plan as Plan
+    from nnxlite.sharding.plans import init_sharded as init_sharded
+    from nnxlite.sharding.plans import make_mesh as make_mesh
+    from nnxlite.sharding.plans import pipeline as pipeline
+    from nnxlite.sharding.plans import plan_layout as plan_layout
+    from nnxlite.sharding.plans import remat_layers as remat_layers
+    from nnxlite.sharding.plans import shard as shard
+    from nnxlite.sharding.plans import stack_layers as stack_layers
+    from nnxlite.sharding.plans import unstack_layers as unstack_layers
 else:  # so that type checkers see a wrong name
 
     def __getattr__(name: str) -> _tp.Any:
@@ -396,8 +394,9 @@ else:  # so that type checkers see a wrong name
         raise AttributeError(f"module 'nnxlite' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
+        _submodules = {name for name in _LATER if "." not in name}
         absent = set() if _util.find_spec("flax") else {"bridge"}  # it needs flax.linen
-        return sorted({*globals(), *_LATER, *_PACKAGE_OF} - absent)
+        return sorted({*globals(), *_submodules, *_PACKAGE_OF} - absent)
 
 
 _paths.install(_sys.modules[__name__])

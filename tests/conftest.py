@@ -66,14 +66,14 @@ QUICK = frozenset(
     filtered/test_partition.py filtered/test_trees.py
     graph/test_graphdef.py graph/test_plans.py graph/test_writes.py
     inspect/test_tabulate.py
-    laws/test_nothing_lost.py layouts/test_plans.py laws/test_order.py
+    laws/test_nothing_lost.py laws/test_order.py
     migrate/test_imports.py
     nn/test_linear.py nn/test_modes.py nn/test_names.py
     numerics/test_known_values.py
     objects/test_capture.py objects/test_containers.py objects/test_module.py
-    parallel/test_remat_layers.py
     reliability/test_checks.py
-    serving/test_bucketed.py sharding/test_abstract.py
+    serving/test_bucketed.py sharding/test_abstract.py sharding/test_plans.py
+    sharding/test_remat_layers.py
     test_architecture.py test_config.py test_filters.py test_names.py test_state.py
     test_text.py test_traversals.py
     training/test_metrics.py training/test_patterns.py
@@ -91,7 +91,6 @@ SLOW = frozenset(
     distributed/test_processes.py
     flax/test_hook.py flax/test_private_names.py flax/test_rest.py
     graph/test_scale.py
-    layouts/test_shard.py
     nn/test_adapters.py
     numerics/test_edges.py numerics/test_gradients.py numerics/test_values.py
     reliability/test_long_run.py reliability/test_machine.py reliability/test_processes.py

@@ -24,9 +24,9 @@ LAYERS = [
     {"objects"},
     {"boundary"},
     {"transforms"},
-    {"sharding", "filtered", "distributed"},
+    {"filtered"},
     {"nn"},
-    {"training", "inspect", "checkpoint", "decoding", "serving", "layouts", "parallel"},
+    {"training", "inspect", "checkpoint", "decoding", "serving", "sharding", "distributed"},
     {
         "compat",
         "helpers",

@@ -40,8 +40,8 @@ OURS = frozenset(
     filter_jacrev filter_jit filter_jvp filter_make_jaxpr filter_pmap filter_pure_callback filter_shard
     filter_value_and_grad filter_vjp filter_vmap filtered filters find_nan flax freeze generate
     generate_stream if_array init_sharded inspect is_array is_array_like is_array_ref is_inexact_array
-    is_inexact_array_like layouts load_exported load_safetensors lora make_mesh memory objects
-    parallel partition pipeline plan_layout profile remat_layers
+    is_inexact_array_like load_exported load_safetensors lora make_mesh memory objects
+    partition pipeline plan_layout profile remat_layers
     sampling save_safetensors serving shard sharding stack_layers statistics to_arrays to_refs tree_at
     tree_check tree_equal tree_flatten_one_level tree_inference tree_pformat tree_pprint unfreeze
     unstack_layers use_named_scopes

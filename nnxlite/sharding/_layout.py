@@ -1,4 +1,4 @@
-"""`Layout`: where each array is on a mesh, as a report and as shardings."""
+"""`Layout`: where each array is on a mesh, as a table and as shardings."""
 
 from __future__ import annotations
 
@@ -12,16 +12,50 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from nnxlite._base.text import human_bytes, mesh_text
-from nnxlite.layouts._picture import draw
-from nnxlite.layouts._placement import Placement
-from nnxlite.layouts._plan import AnyMesh, Plan
-from nnxlite.layouts._specs import spec_text, ways
-
-if tp.TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nnxlite.sharding._plan import AnyMesh, Plan, spec_text, ways
 
 MOST_ROWS = 60
 """How many rows the text of a layout has; those of the largest arrays."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where one array is on a mesh: an entry of a `Layout`.
+
+    Attributes:
+        path: attribute names, keys and indices.
+        shape: of the whole array.
+        dtype: its name.
+        spec: for each array axis the mesh axis (or axes) that divides it, or None.
+        bytes: of the whole array.
+        bytes_per_device: of the part on each device.
+        why: what decided, or why every device has the whole array.
+
+    >>> import nnxlite as nnx
+    >>> mesh = nnx.make_mesh(data=-1)
+    >>> layout = nnx.plan_layout(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), mesh, "fsdp")
+    >>> kernel = next(entry for entry in layout.entries if entry.name == "kernel")
+    >>> tuple(kernel.spec), kernel.why
+    (('data', None), 'fsdp')
+    """
+
+    path: tuple[tp.Any, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    spec: PartitionSpec
+    bytes: int
+    bytes_per_device: int
+    why: str
+
+    @property
+    def name(self) -> str:
+        """The path, joined by dots."""
+        return ".".join(map(str, self.path))
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every device has the whole array."""
+        return not any(self.spec)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -112,7 +146,7 @@ class Layout:
         >>> layout.put({"x": np.zeros((8, 2))})["x"].sharding == layout.batch
         True
         """
-        number = ways(self.batch.spec, self.mesh)
+        number = ways(self.plan.batch_axes(self.mesh), self.mesh)
 
         def put(path: tp.Any, x: tp.Any) -> jax.Array:
             if np.ndim(x) and np.shape(x)[0] % number:
@@ -126,26 +160,7 @@ class Layout:
 
         return jax.tree_util.tree_map_with_path(put, batch)
 
-    def draw(self, path: str | None = None) -> Figure:
-        """A picture: a row for each (kind of) array, a column for each device, a colour for each part.
-
-        Devices with the same colour in a row have the same part. Below are the bytes on each device.
-
-        Args:
-            path: a file to write, such as "layout.svg" or "layout.png".
-
-        Returns:
-            The figure, of matplotlib.
-
-        Raises:
-            ImportError: without matplotlib.
-        """
-        figure = draw(self.rows(), self.mesh)
-        if path is not None:
-            figure.savefig(path)
-        return figure
-
-    def rows(self) -> list[tuple[str, list[Placement]]]:
+    def _rows(self) -> list[tuple[str, list[Placement]]]:
         """Arrays that differ in indices of their paths only, and are divided alike, under one name."""
         rows: dict[tp.Any, list[Placement]] = {}
         for entry in self.entries:
@@ -169,7 +184,7 @@ class Layout:
         from rich.table import Table
         from rich.text import Text
 
-        every = self.rows()
+        every = self._rows()
         largest = sorted(every, key=lambda row: -sum(entry.bytes for entry in row[1]))[:MOST_ROWS]
         kept = {id(same) for _, same in largest}
         shown = [row for row in every if id(row[1]) in kept]

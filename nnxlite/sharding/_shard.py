@@ -16,9 +16,9 @@ from nnxlite.filters import PathIn
 from nnxlite.graph._edit import update
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import find_duplicates, is_graph_node
-from nnxlite.layouts._decide import Leaf, decide, leaves_of, paths_of
-from nnxlite.layouts._layout import Layout
-from nnxlite.layouts._plan import AnyMesh, PlanLike, as_plan
+from nnxlite.sharding._decide import Leaf, decide, leaves_of, paths_of
+from nnxlite.sharding._layout import Layout
+from nnxlite.sharding._plan import AnyMesh, PlanLike, as_plan
 from nnxlite.transforms._jit import jit
 from nnxlite.transforms._shapes import eval_shape
 from nnxlite.variables._metadata import PLACEMENT
@@ -98,10 +98,10 @@ def shard(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
     if isinstance(mesh, jax.sharding.Mesh):
         _warn_of_explicit_axes(layout)
     else:
-        for leaf in leaves:
+        for leaf, entry in zip(leaves, layout):
             if not isinstance(leaf.value, jax.ShapeDtypeStruct):
                 raise TypeError(
-                    f"shard: {leaf.name} is an array, and an abstract mesh has no devices for it. Give "
+                    f"shard: {entry.name} is an array, and an abstract mesh has no devices for it. Give "
                     "a jax.sharding.Mesh, or only ask for the layout: nnx.plan_layout."
                 )
     new = [_placed(leaf.value, layout.sharding_of(entry)) for leaf, entry in zip(leaves, layout)]

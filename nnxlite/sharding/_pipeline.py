@@ -28,7 +28,7 @@ from nnxlite.boundary._prefixes import Carry
 from nnxlite.filters import Not
 from nnxlite.graph._edit import update
 from nnxlite.graph._functional import flat_pairs, merge, split, state
-from nnxlite.parallel._stacked import num_layers
+from nnxlite.sharding._stacked import num_layers
 from nnxlite.transforms._jit import jit
 from nnxlite.transforms._mapped import shard_map
 from nnxlite.transforms._scan import scan

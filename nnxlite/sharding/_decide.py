@@ -1,0 +1,383 @@
+"""What a plan means for one model: a spec, and the reason for it, for each array.
+
+Tensor parallelism divides a linear layer by columns (its output features; the result is divided too) or
+by rows (its input features; the partial results are summed). A pair of them, up by columns and down by
+rows, needs one sum and nothing else; so do attention heads with the projection after them. See M.
+Shoeybi and others, "Megatron-LM: training multi-billion parameter language models using model
+parallelism" (2019). The larger side is divided; axes are counted from the end, so that stacked layers
+are divided like one of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from nnxlite._base.jax import key_name
+from nnxlite._state._walk import content
+from nnxlite.graph._kinds import OBJECT, kind_of
+from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import find_duplicates, iter_graph
+from nnxlite.nn import Conv, Embed, Linear, LinearGeneral, LoRA, MultiHeadAttention
+from nnxlite.nn.lora_kernel import LoRAKernel, entries_of_matrices
+from nnxlite.sharding._annotations import get_var_pspec
+from nnxlite.sharding._layout import Layout, Placement
+from nnxlite.sharding._plan import AnyMesh, Plan, Spec, full_spec, names_in, spec_text, ways
+from nnxlite.training.patterns import Pattern
+from nnxlite.variables._variable import Variable
+
+MOST_REASONS = 5
+"""How many arrays a message lists."""
+
+
+IN_OBJECT, IN_CONTAINER, IN_NAMED_TUPLE = range(3)
+"""Where an array is: in a module or other object; in a State, dict or other plain container; in a named
+tuple, as the states of optax are. An array follows one of a lower rank, see `_follow_parameters`."""
+
+
+class Leaf(tp.NamedTuple):
+    """An array of a model, real or abstract.
+
+    Attributes:
+        path: of its Variable, or of the array itself; the first one, if there are several.
+        keys: within the Variable's value, if that is a pytree.
+        value: the array.
+        variable: its Variable, if it has one.
+        layer: the object that contains the Variable; for a kernel with an adapter its layer.
+        parent: the object that contains the layer.
+        place: where the Variable is, or the adapted kernel that it is the base of.
+        rank: IN_OBJECT, IN_CONTAINER or IN_NAMED_TUPLE.
+    """
+
+    path: Path
+    keys: tuple[tp.Any, ...]
+    value: tp.Any
+    variable: Variable[tp.Any] | None
+    layer: tp.Any
+    parent: tp.Any
+    place: Path
+    rank: int
+
+    @property
+    def whole(self) -> Path:
+        """Its path with keys."""
+        return (*self.path, *self.keys)
+
+
+class Division(tp.NamedTuple):
+    """How an array is divided."""
+
+    spec: Spec
+    why: str
+    final: bool = False  # whether fsdp must not change it
+
+
+def leaves_of(tree: tp.Any) -> list[Leaf]:
+    """Every array of the objects in a tree, once."""
+    nodes = list(iter_graph(tree))
+    by_path = dict(nodes)
+    found: list[Leaf] = []
+    inside = {path for path, node in nodes if isinstance(node, Variable)}
+    for path, node in nodes:
+        rank = _rank([by_path.get(path[:end]) for end in range(len(path))])
+        adapted = isinstance(by_path.get(path[:-1]), LoRAKernel) and path[-1] in (
+            "base",
+            "original",
+        )
+        place = path[:-1] if adapted else path
+        layer, parent = by_path.get(place[:-1]), by_path.get(place[:-2])
+        if isinstance(node, Variable):
+            for keys, array in jax.tree_util.tree_flatten_with_path(content(node))[0]:
+                if _is_array(array):
+                    names = tuple(map(key_name, keys))
+                    found.append(Leaf(path, names, array, node, layer, parent, place, rank))
+        elif _is_array(node) and path[:-1] not in inside:
+            found.append(Leaf(path, (), node, None, layer, parent, place, rank))
+    return sorted(found, key=lambda leaf: [(str(type(k)), k) for k in leaf.path])
+
+
+def _rank(above: list[tp.Any]) -> int:
+    if above and kind_of(above[-1]) == OBJECT:
+        return IN_OBJECT
+    in_tuple = any(isinstance(part, tuple) and hasattr(part, "_fields") for part in above)
+    return IN_NAMED_TUPLE if in_tuple else IN_CONTAINER
+
+
+def _is_array(value: tp.Any) -> bool:
+    return isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct))
+
+
+def paths_of(leaf: Leaf, duplicates: list[list[Path]]) -> list[Path]:
+    """All paths of an array, those that lead through a shared object included.
+
+    Args:
+        leaf: the array.
+        duplicates: the paths of what is shared, as `find_duplicates` gives them.
+    """
+    paths = [leaf.whole]
+    for first, *others in duplicates:
+        if leaf.path[: len(first)] == first:
+            paths += [other + leaf.whole[len(first) :] for other in others]
+    return paths
+
+
+def decide(tree: tp.Any, leaves: list[Leaf], mesh: AnyMesh, plan: Plan, caller: str) -> Layout:
+    """The layout of the arrays of a tree.
+
+    Raises ValueError for rules and annotations that do not fit, and for a plan that divides nothing.
+    """
+    ruled = _by_rules(tree, leaves, plan, mesh, caller)
+    if not leaves:
+        raise ValueError(f"{caller}: there are no arrays in {type(tree).__name__}.")
+    divisions = [
+        ruled.get(number) or _division(leaf, plan, mesh, caller)
+        for number, leaf in enumerate(leaves)
+    ]
+    _adapters_like_kernels(leaves, divisions)
+    own = [division.final or any(division.spec) for division in divisions]
+    divisions = [
+        division if division.final else _with_fsdp(leaf, division, plan, mesh)
+        for leaf, division in zip(leaves, divisions)
+    ]
+    _follow_parameters(leaves, divisions, own)
+    entries = tuple(_placement(*pair, mesh) for pair in zip(leaves, divisions))
+    asked = plan.fsdp or plan.tensor
+    if asked and all(entry.is_replicated for entry in entries):
+        reasons = "".join(
+            f"\n  {entry.name} {entry.shape}: {entry.why}" for entry in entries[:MOST_REASONS]
+        )
+        raise ValueError(
+            f"{caller}: the plan ({plan}) divides none of the {len(entries)} arrays:{reasons}\n"
+            "Change sizes or min_size, add rules for the paths, or use the plan 'data'."
+        )
+    return Layout(mesh, plan, entries)
+
+
+def _placement(leaf: Leaf, division: Division, mesh: AnyMesh) -> Placement:
+    shape, dtype = tuple(leaf.value.shape), leaf.value.dtype
+    size = math.prod(shape) * dtype.itemsize
+    part = size // math.prod(ways(axes, mesh) for axes in division.spec)
+    spec = PartitionSpec(*division.spec)
+    return Placement(leaf.whole, shape, str(dtype), spec, size, part, division.why)
+
+
+def _division(leaf: Leaf, plan: Plan, mesh: AnyMesh, caller: str) -> Division:
+    """What annotations and the kind of layer say about an array."""
+    shape, variable = leaf.value.shape, leaf.variable
+    whole: Spec = (None,) * len(shape)
+    if variable is not None and variable.sharding_names is not None and not leaf.keys:
+        begin = f"{caller}: the annotation of {_text(leaf.whole)}"
+        return Division(full_spec(shape, get_var_pspec(variable) or (), mesh, begin), "annotation")
+    if not shape:
+        return Division((), "a scalar")
+    if leaf.keys or variable is None:
+        return Division(whole, "")
+    axes, refused = plan.tensor, []
+    for axis, why in _choices(leaf) if axes else ():
+        if axis is None:
+            return Division(whole, why)
+        if shape[axis] % ways(axes, mesh) == 0:
+            return Division(_with(whole, axis, axes), f"tensor: {why}")
+        refused.append(f"{why}: {ways(axes, mesh)} does not divide {shape[axis]}")
+    return Division(whole, "; ".join(refused))
+
+
+def _choices(leaf: Leaf) -> list[tuple[int | None, str]]:
+    """Axes along which a parameter of a layer may be divided, best first, and why.
+
+    None for an axis: each device has the whole parameter. Nothing where the layer is not known.
+    """
+    layer, name = leaf.layer, str(leaf.place[-1])
+    if isinstance(layer, Embed):
+        return [(-2, "vocabulary"), (-1, "features")] if name == "embedding" else []
+    if not isinstance(layer, (Linear, LinearGeneral, Conv)) or name not in ("kernel", "bias"):
+        return []
+    of_out, of_in = 1, 1  # how many axes of the kernel are features
+    if isinstance(layer, LinearGeneral):
+        of_out, of_in = len(layer.out_features), len(layer.axis)
+
+    def rows(why: str) -> tuple[int | None, str]:
+        return (-of_out - of_in, why) if name == "kernel" else (None, f"{why}: added to the sum")
+
+    if isinstance(leaf.parent, MultiHeadAttention) and isinstance(layer, LinearGeneral):
+        return [rows("heads") if leaf.place[-2] == "out" else (-of_out, "heads")]
+    if isinstance(layer, Conv) and layer.feature_group_count != 1:
+        return [(-of_out, "columns")]
+    inputs, outputs = np.prod(layer.in_features), np.prod(layer.out_features)
+    if outputs < inputs:
+        return [rows("rows"), (-of_out, "columns")]
+    why = "columns (square: a rule can divide rows)" if outputs == inputs else "columns"
+    return [(-of_out, why), rows("rows")]
+
+
+def _adapters_like_kernels(leaves: list[Leaf], divisions: list[Division]) -> None:
+    """Divide the matrices of adapters like their kernels, where nothing of their own decides."""
+    numbers = {leaf.path: i for i, leaf in enumerate(leaves) if not leaf.keys}
+    for i, leaf in enumerate(leaves):
+        if leaf.keys or leaf.path[-1] not in ("lora_a", "lora_b") or divisions[i].why:
+            continue
+        if isinstance(leaf.layer, LoRAKernel):
+            base, outputs = numbers.get((*leaf.path[:-1], "base")), leaf.layer.outputs
+        elif isinstance(leaf.layer, LoRA) and isinstance(leaf.parent, Linear):
+            base, outputs = numbers.get((*leaf.path[:-2], "kernel")), 1
+        else:
+            continue
+        if base is None or not any(divisions[base].spec):
+            continue
+        stacked = len(leaf.value.shape) - 2
+        both = entries_of_matrices(divisions[base].spec, stacked, outputs)
+        spec = both[leaf.path[-1] == "lora_b"]
+        divisions[i] = Division(spec, "like its kernel", divisions[base].final)
+
+
+def _with(spec: Spec, axis: int, names: tp.Any) -> Spec:
+    """A spec with another entry for one axis."""
+    entries = list(spec)
+    entries[axis] = names
+    return tuple(entries)
+
+
+def _with_fsdp(leaf: Leaf, division: Division, plan: Plan, mesh: AnyMesh) -> Division:
+    """The division with one more axis divided by `fsdp`, if one can be divided equally."""
+    spec, why, _ = division
+    shape, names, number = leaf.value.shape, names_in(plan.fsdp), ways(plan.fsdp, mesh)
+    if not names:
+        return division if why or any(spec) else Division(spec, f"plan: {plan}")
+    if not shape or {name for axes in spec for name in names_in(axes)} & set(names):
+        return division
+    before = f"{why}; " if why else ""
+    if jnp.issubdtype(leaf.value.dtype, jax.dtypes.prng_key):
+        return Division(spec, f"{before}random keys")
+    if (count := math.prod(shape)) < plan.min_size:
+        return Division(spec, f"{before}{count:,} elements, min_size is {plan.min_size:,}")
+    if isinstance(leaf.layer, Embed) and leaf.place[-1] == "embedding":
+        return _embedding_with_fsdp(shape, division, plan, mesh)
+    free = [axis for axis, part in enumerate(spec) if part is None and shape[axis] % number == 0]
+    if not free:
+        return Division(spec, f"{before}{number} divides no free axis of {shape}")
+    axis = max(free, key=lambda axis: (shape[axis], -axis))
+    return Division(_with(spec, axis, plan.fsdp), f"{why} + fsdp" if why and any(spec) else "fsdp")
+
+
+def _embedding_with_fsdp(
+    shape: tuple[int, ...], division: Division, plan: Plan, mesh: AnyMesh
+) -> Division:
+    """The division of a table with its rows divided by `fsdp`, as well as by `tensor`.
+
+    Rows are looked up by a batch. Where their features are divided along the axes of the batch, the
+    compiler divides the activations of all that follows like that, and no longer by examples: a GPT on
+    4 x 2 devices exchanges more than twice the bytes.
+    """
+    spec, why, _ = division
+    both = (*names_in(spec[-2]), *names_in(plan.fsdp))
+    number = ways(both, mesh)
+    if shape[-2] % number == 0:
+        names = both if len(both) > 1 else plan.fsdp
+        return Division(
+            _with(spec, -2, names), f"{why} + fsdp" if any(spec) else "fsdp: vocabulary"
+        )
+    before = f"{why}; " if why else ""
+    reason = f"{number} does not divide the vocabulary of {shape[-2]}"
+    if spec[-1] is not None or shape[-1] % ways(plan.fsdp, mesh):
+        return Division(spec, before + reason)
+    why = (
+        f"{before}fsdp: features, for {reason}. Pad it, or constrain the result of the embedding: "
+        "jax.lax.with_sharding_constraint(x, layout.batch)"
+    )
+    return Division(_with(spec, -1, plan.fsdp), why)
+
+
+# Rules -------------------------------------------------------------------------------------------
+
+
+def _by_rules(
+    tree: tp.Any, leaves: list[Leaf], plan: Plan, mesh: AnyMesh, caller: str
+) -> dict[int, Division]:
+    """The divisions of the arrays that rules are about, by their numbers.
+
+    Raises ValueError for a rule that matches nothing or does not fit, and for two rules that divide one
+    array in different ways; TypeError for a rule that is not a spec.
+    """
+    if not plan.rules:
+        return {}
+    patterns = {text: Pattern(text) for text in plan.rules}
+    duplicates, in_container = find_duplicates(tree), isinstance(tree, (tuple, list, dict))
+    said: dict[int, dict[Path, str]] = {}  # by array and path the first rule that matches
+    unmatched = dict.fromkeys(patterns)
+    for number, leaf in enumerate(leaves):
+        for path in paths_of(leaf, duplicates):
+            paths = [path]
+            if leaf.place != leaf.path:  # a rule for a kernel is one for the base of its adapter
+                paths.append(path[: len(path) - len(leaf.keys) - 1])
+            paths += [inside[1:] for inside in paths if in_container]
+            for text, pattern in patterns.items():
+                if any(pattern.match(_text(one)) is not None for one in paths):
+                    unmatched.pop(text, None)
+                    said.setdefault(number, {}).setdefault(path, text)
+    for text in unmatched:
+        names = [_text(leaf.whole) for leaf in leaves]
+        near = difflib.get_close_matches(text, names[:1000], n=3, cutoff=0.3)
+        listed = ", ".join(near or names[:MOST_REASONS])
+        raise ValueError(
+            f"{caller}: the rule {text!r} matches no array. "
+            f"{'The nearest paths are' if near else 'There are'} {listed}. `*` stands for text "
+            "within one segment, `**` for any number of segments."
+        )
+    found = {}
+    for number, by_path in said.items():
+        shape = leaves[number].value.shape
+        specs = {
+            p: _spec_of_rule(p, t, plan.rules[t], shape, mesh, caller) for p, t in by_path.items()
+        }
+        first, *others = by_path
+        for path in others:
+            if specs[path] != specs[first]:
+                raise ValueError(
+                    f"{caller}: {_text(first)} and {_text(path)} are one array, and two rules divide it "
+                    f"in different ways: {by_path[first]!r} says {spec_text(specs[first])}, "
+                    f"{by_path[path]!r} says {spec_text(specs[path])}. Give both the same, or take one "
+                    "of the two rules away."
+                )
+        found[number] = Division(specs[first], f"rule {by_path[first]}", final=True)
+    return found
+
+
+def _spec_of_rule(
+    path: Path, text: str, rule: tp.Any, shape: tuple[int, ...], mesh: AnyMesh, caller: str
+) -> Spec:
+    if rule is not None and not isinstance(rule, (tuple, list, PartitionSpec)):
+        raise TypeError(
+            f"{caller}: the rule {text!r} has to be a PartitionSpec or a tuple of mesh axes, such as "
+            f"(None, 'model'), or None for an array that every device has as a whole; got {rule!r}."
+        )
+    return full_spec(shape, rule or (), mesh, f"{caller}: the rule {text!r} for {_text(path)}")
+
+
+def _text(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+# Arrays that belong to parameters ------------------------------------------------------------------
+
+
+def _follow_parameters(leaves: list[Leaf], divisions: list[Division], own: list[bool]) -> None:
+    """Divide what belongs to a parameter like the parameter: moments, averages, gradients.
+
+    Such an array is outside of the model's objects (its rank is higher), its path ends like the
+    parameter's, and it has the same shape. A rule or an annotation of its own takes precedence.
+    """
+    parameters: dict[tuple[Path, tuple[int, ...]], int] = {}
+    for i in sorted(range(len(leaves)), key=lambda i: leaves[i].rank):
+        whole, shape = leaves[i].whole, leaves[i].value.shape
+        ends = [(whole[start:], shape) for start in range(len(whole))]
+        found = next((parameters[end] for end in ends if end in parameters), None)
+        if found is not None and leaves[found].rank < leaves[i].rank and shape and not own[i]:
+            divisions[i] = divisions[found]._replace(why="like its parameter")
+        for end in ends:
+            parameters.setdefault(end, i)
