@@ -14,48 +14,32 @@ digit and how they come out of noise.
 
 from __future__ import annotations
 
-import argparse
-import typing as tp
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import optax
+from _common import options, picture
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import nnxlite as nnx
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-PIXELS, WIDTH, BLOCKS, FREQUENCIES = 64, 256, 3, 16
+PIXELS, WIDTH, BLOCKS, FREQUENCIES, BATCH = 64, 256, 3, 16, 64
 UNKNOWN = 10  # the label of "any digit"
 UNLABELLED = 0.15  # the share of training scans whose label is hidden
-BATCH = 64
 STEPS = 40  # from noise to a digit
 GUIDANCE = 2.0  # 1 is what the network predicts for the digit; more exaggerates
-
-
-class Split(tp.NamedTuple):
-    """Some of the scans: `images` (count, 64) float32 in -1..1, `labels` (count,) int32."""
-
-    images: np.ndarray
-    labels: np.ndarray
 
 
 class Block(nnx.Module):
     """A residual block whose norm is scaled and shifted by the condition."""
 
-    def __init__(self, *, rngs: nnx.Rngs):
+    def __init__(self, rngs: nnx.Rngs):
         self.norm = nnx.LayerNorm(WIDTH, use_bias=False, use_scale=False, rngs=rngs)
         self.modulate = nnx.Linear(WIDTH, 2 * WIDTH, rngs=rngs)
         self.mlp = nnx.MLP(WIDTH, WIDTH, WIDTH, 1, activation=nnx.silu, rngs=rngs)
 
     def __call__(self, x: jax.Array, condition: jax.Array) -> jax.Array:
-        """Maps x and the condition, both (batch, WIDTH), to (batch, WIDTH)."""
         scale, shift = jnp.split(self.modulate(condition), 2, axis=-1)
         return x + self.mlp(self.norm(x) * (1 + scale) + shift)
 
@@ -63,15 +47,15 @@ class Block(nnx.Module):
 class Denoiser(nnx.Module):
     """Predicts the velocity of noisy images, given the time and the digit."""
 
-    def __init__(self, *, rngs: nnx.Rngs):
+    def __init__(self, rngs: nnx.Rngs):
         self.digit = nnx.Embed(UNKNOWN + 1, WIDTH, rngs=rngs)
         self.time = nnx.Linear(FREQUENCIES, WIDTH, rngs=rngs)
         self.enter = nnx.Linear(PIXELS, WIDTH, rngs=rngs)
-        self.blocks = nnx.List(Block(rngs=rngs) for _ in range(BLOCKS))
+        self.blocks = nnx.List(Block(rngs) for _ in range(BLOCKS))
         self.leave = nnx.Linear(WIDTH, PIXELS, kernel_init=nnx.initializers.zeros, rngs=rngs)
 
     def __call__(self, images: jax.Array, times: jax.Array, digits: jax.Array) -> jax.Array:
-        """Maps images (batch, 64), times (batch,) in 0..1 and digits (batch,) to (batch, 64)."""
+        """Images (batch, 64), times (batch,) in 0..1 and digits (batch,) to (batch, 64)."""
         waves = jnp.cos(jnp.pi * times[:, None] * jnp.arange(FREQUENCIES))
         condition = nnx.silu(self.time(waves) + self.digit(digits))
         x = self.enter(images)
@@ -85,9 +69,7 @@ def signal_and_noise(times: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.cos(jnp.pi / 2 * times), jnp.sin(jnp.pi / 2 * times)
 
 
-def velocity_loss(
-    model: Denoiser, images: jax.Array, labels: jax.Array, rngs: nnx.Rngs
-) -> jax.Array:
+def velocity_loss(model: Denoiser, images, labels, rngs: nnx.Rngs) -> jax.Array:
     """Mean squared error of the velocity, signal * noise - noise level * image.
 
     Source: Salimans and Ho, "Progressive Distillation for Fast Sampling of Diffusion Models" (2022).
@@ -101,40 +83,30 @@ def velocity_loss(
 
 
 @nnx.jit
-def train_step(
-    model: Denoiser,
-    optimizer: nnx.Optimizer,
-    average: nnx.EMA,
-    batch: Split,
-    rngs: nnx.Rngs,
-) -> jax.Array:
-    """One step of gradient descent; model, optimizer, average and streams are changed in place."""
-    loss, grads = nnx.value_and_grad(velocity_loss)(model, *batch, rngs)
+def train_step(model, optimizer, average, images, labels, rngs) -> jax.Array:
+    """One step of gradient descent; model, optimizer, average and streams change in place."""
+    loss, grads = nnx.value_and_grad(velocity_loss)(model, images, labels, rngs)
     optimizer.update(model, grads)
     average.update(model)
     return loss
 
 
-def train(train_set: Split, options: argparse.Namespace) -> tuple[Denoiser, list[float]]:
-    """The model with averaged weights, and the loss of each step."""
-    model = Denoiser(rngs=nnx.Rngs(options.seed))
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-3, options.steps // 20, options.steps)
+def train(images, labels, steps: int, seed: int) -> Denoiser:
+    """The model with averaged weights."""
+    model = Denoiser(nnx.Rngs(seed))
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-3, steps // 20, steps)
     optimizer = nnx.Optimizer(model, optax.adamw(schedule, weight_decay=0.01), wrt=nnx.Param)
-    average = nnx.EMA(model, decay=max(0.0, 1 - 20 / options.steps), only=nnx.Param)
-    rngs = nnx.Rngs(options.seed + 1)  # "time", "noise" and "label" all draw from this default
-    order = np.random.default_rng(options.seed)
-    run = nnx.training.loop(options.steps)
-    for step in run:
-        rows = order.choice(len(train_set.labels), BATCH, replace=False)
-        batch = Split(train_set.images[rows], train_set.labels[rows])
-        step.log(loss=train_step(model, optimizer, average, batch, rngs))
-    return average.apply_to(model), [entry["loss"] for entry in run.history]
+    average = nnx.EMA(model, decay=1 - 20 / steps, only=nnx.Param)
+    rngs = nnx.Rngs(seed + 1)  # "time", "noise" and "label" all draw from this default
+    order = np.random.default_rng(seed)
+    for step in nnx.training.loop(steps):
+        rows = order.choice(len(labels), BATCH, replace=False)
+        step.log(loss=train_step(model, optimizer, average, images[rows], labels[rows], rngs))
+    return average.apply_to(model)
 
 
 @nnx.jit
-def sample(
-    model: Denoiser, digits: jax.Array, guidance: jax.Array, key: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def sample(model: Denoiser, digits, guidance, key) -> tuple[jax.Array, jax.Array]:
     """Images (batch, 64) of digits (batch,), and their trajectory (STEPS, batch, 64).
 
     Each step removes the predicted noise and adds less of the same noise (DDIM, Song et al. 2020,
@@ -142,13 +114,11 @@ def sample(
     """
     both = jnp.concatenate([digits, jnp.full_like(digits, UNKNOWN)])
 
-    def denoise(
-        images: jax.Array, times: jax.Array, model: Denoiser
-    ) -> tuple[jax.Array, jax.Array]:
+    @nnx.scan(in_axes=(nnx.Carry, 0, None), out_axes=(nnx.Carry, 0))
+    def denoise(images, times, model):
         now, after = times
-        known, unknown = jnp.split(
-            model(jnp.tile(images, (2, 1)), jnp.full(both.shape, now), both), 2
-        )
+        velocity = model(jnp.tile(images, (2, 1)), jnp.full(both.shape, now), both)
+        known, unknown = jnp.split(velocity, 2)
         velocity = unknown + guidance * (known - unknown)
         signal, level = signal_and_noise(now)
         clean = jnp.clip(signal * images - level * velocity, -1, 1)
@@ -158,154 +128,72 @@ def sample(
         return images, images
 
     edges = jnp.linspace(1.0, 0.0, STEPS + 1)
-    times = jnp.stack([edges[:-1], edges[1:]], axis=1)
     noise = jax.random.normal(key, (len(digits), PIXELS))
-    loop = nnx.scan(denoise, in_axes=(nnx.Carry, 0, None), out_axes=(nnx.Carry, 0))
-    return loop(noise, times, model)
+    return denoise(noise, jnp.stack([edges[:-1], edges[1:]], axis=1), model)
 
 
-def train_classifier(train_set: Split, seed: int) -> nnx.MLP:
-    """A judge that has seen real scans only."""
+def train_judge(images, labels, seed: int) -> nnx.MLP:
+    """A classifier that has seen real scans only."""
     model = nnx.MLP(PIXELS, 10, 128, 1, rngs=nnx.Rngs(seed))
     optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
 
-    def loss_fn(model: nnx.MLP, batch: Split) -> jax.Array:
-        logits = model(batch.images)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels).mean()
+    def loss_fn(model, images, labels):
+        return optax.softmax_cross_entropy_with_integer_labels(model(images), labels).mean()
 
     @nnx.jit
-    def step(model: nnx.MLP, optimizer: nnx.Optimizer, batch: Split) -> None:
-        optimizer.update(model, nnx.grad(loss_fn)(model, batch))
+    def step(model, optimizer, images, labels):
+        optimizer.update(model, nnx.grad(loss_fn)(model, images, labels))
 
     order = np.random.default_rng(seed)
     for _ in range(600):
-        rows = order.choice(len(train_set.labels), BATCH, replace=False)
-        step(model, optimizer, Split(train_set.images[rows], train_set.labels[rows]))
+        rows = order.choice(len(labels), BATCH, replace=False)
+        step(model, optimizer, images[rows], labels[rows])
     return model
 
 
-def recognised(classifier: nnx.MLP, images: jax.Array, labels: jax.Array) -> float:
-    """Percentage of images (count, 64) that the classifier reads as their labels."""
-    return 100 * float((classifier(images).argmax(-1) == labels).mean())
+def draw(sheets: dict[str, np.ndarray], path) -> None:
+    """Each (rows, columns, 64) as one picture, with a margin around each image."""
+    with picture(path, 12, 4) as figure:
+        for axes, (title, images) in zip(figure.subplots(1, len(sheets)), sheets.items()):
+            rows, columns, _ = images.shape
+            sheet = np.asarray(images).reshape(rows, columns, 8, 8)
+            sheet = np.pad(sheet, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-1)
+            sheet = sheet.transpose(0, 2, 1, 3).reshape(rows * 10, columns * 10)
+            axes.imshow(sheet, cmap="gray_r", vmin=-1, vmax=1)
+            axes.set(xticks=[], yticks=[], title=title)
 
 
-def load_splits() -> tuple[Split, Split]:
-    """Training and test scans: always the same ones, every digit equally frequent."""
+def main() -> None:
+    run = options(__doc__)
     pixels, labels = load_digits(return_X_y=True)
-    images = (pixels / 8 - 1).astype(np.float32)
-    train, test, train_labels, test_labels = train_test_split(
-        images, labels.astype(np.int32), test_size=0.2, stratify=labels, random_state=0
+    images, test, labels, test_labels = train_test_split(
+        (pixels / 8 - 1).astype("float32"),
+        labels.astype("int32"),
+        test_size=0.2,
+        stratify=labels,
+        random_state=0,
     )
-    return Split(train, train_labels), Split(test, test_labels)
+    model = train(images, labels, 400 if run.quick else 4000, run.seed)
 
-
-INK, LINE = "#22303c", "#8aa1b4"
-
-
-def draw(
-    images: jax.Array, trajectory: jax.Array, real: Split, losses: list[float], path: Path
-) -> None:
-    """Samples and scans of each digit, how samples come out of noise, and the training loss.
-
-    Images are (10, count, 64), `trajectory` is (STEPS, 10, count, 64).
-    """
-    style = {"font.size": 9, "text.color": INK, "axes.edgecolor": LINE, "axes.labelcolor": INK}
-    with plt.rc_context(style | {"axes.titleweight": "bold"}):
-        figure, axes = plt.subplot_mosaic(
-            [["samples", "real", "trajectory"], ["samples", "real", "loss"]],
-            figsize=(12.4, 4.5),
-            layout="constrained",
-            height_ratios=[3, 2],
-        )
-        show(axes["samples"], images[:, :10], "Samples of each digit")
-        scans = [real.images[real.labels == digit][:10] for digit in range(10)]
-        show(axes["real"], np.stack(scans), "Real scans")
-        moments = np.linspace(0, STEPS - 1, 10).astype(int)
-        show(
-            axes["trajectory"],
-            jnp.swapaxes(trajectory[moments, 2:8, 0], 0, 1),
-            "From noise to digits",
-        )
-        draw_loss(axes["loss"], losses)
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
-
-
-def show(axes: plt.Axes, images: jax.Array | np.ndarray, title: str) -> None:
-    """Images (rows, columns, 64) as one picture, with a margin around each."""
-    rows, columns, _ = images.shape
-    sheet = np.asarray(images).reshape(rows, columns, 8, 8)
-    sheet = np.pad(sheet, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-1)
-    sheet = sheet.transpose(0, 2, 1, 3).reshape(rows * 10, columns * 10)
-    axes.imshow(sheet, cmap="gray_r", vmin=-1, vmax=1)
-    axes.set(xticks=[], yticks=[], title=title)
-
-
-def draw_loss(axes: plt.Axes, losses: list[float]) -> None:
-    window = max(len(losses) // 50, 1)
-    means = [np.mean(losses[i : i + window]) for i in range(0, len(losses), window)]
-    axes.plot(window * np.arange(1, len(means) + 1), means, color="#d1603d", lw=1.8)
-    axes.set(xlabel="step", ylabel="loss", ylim=(0, None))
-    axes.grid(axis="y", alpha=0.25, lw=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> tp.NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def whole_number(minimum: int) -> tp.Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"a whole number from {minimum} up, not {text!r}")
-        return int(text)
-
-    return parse
-
-
-def folder(text: str) -> Path:
-    """An output folder, made before training rather than after it."""
-    path = Path(text)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot write to {text}: {error.strerror}") from None
-    return path
-
-
-def parse_options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="diffusion.py", description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=whole_number(1), help="default: 4000, with --quick 400")
-    parser.add_argument("--seed", type=whole_number(0), default=0, help="default: 0")
-    parser.add_argument("--out", type=folder, default="out", help="folder; default: out")
-    parser.add_argument("--quick", action="store_true", help="a short run")
-    options = parser.parse_args(arguments)
-    options.steps = options.steps or (400 if options.quick else 4000)
-    return options
-
-
-def main(arguments: list[str] | None = None) -> None:
-    options = parse_options(arguments)
-    train_set, test_set = load_splits()
-    model, losses = train(train_set, options)
-
-    count = 30 if options.quick else 100  # samples of each digit
+    count = 30 if run.quick else 100  # samples of each digit
     digits = jnp.repeat(jnp.arange(10), count)
-    key = jax.random.key(options.seed)
+    key = jax.random.key(run.seed)
     plain, _ = sample(model, digits, 1.0, key)
     guided, trajectory = sample(model, digits, GUIDANCE, key)
-    classifier = train_classifier(train_set, options.seed)
-    right = recognised(classifier, guided, digits)
-    right_plain = recognised(classifier, plain, digits)
-    right_real = recognised(classifier, *test_set)
-
-    images = guided.reshape(10, count, PIXELS)
-    trajectory = trajectory.reshape(STEPS, 10, count, PIXELS)
-    draw(images, trajectory, test_set, losses, options.out / "diffusion.png")
-    print(f"samples of each digit: {options.out / 'diffusion.png'}")
+    judge = train_judge(images, labels, run.seed)
+    right, right_plain, right_real = (
+        100 * float((judge(x).argmax(-1) == y).mean())
+        for x, y in ((guided, digits), (plain, digits), (test, test_labels))
+    )
+    moments = np.linspace(0, STEPS - 1, 10).astype(int)
+    steps = trajectory.reshape(STEPS, 10, count, PIXELS)[moments, :, 0]
+    sheets = {
+        "Samples of each digit": guided.reshape(10, count, PIXELS)[:, :10],
+        "Real scans": np.stack([test[test_labels == digit][:10] for digit in range(10)]),
+        "From noise to digits": steps.swapaxes(0, 1),
+    }
+    draw(sheets, run.out / "diffusion.png")
+    print(f"samples of each digit: {run.out / 'diffusion.png'}")
     print(
         f"intended digit recognised in {right:.1f} % of {len(digits):,} samples, {right_plain:.1f} % "
         f"without guidance; {right_real:.1f} % of real test scans"

@@ -23,30 +23,16 @@ Kidger (2021), arXiv:2202.02435.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import typing as tp
-from pathlib import Path
 
+import diffrax
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import optax
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from _common import INK, RED, options, picture
 
 import nnxlite as nnx
-
-try:
-    import diffrax
-except ImportError as error:
-    sys.exit(
-        f"neural_ode.py: error: {error.name} is not installed; install it by"
-        ' pip install "nnxlite[examples,ode]"'
-    )
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 BIRTH, EATEN, FED, DEATH = 1.0, 0.5, 0.25, 0.5  # of the true system
 OBSERVED, PREDICTED = 10.0, 40.0  # time of training, and of the prediction
@@ -91,10 +77,7 @@ def integrate(field: tp.Callable, start: jax.Array, times: jax.Array, args: tp.A
 def predict(model: Field, start: jax.Array, times: jax.Array) -> jax.Array:
     """States (trajectories, times, 2) by the model; `start` is (trajectories, 2)."""
     graphdef, params = nnx.split(model)
-
-    def field(time: jax.Array, state: jax.Array, params: nnx.State) -> jax.Array:
-        return nnx.merge(graphdef, params)(state)
-
+    field = lambda time, state, params: nnx.merge(graphdef, params)(state)
     return integrate(field, start, times, params)
 
 
@@ -115,30 +98,13 @@ def stretches(states: jax.Array) -> jax.Array:
 def train_step(model: Field, optimizer: nnx.Optimizer, pieces: jax.Array) -> jax.Array:
     """One step of gradient descent, in place; `pieces` is (pieces, STRETCH + 1, 2)."""
 
-    def loss_of(model: Field) -> jax.Array:
+    def loss_fn(model: Field) -> jax.Array:
         predicted = predict(model, pieces[:, 0], TIMES[: STRETCH + 1])
         return jnp.square(predicted - pieces)[:, 1:].mean()
 
-    loss, grads = nnx.value_and_grad(loss_of)(model)
+    loss, grads = nnx.value_and_grad(loss_fn)(model)
     optimizer.update(model, grads)
     return loss
-
-
-def train(model: Field, steps: int, pieces: jax.Array) -> None:
-    """Train in place."""
-    schedule = optax.cosine_decay_schedule(5e-3, steps)
-    optimizer = nnx.Optimizer(model, optax.adam(schedule), wrt=nnx.Param)
-    bar = Progress(
-        TextColumn("{task.completed}/{task.total} steps"),
-        BarColumn(bar_width=20),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with bar:
-        task = bar.add_task("compiling", total=steps)
-        for _ in range(steps):
-            loss = train_step(model, optimizer, pieces)
-            bar.update(task, advance=1, description=f"squared error {loss:.5f}")
 
 
 def error(predicted: np.ndarray, exact: np.ndarray) -> float:
@@ -146,95 +112,41 @@ def error(predicted: np.ndarray, exact: np.ndarray) -> float:
     return float(np.sqrt(np.square(predicted - exact).mean()) / exact.mean())
 
 
-INK, PREY, PREDATORS, TRUE = "#22303c", "#1b6e53", "#d1603d", "#8aa1b4"
-
-
-def draw(predicted: np.ndarray, exact: np.ndarray, model: Field, path: Path) -> None:
+def draw(predicted: np.ndarray, exact: np.ndarray, path) -> None:
     """Populations (trajectories, times, 2): the first over time, some in the plane of both."""
-    style = {"font.size": 9, "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK}
-    with plt.rc_context(style | {"axes.spines.top": False, "axes.spines.right": False}):
-        figure, (left, right) = plt.subplots(
-            1, 2, figsize=(11, 4.4), width_ratios=[1.5, 1], layout="constrained"
-        )
-        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
-        draw_over_time(left, predicted[0], exact[0])
-        draw_plane(right, predicted[:4], exact[:4], model)
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+    with picture(path, 11, 4) as figure:
+        left, right = figure.subplots(1, 2, width_ratios=[1.5, 1])
+        left.axvspan(0, OBSERVED, color=INK, alpha=0.08, lw=0, label="time of training")
+        for column, (name, colour) in enumerate((("prey", INK), ("predators", RED))):
+            left.plot(TIMES, exact[0, :, column], color=colour, lw=4, alpha=0.3, label=name)
+            left.plot(TIMES, predicted[0, :, column], color=colour, lw=1.3)
+        left.set(xlabel="time", ylabel="population", title="Thick: true. Thin: predicted.")
+        left.legend(ncols=3)
+        for number in range(4):
+            right.plot(*exact[number].T, color=INK, lw=4, alpha=0.25)
+            right.plot(*predicted[number].T, color=RED, lw=1)
+        right.set(xlabel="prey", ylabel="predators", title="Four orbits")
 
 
-def draw_over_time(axes, predicted: np.ndarray, exact: np.ndarray) -> None:
-    axes.axvspan(0, OBSERVED, color=TRUE, alpha=0.15, lw=0)
-    axes.text(OBSERVED / 2, 0.02, "time of training", ha="center", va="bottom", color=INK)
-    for column, name, colour in ((0, "prey", PREY), (1, "predators", PREDATORS)):
-        axes.plot(TIMES, exact[:, column], color=colour, lw=4, alpha=0.3, label=f"{name}, true")
-        axes.plot(TIMES, predicted[:, column], color=colour, lw=1.3, label=f"{name}, predicted")
-    axes.set(xlabel="time", ylabel="population", xlim=(0, PREDICTED), ylim=(0, 1.25 * exact.max()))
-    axes.legend(frameon=False, ncols=2, loc="upper right")
-    axes.set_title("A trajectory that was not in training", fontweight="bold")
-
-
-def draw_plane(axes, predicted: np.ndarray, exact: np.ndarray, model: Field) -> None:
-    top = 1.1 * exact.max((0, 1))
-    prey, predators = np.meshgrid(np.linspace(0.15, top[0], 30), np.linspace(0.15, top[1], 30))
-    state = np.stack([prey, predators], -1)
-    rates = state * np.asarray(model(jnp.log(state)))
-    axes.streamplot(
-        prey, predators, *rates.transpose(2, 0, 1), color=TRUE, linewidth=0.6, arrowsize=0.7
-    )
-    for number in range(len(exact)):
-        names = ("true orbit", "predicted") if number == 0 else (None, None)
-        axes.plot(*exact[number].T, color=INK, lw=4, alpha=0.25, label=names[0])
-        axes.plot(*predicted[number].T, color=PREDATORS, lw=1, label=names[1])
-    axes.set(xlabel="prey", ylabel="predators", xlim=(0, top[0]), ylim=(0, top[1]))
-    axes.legend(frameon=True, framealpha=0.9, edgecolor="white", loc="upper right")
-    axes.set_title("Learned rates of change", fontweight="bold")
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> tp.NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def whole_number(minimum: int) -> tp.Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"a whole number from {minimum} up, not {text!r}")
-        return int(text)
-
-    return parse
-
-
-def parse_options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="neural_ode.py", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--steps", type=whole_number(1), help="default: 1500, with --quick 400")
-    parser.add_argument("--seed", type=whole_number(0), default=0, help="default: 0")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
-    parser.add_argument("--quick", action="store_true", help="a short run")
-    options = parser.parse_args(arguments)
-    options.steps = options.steps or (400 if options.quick else 1500)
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.exit(1, f"{parser.prog}: error: cannot write to {options.out}: {error.strerror}\n")
-    return options
-
-
-def main(arguments: list[str] | None = None) -> None:
-    options = parse_options(arguments)
-    rngs = nnx.Rngs(options.seed)
+def main() -> None:
+    run = options(__doc__)
+    rngs = nnx.Rngs(run.seed)
     exact = jax.vmap(truth)(jax.random.split(rngs(), TRAJECTORIES + TESTS))
     seen = TIMES <= OBSERVED
     counts = exact[:TRAJECTORIES, seen]
     model = Field(rngs)
-    train(model, options.steps, stretches(counts + NOISE * rngs.normal(counts.shape)))
+    pieces = stretches(counts + NOISE * rngs.normal(counts.shape))
+
+    steps = 400 if run.quick else 1500
+    schedule = optax.cosine_decay_schedule(5e-3, steps)
+    optimizer = nnx.Optimizer(model, optax.adam(schedule), wrt=nnx.Param)
+    for step in nnx.training.loop(steps):
+        step.log(squared_error=train_step(model, optimizer, pieces))
 
     states = exact[TRAJECTORIES:]
     predicted, exact = np.exp(nnx.jit(predict)(model, states[:, 0], TIMES)), np.exp(states)
-    draw(predicted, exact, model, options.out / "neural_ode.png")
-    print(f"trajectories, and the learned rates: {options.out / 'neural_ode.png'}")
+    draw(predicted, exact, run.out / "neural_ode.png")
+    print(f"trajectories: {run.out / 'neural_ode.png'}")
     print(
         f"error of the populations: {100 * error(predicted[:, seen], exact[:, seen]):.1f} % within"
         f" the time of training, {100 * error(predicted, exact):.1f} % in {PREDICTED / OBSERVED:.0f}"
