@@ -13,25 +13,16 @@ from __future__ import annotations
 
 import typing as tp
 
-from nnxlite import transforms
+from nnxlite._base.config import Modes
 from nnxlite._base.errors import path_text, short_type
-from nnxlite._base.jax import is_pytree_leaf
-from nnxlite._base.typing import P, R
 from nnxlite.boundary._call_def import Inner
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._leave import leave
 from nnxlite.boundary._operands import Partition
-from nnxlite.boundary._out import Fixed, Outputs
+from nnxlite.boundary._out import Fixed
 from nnxlite.filtered._predicates import is_array
-from nnxlite.transforms._donation import owners
-from nnxlite.transforms._wrapper import (
-    Transform,
-    Unbound,
-    call_object,
-    rewrap,
-    unbind,
-    unwrapped,
-)
+from nnxlite.transforms._call import Call
+from nnxlite.transforms._wrapper import Options, unbind
 
 IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
 
@@ -75,68 +66,11 @@ def tree_out(
     return Fixed(parts.definition), parts.leaves
 
 
-class Call(transforms.Call):
-    """One call of a function with leaves of any type: arrays cross, all else is static or captured."""
-
-    def __init__(self, bound: Unbound, inputs: Inputs) -> None:
-        super().__init__(bound, inputs, inputs.definition)
-
-    @classmethod
-    def of(cls, fun: tp.Any, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:
-        """A call of a function with these arguments, after those that it carries."""
-        bound = unbound(fun)
-        return cls(bound, inputs_of_call(bound, args, kwargs))
-
-    def tracing(self, traced: tp.Iterable[tp.Any]) -> Call:
-        """The same call with only the leaves for which `traced` is true; the others are captured."""
-        self.inputs.make_static([not flag for flag in traced])
-        self.leaves, self.definition = self.inputs.leaves, self.inputs.definition
-        return self
-
-    def owners(self) -> list[int | str | None]:
-        """For each leaf the number or name of its argument; None where the function carries it."""
-        return owners(self.definition, self.num_bound)
-
-    def variables(self) -> list[tp.Any]:
-        """What Variable filters see of each leaf."""
-        return self.inputs.variables()
-
-    def leave(self, inner: Inner, result: tp.Any) -> Outputs:
-        """What leaves the function with this result, as static data and arrays."""
-        return leave(inner, result).as_arrays(is_array)
-
-    def run_out(self, leaves: tp.Sequence[tp.Any]) -> Outputs:
-        """The function between leaves: from those of the arguments to what leaves it."""
-        return self.leave(*self.run(leaves))
-
-    def arguments(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, ...]:
-        """The positional arguments of the caller, with other leaves; their objects are new."""
-        return self.definition.build(leaves)[0][self.num_bound :]
+def filtered(name: str, run: tp.Callable[..., tp.Any] = Call, **more: tp.Any) -> Options:
+    """The options of a filtered transform."""
+    return Options.of(name, Modes(True, True), run, **more)._replace(is_array=is_array)
 
 
-class Filtered(Transform[P, R]):
-    """Base of the functions that the filtered transforms return."""
-
-    @staticmethod
-    def _unbound(fun: tp.Any) -> Unbound:
-        return unbound(fun)
-
-    def call(self, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:
-        """A call with these arguments, after those that the function carries."""
-        return Call(self.bound, inputs_of_call(self.bound, args, kwargs))
-
-
-def inputs_of_call(bound: Unbound, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Inputs:
-    """The arguments of a call, after those that the function carries."""
-    if bound.args or bound.kwargs:
-        args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
-    return Inputs.of_call(tuple(args), kwargs, bound.names, trees=True, inside=True)
-
-
-def unbound(fun: tp.Any) -> Unbound:
-    """Like `unbind`, but a callable pytree of another library becomes an argument, too."""
-    parts = unbind(fun)
-    inner, layers = unwrapped(parts.fun)
-    if isinstance(inner, type) or is_pytree_leaf(inner):
-        return parts
-    return rewrap(Unbound(call_object, (inner, *parts.args), parts.kwargs), layers)
+def call_of(name: str, fun: tp.Any, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:
+    """A call of a function under a transform that is no wrapper."""
+    return Call(filtered(name), unbind(fun, pytrees=True), tuple(args), kwargs)

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from nnxlite._base.config import Modes
 from nnxlite._base.jax import is_sharding, jaxpr_as_fun
 from nnxlite._base.statics import ById
 from nnxlite._base.typing import P, R
@@ -19,16 +18,16 @@ from nnxlite.boundary._leave import leave
 from nnxlite.boundary._operands import Partition, parameter_names
 from nnxlite.boundary._out import Fixed, Outputs, replay
 from nnxlite.filtered._crossing import (
-    Call,
-    Filtered,
     chosen_first,
+    filtered,
     leaves_of,
     refuse_writes,
     tree_out,
 )
 from nnxlite.filtered._predicates import has_shape, is_array, is_inexact_array
+from nnxlite.transforms._call import Call
 from nnxlite.transforms._tangents import Tangents, zero_tangent
-from nnxlite.transforms._wrapper import Options, Unequal, name_of
+from nnxlite.transforms._wrapper import Transform, Unequal, name_of
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
@@ -45,7 +44,7 @@ def _nonzero(tangents: tp.Iterable[tp.Any]) -> list[tp.Any]:
     return [None if zero(x) else jnp.asarray(x) for x in tangents]
 
 
-class _Rule(Unequal, Filtered[P, R]):
+class _Rule(Unequal, Transform[P, R]):
     """Base of functions with a derivative rule.
 
     Each is equal only to itself, since its rule is set after it is made.
@@ -65,7 +64,7 @@ class _Rule(Unequal, Filtered[P, R]):
     refusal: tp.ClassVar[type[Exception]]
 
     def __init__(self, fn: tp.Any) -> None:
-        super().__init__(fn, Options.of(self.transform, Modes(True, True), _run))
+        super().__init__(fn, filtered(self.transform, _run))
 
     def with_rule(
         self, run: tp.Callable[..., tp.Any], call: Call, partition: Partition, rest: list[tp.Any]
@@ -96,7 +95,7 @@ class _Rule(Unequal, Filtered[P, R]):
 
 
 def _run(rule: _Rule[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
-    call = rule.call(args, kwargs)
+    call = Call(rule.options, rule.bound, args, kwargs)
     partition = chosen_first(map(is_array, call.leaves))
     arrays, rest = partition.split(call.leaves)
 

@@ -10,13 +10,13 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.config import Modes
 from nnxlite._base.jax import in_this_trace
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._operands import Partition
-from nnxlite.filtered._crossing import Call, Filtered, chosen_first
+from nnxlite.filtered._crossing import call_of, chosen_first, filtered
 from nnxlite.filtered._predicates import is_inexact_array, is_inexact_array_like
 from nnxlite.filtered._specs import answers
+from nnxlite.transforms._call import Call
 from nnxlite.transforms._derivatives import (
     gradients,
     of_arguments,
@@ -25,7 +25,7 @@ from nnxlite.transforms._derivatives import (
     pushed_forward,
 )
 from nnxlite.transforms._tangents import Tangents
-from nnxlite.transforms._wrapper import Options, decorated
+from nnxlite.transforms._wrapper import Transform, decorated
 from nnxlite.variables._definition import MISSING
 
 if tp.TYPE_CHECKING:
@@ -39,7 +39,7 @@ First: tp.TypeAlias = tp.Callable[tp.Concatenate[tp.Any, P], R]
 
 
 def _divided(
-    differentiated: Filtered[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+    differentiated: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
 ) -> tuple[Call, Partition]:
     """A call, and its leaves divided into those of the first argument to differentiate and the rest."""
     if not args:
@@ -47,15 +47,15 @@ def _divided(
             f"{differentiated!r} differentiates its first argument, which must be given, and by "
             "position."
         )
-    call = differentiated.call(args, kwargs)
+    call = Call(differentiated.options, differentiated.bound, args, kwargs)
     before, after = [False] * call.num_bound, [False] * (len(args) - 1)
     names = dict.fromkeys({**differentiated.bound.kwargs, **kwargs}, False)
     spec = ((*before, differentiated.options.arg, *after), names)
-    return call, chosen_first(answers(call, spec))
+    return call, chosen_first(answers(call.inputs, spec))
 
 
 def _run_grad(
-    differentiated: Filtered[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+    differentiated: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
 ) -> tp.Any:
     call, partition = _divided(differentiated, args, kwargs)
     shown = lambda grads: call.arguments(partition.join(grads))[0]
@@ -71,7 +71,7 @@ def _grad(fun: tp.Any, name: str, has_aux: bool, options: dict[str, tp.Any]) -> 
     jax_options = tuple((key, value) for key, value in options.items() if key != "arg")
     arg = options.get("arg", is_inexact_array)
     given = {"has_aux": has_aux, "arg": arg, "jax_options": jax_options}
-    return decorated(Filtered, fun, Options.of(name, Modes(True, True), _run_grad, **given))
+    return decorated(Transform, fun, filtered(name, _run_grad, **given))
 
 
 @tp.overload
@@ -173,7 +173,7 @@ def filter_jvp(
     >>> float(value[0]), float(tangent[0]), tangent[1]
     (9.0, 6.0, None)
     """
-    call = Call.of(fn, primals, kwargs)
+    call = call_of("filter_jvp", fn, primals, kwargs)
     possible = [is_inexact_array_like(x) for x in call.leaves]
     form = Tangents("filter_jvp: the tangent", ValueError, wanted=possible)
     given = of_arguments(form, call, tangents)
@@ -210,7 +210,7 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
     >>> vjp_fun((jnp.array(1.0), None))
     (Array(6., dtype=float32, weak_type=True), None)
     """
-    call = Call.of(fun, primals, {})
+    call = call_of("filter_vjp", fun, primals, {})
     owners = zip(call.leaves, call.owners())
     selected = chosen_first(isinstance(i, int) and is_inexact_array(x) for x, i in owners)
     form = Tangents("filter_vjp: the cotangent", ValueError, ValueError, needed="all")
@@ -221,7 +221,7 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
 
 
 def _run_jacobian(
-    differentiated: Filtered[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+    differentiated: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
 ) -> tp.Any:
     call, partition = _divided(differentiated, args, kwargs)
     has_aux = differentiated.options.has_aux
@@ -236,10 +236,10 @@ def _run_jacobian(
 
 def _jacobian(fun: tp.Any, name: str, has_aux: bool) -> tp.Any:
     given = {"has_aux": has_aux, "arg": is_inexact_array}
-    return Filtered(fun, Options.of(name, Modes(True, True), _run_jacobian, **given))
+    return Transform(fun, filtered(name, _run_jacobian, **given))
 
 
-def filter_jacfwd(fun: tp.Callable[P, tp.Any], has_aux: bool = False) -> Filtered[P, tp.Any]:
+def filter_jacfwd(fun: tp.Callable[P, tp.Any], has_aux: bool = False) -> Transform[P, tp.Any]:
     """The Jacobian with respect to the first argument, by forward differentiation.
 
     Args:
@@ -257,7 +257,7 @@ def filter_jacfwd(fun: tp.Callable[P, tp.Any], has_aux: bool = False) -> Filtere
     return _jacobian(fun, "filter_jacfwd", has_aux)
 
 
-def filter_jacrev(fun: tp.Callable[P, tp.Any], has_aux: bool = False) -> Filtered[P, tp.Any]:
+def filter_jacrev(fun: tp.Callable[P, tp.Any], has_aux: bool = False) -> Transform[P, tp.Any]:
     """The Jacobian with respect to the first argument, by backward differentiation.
 
     As `filter_jacfwd` otherwise.
@@ -277,7 +277,7 @@ def filter_jacrev(fun: tp.Callable[P, tp.Any], has_aux: bool = False) -> Filtere
     return _jacobian(fun, "filter_jacrev", has_aux)
 
 
-def filter_hessian(fun: tp.Callable[P, tp.Any], has_aux: bool = False) -> Filtered[P, tp.Any]:
+def filter_hessian(fun: tp.Callable[P, tp.Any], has_aux: bool = False) -> Transform[P, tp.Any]:
     """The Hessian with respect to the first argument.
 
     Args:

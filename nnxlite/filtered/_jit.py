@@ -9,19 +9,18 @@ import warnings
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from nnxlite._base.config import Modes
 from nnxlite._base.jax import as_integer, as_integers
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.filtered._arguments import ArgumentSpecs
-from nnxlite.filtered._crossing import inputs_of_call, leaves_of, must_be_traced, unbound
+from nnxlite.filtered._crossing import filtered, leaves_of, must_be_traced
 from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
 from nnxlite.filtered._specs import MASK, answers
 from nnxlite.transforms._arguments import Selection
 from nnxlite.transforms._donation import Owner
 from nnxlite.transforms._jit import JitWrapped, run_jit
 from nnxlite.transforms._stages import Lowered
-from nnxlite.transforms._wrapper import Options, decorated
+from nnxlite.transforms._wrapper import Options, decorated, inputs_in_mode
 from nnxlite.variables._definition import MISSING
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
@@ -114,8 +113,6 @@ def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
 class FilterJit(JitWrapped[P, R]):
     """A compiled function, as `filter_jit` returns it: `jit` whose leaves may be static."""
 
-    _unbound = staticmethod(unbound)
-
     chosen = staticmethod(donated_owners)
 
     @staticmethod
@@ -124,7 +121,7 @@ class FilterJit(JitWrapped[P, R]):
         return result if options.out is is_array else _checked_result(result, options.out)
 
     def _inputs(self, args: tp.Any, kwargs: tp.Any) -> Inputs:
-        inputs = inputs_of_call(self.bound, args, kwargs)
+        inputs = inputs_in_mode(self.bound, args, kwargs, self.options)
         # Training loops pass arrays only: no leaf needs a check of its own. That is 1.4x of `jax.jit`
         # for 72 arrays, and would be 2.3x (benchmarks/filtered.py).
         leaves, specs = inputs.leaves, self._specs
@@ -230,10 +227,8 @@ def filter_jit(
         "out_shardings": None,
         "jax_options": tuple(jitkwargs.items()),
         "max_traces": as_integer(max_traces),
-        "is_array": is_array,
         "specs": ArgumentSpecs.given(default, fn, args, kwargs),
         "out": out,
     }
     run = _run if donated else run_jit
-    options = Options.of("filter_jit", Modes(graph=True, updates=True), run, **more)
-    return decorated(FilterJit, fun, options)
+    return decorated(FilterJit, fun, filtered("filter_jit", run, **more))

@@ -13,7 +13,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.config import Modes, context_key
+from nnxlite._base.config import context_key
 from nnxlite._base.errors import path_text
 from nnxlite._base.jax import as_integer
 from nnxlite._base.typing import P, R
@@ -23,18 +23,18 @@ from nnxlite.boundary._out import Outputs, Source, output_paths, pick
 from nnxlite.boundary._prefixes import NodePrefix
 from nnxlite.boundary._refusals import call_difference
 from nnxlite.filtered._arguments import ArgumentSpecs
-from nnxlite.filtered._crossing import Filtered, inputs_of_call, must_be_traced
+from nnxlite.filtered._crossing import filtered, must_be_traced
 from nnxlite.filtered._jit import without_warnings
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import IN_AXES, OUT_AXES, answers, is_mapped, root_parts
 from nnxlite.graph._rebuild import Path
 from nnxlite.transforms._mapping import Program
 from nnxlite.transforms._stages import Lowered, Staged, other_structure
-from nnxlite.transforms._wrapper import Options, decorated, program
+from nnxlite.transforms._wrapper import Transform, decorated, inputs_in_mode, program
 from nnxlite.variables._definition import MISSING
 
 
-class FilterPmap(Filtered[P, R]):
+class FilterPmap(Transform[P, R]):
     """A function over slices of its arguments, one on each device, as `filter_pmap` returns it."""
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
@@ -50,11 +50,11 @@ class FilterPmap(Filtered[P, R]):
         return staged
 
 
-def _staged(mapped: Filtered[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> Staged:
+def _staged(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> Staged:
     """A call of a mapped function, ready for JAX."""
     options, is_pmap = mapped.options, mapped.options.make is jax.pmap
     spec = options.in_axes.of_call(mapped.__wrapped__, mapped.bound, args, kwargs, repr(mapped))
-    inputs = inputs_of_call(mapped.bound, args, kwargs)
+    inputs = inputs_in_mode(mapped.bound, args, kwargs, options)
     axes, leaves = answers(inputs, spec, IN_AXES), inputs.leaves
     if is_pmap:  # what is not an array has no axis, and is static
         axes = [x if not is_mapped(x) or is_array(leaf) else None for x, leaf in zip(axes, leaves)]
@@ -116,14 +116,14 @@ def _by_leaf(
     return Outputs(definition, static.split(leaves)), static.split(axes)
 
 
-def _run(mapped: Filtered[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+def _run(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
     staged = _staged(mapped, args, kwargs)
     with without_warnings(mapped.options.donate):
         return staged.run(staged.jitted())
 
 
 def _mapped(
-    kind: type[Filtered[..., tp.Any]],
+    kind: type[Transform[..., tp.Any]],
     fun: tp.Any,
     make: tp.Any,
     in_axes: tp.Any,
@@ -152,9 +152,8 @@ def _mapped(
     else:
         specs = ArgumentSpecs(in_axes, arrays, None)
     jax_options = {"axis_size": as_integer(axis_size), **more}
-    options = Options.of(
+    options = filtered(
         f"filter_{make.__name__}",
-        Modes(True, True),
         _run,
         make=make,
         in_axes=specs,
@@ -173,9 +172,9 @@ def _mapped(
 
 
 @tp.overload
-def filter_vmap(fun: tp.Callable[P, R], **options: tp.Any) -> Filtered[P, R]: ...
+def filter_vmap(fun: tp.Callable[P, R], **options: tp.Any) -> Transform[P, R]: ...
 @tp.overload
-def filter_vmap(**options: tp.Any) -> tp.Callable[[tp.Callable[P, R]], Filtered[P, R]]: ...
+def filter_vmap(**options: tp.Any) -> tp.Callable[[tp.Callable[P, R]], Transform[P, R]]: ...
 def filter_vmap(
     fun: tp.Any = MISSING,
     *,
@@ -215,7 +214,7 @@ def filter_vmap(
     (Array([1., 4.], dtype=float32), 'power')
     """
     vmapkwargs["axis_name"] = axis_name
-    return _mapped(Filtered, fun, jax.vmap, in_axes, out_axes, axis_size, "none", vmapkwargs)
+    return _mapped(Transform, fun, jax.vmap, in_axes, out_axes, axis_size, "none", vmapkwargs)
 
 
 @tp.overload

@@ -8,16 +8,16 @@ import typing as tp
 import jax
 from jax.core import Tracer
 
-from nnxlite._base.config import Modes
 from nnxlite._base.jax import without_literals
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._out import replay
-from nnxlite.filtered._crossing import Call, Filtered, chosen_first, leaves_of, tree_out
+from nnxlite.filtered._crossing import call_of, chosen_first, filtered, leaves_of, tree_out
 from nnxlite.filtered._predicates import has_shape, is_array
 from nnxlite.filtered._specs import SpecKind, answers
 from nnxlite.graph._rebuild import Path
-from nnxlite.transforms._wrapper import Options, decorated
+from nnxlite.transforms._call import Call
+from nnxlite.transforms._wrapper import Transform, decorated
 from nnxlite.variables._definition import MISSING
 
 if tp.TYPE_CHECKING:
@@ -50,7 +50,7 @@ def filter_make_jaxpr(
 
     @functools.wraps(fun)
     def make(*args: P.args, **kwargs: P.kwargs) -> tuple[ClosedJaxpr, tp.Any, tp.Any]:
-        call = Call.of(fun, args, kwargs)
+        call = call_of("filter_make_jaxpr", fun, args, kwargs)
         owners = zip(call.leaves, call.owners())
         call.tracing(owner is not None and has_shape(x) for x, owner in owners)
         run = lambda *traced: tree_out(call.run(traced)[1])
@@ -77,7 +77,7 @@ def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.A
     >>> nnx.filter_eval_shape(lambda x, name: (x @ x.T, name), jnp.ones((2, 3)), "gram")
     (ShapeDtypeStruct(shape=(2, 2), dtype=float32), 'gram')
     """
-    call = Call.of(fun, args, kwargs)
+    call = call_of("filter_eval_shape", fun, args, kwargs)
     call.tracing(map(has_shape, call.leaves))
     crossed = jax.eval_shape(call.run_out, call.leaves)
     return replay(Inputs(call.definition.build(call.leaves), trees=True), crossed)
@@ -89,11 +89,11 @@ def filter_checkpoint(
     *,
     prevent_cse: bool = True,
     policy: tp.Callable[..., bool] | None = None,
-) -> Filtered[P, R]: ...
+) -> Transform[P, R]: ...
 @tp.overload
 def filter_checkpoint(
     *, prevent_cse: bool = True, policy: tp.Callable[..., bool] | None = None
-) -> tp.Callable[[tp.Callable[P, R]], Filtered[P, R]]: ...
+) -> tp.Callable[[tp.Callable[P, R]], Transform[P, R]]: ...
 def filter_checkpoint(
     fun: tp.Any = MISSING,
     *,
@@ -114,12 +114,12 @@ def filter_checkpoint(
     Array(1., dtype=float32, weak_type=True)
     """
     more = {"prevent_cse": prevent_cse, "policy": policy}
-    options = Options.of("filter_checkpoint", Modes(True, True), _checkpoint, **more)
-    return decorated(Filtered, fun, options)
+    return decorated(Transform, fun, filtered("filter_checkpoint", _checkpoint, **more))
 
 
-def _checkpoint(function: Filtered[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
-    call, options = function.call(args, kwargs), function.options
+def _checkpoint(function: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    options = function.options
+    call = Call(options, function.bound, args, kwargs)
     call.tracing(map(is_array, call.leaves))
     checkpoint = jax.checkpoint(
         call.run_out, prevent_cse=options.prevent_cse, policy=options.policy

@@ -10,13 +10,13 @@ import typing as tp
 from jax import Array
 
 from nnxlite._base.typing import Numbers, P, R
-from nnxlite.filtered._crossing import Filtered
+from nnxlite.transforms._wrapper import Transform
 
 A = tp.TypeVar("A")
 T = tp.TypeVar("T")
 
 
-class TreeGrad(Filtered[..., tp.Any], tp.Generic[P]):
+class TreeGrad(Transform[..., tp.Any], tp.Generic[P]):
     """What `filter_grad(f)` returns."""
 
     @tp.overload
@@ -27,7 +27,7 @@ class TreeGrad(Filtered[..., tp.Any], tp.Generic[P]):
         """Differentiate."""
 
 
-class TreeGradAux(Filtered[..., tp.Any], tp.Generic[P, A]):
+class TreeGradAux(Transform[..., tp.Any], tp.Generic[P, A]):
     """What `filter_grad(f, has_aux=True)` returns."""
 
     @tp.overload
@@ -38,7 +38,7 @@ class TreeGradAux(Filtered[..., tp.Any], tp.Generic[P, A]):
         """Differentiate."""
 
 
-class TreeValueAndGrad(Filtered[..., tp.Any], tp.Generic[P, R]):
+class TreeValueAndGrad(Transform[..., tp.Any], tp.Generic[P, R]):
     """What `filter_value_and_grad(f)` returns; the value is that of `f`, also where it has an aux."""
 
     @tp.overload

@@ -23,9 +23,6 @@ from nnxlite.boundary._labels import agreed, broadcast, further_leaves, not_for_
 from nnxlite.boundary._prefixes import NodePrefix, node_prefix
 from nnxlite.graph._rebuild import Path
 
-if tp.TYPE_CHECKING:
-    from nnxlite.filtered._crossing import Call
-
 _PATH_FILTERS = (filters.PathContains, filters.PathIn, filters._Joined, filters.Not)
 _FILTERS = (
     type,
@@ -99,7 +96,7 @@ MASK = SpecKind(
 )
 
 
-def answers(tree: Inputs | Call, spec: tp.Any, kind: SpecKind = MASK) -> list[tp.Any]:
+def answers(tree: Inputs, spec: tp.Any, kind: SpecKind = MASK) -> list[tp.Any]:
     """The answer for each leaf of a tree.
 
     Raises ValueError where the spec is not a prefix of the tree, for an invalid literal, and where a

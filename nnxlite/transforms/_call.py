@@ -1,8 +1,9 @@
 """One call of a function under a transform: its arguments, and what runs inside.
 
 A transform that runs its function once, where it is called, gives JAX `run_out` of a `Call`, a function
-of leaves, and what comes back to `put_back`.  The filtered transforms have a kind of call of their own,
-with leaves of any type.
+of leaves, and what comes back to `put_back`.  Under the filtered transforms leaves are of any type: on
+the way in, those that are not traced are captured (`tracing`); on the way out, those that are not arrays
+cross as static data.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import typing as tp
 
-from nnxlite.boundary._call_def import CallDef, Inner, enter
-from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._call_def import Inner, enter
 from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import Outputs, replay
 from nnxlite.boundary._refusals import refuse_foreign_outputs
@@ -22,7 +22,8 @@ from nnxlite.transforms._arguments import (
     refuse_shared_result,
     unboxed,
 )
-from nnxlite.transforms._wrapper import Unbound, holds_object, inputs_in_mode, name_of
+from nnxlite.transforms._donation import Owner, owners
+from nnxlite.transforms._wrapper import Options, Unbound, holds_object, inputs_in_mode, name_of
 
 
 class Call:
@@ -41,21 +42,7 @@ class Call:
 
     def __init__(
         self,
-        bound: Unbound,
-        inputs: Inputs,
-        definition: CallDef,
-        options: tp.Any = None,
-        captured: bool = False,
-        look: bool = False,
-    ) -> None:
-        self.fun, self.num_bound, self.options = bound.fun, len(bound.args), options
-        self.inputs, self.leaves, self.definition = inputs, inputs.leaves, definition
-        self.captured, self.look = captured, look
-
-    @classmethod
-    def under(
-        cls,
-        options: tp.Any,
+        options: Options,
         bound: Unbound,
         args: tuple[tp.Any, ...],
         kwargs: dict[str, tp.Any],
@@ -64,7 +51,7 @@ class Call:
         captured: bool = False,
         look: bool = False,
         inside: bool = False,
-    ) -> tp.Self:
+    ) -> None:
         """A call under a transform with these options.
 
         Args:
@@ -76,12 +63,27 @@ class Call:
         Raises ValueError for a static argument that is not given, or with `graph=False` for an object
         in several places.
         """
+        self.fun, self.num_bound, self.options = bound.fun, len(bound.args), options
+        self.captured, self.look = captured, look
         if static_argnums:
-            name = f"{options.name}({name_of(bound.fun)})"
-            args = boxed_arguments(args, static_argnums, name)
-        inputs = inputs_in_mode(bound, args, kwargs, options, inside)
-        unboxed(inputs)
-        return cls(bound, inputs, inputs.define(), options, captured, look)
+            args = boxed_arguments(args, static_argnums, self.name)
+        self.inputs = inputs_in_mode(bound, args, kwargs, options, inside)
+        unboxed(self.inputs)
+        self.leaves, self.definition = self.inputs.leaves, self.inputs.definition
+
+    def tracing(self, traced: tp.Iterable[tp.Any]) -> tp.Self:
+        """The same call with only the leaves for which `traced` is true; the others are captured."""
+        self.inputs.make_static([not flag for flag in traced])
+        self.leaves, self.definition = self.inputs.leaves, self.inputs.definition
+        return self
+
+    def owners(self) -> list[Owner]:
+        """For each leaf the number or name of its argument; None where the function carries it."""
+        return owners(self.definition, self.num_bound)
+
+    def arguments(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, ...]:
+        """The positional arguments of the caller, with other leaves; their objects are new."""
+        return self.definition.build(leaves)[0][self.num_bound :]
 
     def leaf_text(self, leaf: int) -> str:
         """The path of a leaf, for messages."""
@@ -113,7 +115,8 @@ class Call:
         """What leaves the function with this result."""
         refuse_shared_result(result, self.options.name, self.options.modes.graph)
         structure = self.options.modes.updates and (not self.look or holds_object(result))
-        return leave(inner, result, structure=structure, captured=self.captured)
+        out = leave(inner, result, structure=structure, captured=self.captured)
+        return out if self.options.is_array is None else out.as_arrays(self.options.is_array)
 
     def outputs(self, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Outputs]:
         """The result of the function for these leaves, and what leaves it.
@@ -122,7 +125,8 @@ class Call:
         """
         inner, result = self.run(leaves)
         out = self.leave(inner, result)
-        refuse_foreign_outputs(self.definition, out, self.name)
+        if self.options.is_array is None:
+            refuse_foreign_outputs(self.definition, out, self.name)
         return result, out
 
     def run_out(self, leaves: tp.Sequence[tp.Any]) -> Outputs:

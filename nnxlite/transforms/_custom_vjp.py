@@ -161,7 +161,7 @@ class _Call(Call):
         nondiff = sorted(number for number, state in states.items() if state is None)
         statics = tuple([n for n in nondiff if not _crosses(args[n])])
         whole, options = Unbound(bound.fun, (), {}), rules.options
-        call = cls.under(options, whole, args, {}, static_argnums=statics, inside=True)
+        call = cls(options, whole, args, {}, static_argnums=statics, inside=True)
         call.rules, call.shown_name, call.nondiff = rules, name, nondiff
         call.diff = [n for n in range(first, len(args)) if n not in nondiff]
         settings = {number: states.get(number) or True for number in call.diff}

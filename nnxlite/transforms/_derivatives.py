@@ -301,7 +301,7 @@ def vjp(
     if f is MISSING or not primals:
         given = {"has_aux": has_aux, "reduce_axes": tuple(reduce_axes)}
         return decorated(Transform, f, Options.of("vjp", modes, _run_later, **given))
-    call = Call.under(Options.of("vjp", modes, vjp), unbind(f), primals, {}, inside=True)
+    call = Call(Options.of("vjp", modes, vjp), unbind(f), primals, {}, inside=True)
     extra = {"reduce_axes": tuple(reduce_axes)} if reduce_axes else {}
     with call.naming_arguments():
         visible = _visible(call)
@@ -395,7 +395,7 @@ def jvp(
             "primal and tangent arguments to jvp must be tuples or lists, one entry for each "
             f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
         )
-    call = Call.under(Options.of("jvp", modes, jvp), unbind(f), tuple(primals), {}, inside=True)
+    call = Call(Options.of("jvp", modes, jvp), unbind(f), tuple(primals), {}, inside=True)
     with call.naming_arguments():
         form = Tangents("jvp: the tangent", TypeError, needed="of objects", wanted=_visible(call))
         given = of_arguments(form, call, tangents)
@@ -407,7 +407,7 @@ def jvp(
 
 def _run_later(later: Transform[..., tp.Any], args: tp.Any, kwargs: dict[str, tp.Any]) -> tp.Any:
     """Differentiate a function that has waited for its primals, and for its tangents with `jvp`."""
-    name, (graph, updates), _, more = later.options
+    name, (graph, updates), _, more, _ = later.options
     options = {"graph": graph, "graph_updates": updates, **dict(more), **kwargs}
     if name == "vjp":
         return vjp(later.__wrapped__, *args, **options)

@@ -48,7 +48,7 @@ def _run(
     if kwargs:
         wanted = max(getattr(a, "argnum", a) for a in options.argnums) + 1
         args, kwargs = positional(bound.fun, args, kwargs, wanted, bound)
-    call = Call.under(options, bound, args, kwargs, captured=options.modes.updates)
+    call = Call(options, bound, args, kwargs, captured=options.modes.updates)
     positions = _positions(options.argnums, call.num_bound, len(args))
     selected = _select(call, positions)
     shown = lambda grads: _gradients(call, positions, selected, grads)

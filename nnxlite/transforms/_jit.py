@@ -307,7 +307,6 @@ def jit(
             "out_shardings": by_path(out_shardings),
             "jax_options": tuple(sorted(jax_options.items())),
             "max_traces": as_integer(max_traces),
-            "is_array": None,
             "specs": None,
         }
         return JitWrapped(fun, Options.of("jit", modes, run_jit, **more))

@@ -77,7 +77,7 @@ def eval_shape(
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
     options = Options.of("eval_shape", Modes.of(graph, graph_updates), eval_shape)
-    call = Call.under(options, unbind(f), args, kwargs, captured=True, look=True)
+    call = Call(options, unbind(f), args, kwargs, captured=True, look=True)
     with call.naming_arguments():
         left = jax.eval_shape(call.run_out, call.leaves)
     shapes = jax.tree_util.tree_map(_shape_of, call.leaves)
@@ -164,7 +164,7 @@ def make_jaxpr(
 def _jaxpr(maker: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
     options = maker.options
     numbers = options.static_argnums
-    call = Call.under(options, maker.bound, args, kwargs, static_argnums=numbers, captured=True)
+    call = Call(options, maker.bound, args, kwargs, static_argnums=numbers, captured=True)
     order = _order(call.definition)
 
     def run(*ordered: tp.Any) -> list[tp.Any]:
@@ -230,7 +230,7 @@ def checkify(
 
 def _checkify(checked: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
     options = checked.options
-    call = Call.under(options, checked.bound, args, kwargs, captured=options.modes.updates)
+    call = Call(options, checked.bound, args, kwargs, captured=options.modes.updates)
     with call.naming_arguments():
         error, out = jax_checkify.checkify(call.run_out, options.errors)(call.leaves)
     return error, call.put_back(without_literals(out))
@@ -242,7 +242,7 @@ def _remat(rematted: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp
         wanted = max(numbers) + 1
         args, kwargs = positional(bound.fun, args, kwargs, wanted, bound, True)
     updates = options.modes.updates
-    call = Call.under(options, bound, args, kwargs, static_argnums=numbers, captured=updates)
+    call = Call(options, bound, args, kwargs, static_argnums=numbers, captured=updates)
     # A new function in each call: JAX's caches keep what they are keyed by, and with it all that
     # the user's function captured.
     run = describe(call.run_out, bound.fun, "remat")

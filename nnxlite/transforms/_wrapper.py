@@ -20,7 +20,7 @@ import jax
 
 from nnxlite._base.config import Modes
 from nnxlite._base.interning import Bounded
-from nnxlite._base.jax import EAGER, drop_hidden_frames, trace_state
+from nnxlite._base.jax import EAGER, drop_hidden_frames, is_pytree_leaf, trace_state
 from nnxlite._base.statics import ById, facts
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._operands import parameter_names, parameters_of
@@ -43,12 +43,14 @@ class Options(tp.NamedTuple):
         modes: how it treats objects.
         run: what a call runs, from the `Transform` and the arguments `args, kwargs` to the result.
         more: the options of this transform alone.
+        is_array: of the filtered transforms, which leaves cross; all others are static or captured.
     """
 
     name: str
     modes: Modes
     run: tp.Callable[..., tp.Any]
     more: tuple[tuple[str, tp.Any], ...] = ()
+    is_array: tp.Callable[[tp.Any], bool] | None = None
 
     @classmethod
     def of(cls, name: str, modes: Modes, run: tp.Callable[..., tp.Any], **more: tp.Any) -> Options:
@@ -85,12 +87,8 @@ class Transform(tp.Generic[P, R]):
         functools.update_wrapper(tp.cast(tp.Any, self), fun)  # first, so that own attributes win
         self.__wrapped__ = fun
         self.options = options
-        self.bound = self._unbound(fun)
+        self.bound = unbind(fun, pytrees=options.is_array is not None)
         self._programs: Bounded[tp.Any, tp.Any] | None = None
-
-    @staticmethod
-    def _unbound(fun: tp.Any) -> Unbound:
-        return unbind(fun)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
@@ -245,17 +243,25 @@ class Unbound(_Parts):
         return parameter_names(self.fun)
 
 
-def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
+def unbind(fun: tp.Callable[..., tp.Any], pytrees: bool = False) -> Unbound:
     """Split bound methods, partials and callable objects into function and arguments.
 
     What they carry enters the transform as arguments, so the model of a bound method is treated like a
     model that is passed. Arguments of a partial without objects stay in the partial: they are constants
-    of any type.
+    of any type. With `pytrees`, a callable pytree of another library is an argument as well.
     """
+    parts = _unbind(fun)
+    inner, layers = unwrapped(parts.fun) if pytrees else (type, ())
+    if isinstance(inner, type) or is_pytree_leaf(inner):
+        return parts
+    return rewrap(Unbound(call_object, (inner, *parts.args), parts.kwargs), layers)
+
+
+def _unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
     if not callable(fun):
         raise TypeError(f"Expected a callable to transform, got {type(fun).__name__}.")
     if isinstance(fun, (types.MethodType, BoundMethod)) and is_root(fun.__self__):
-        inner = unbind(fun.__func__)
+        inner = _unbind(fun.__func__)
         return Unbound(inner.fun, (*inner.args, fun.__self__), inner.kwargs)
     if isinstance(fun, functools.partial):
         return _unbind_partial(fun)
@@ -264,7 +270,7 @@ def unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
         called = type(fun).__call__
         return Unbound(called if inspect.isfunction(called) else call_object, (fun,), {})
     inner, layers = unwrapped(fun)
-    unbound = unbind(inner) if layers else None
+    unbound = _unbind(inner) if layers else None
     return (
         Unbound(fun, (), {}) if unbound is None or unbound.fun is inner else rewrap(unbound, layers)
     )
@@ -289,7 +295,7 @@ def _run_carrying(outer: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -
 
 
 def _unbind_partial(fun: functools.partial[tp.Any]) -> Unbound:
-    inner = unbind(fun.func)
+    inner = _unbind(fun.func)
     args, kwargs = (*inner.args, *fun.args), {**inner.kwargs, **fun.keywords}
     carried = tuple(filter(holds_object, args))
     keywords = {k: v for k, v in kwargs.items() if holds_object(v)}
@@ -364,8 +370,10 @@ def inputs_in_mode(
     inside: bool = False,
 ) -> Inputs:
     """The arguments of a call, after those that the function carries."""
-    args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
-    inputs = Inputs.of_call(args, kwargs, bound.names, inside=inside)
+    if bound.args or bound.kwargs:
+        args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
+    any_leaf = options.is_array is not None
+    inputs = Inputs.of_call(args, kwargs, bound.names, trees=any_leaf, inside=inside or any_leaf)
     return inputs.in_mode(options.modes.graph, options.name)
 
 
