@@ -24,7 +24,6 @@ from nnxlite.boundary._prefixes import NodePrefix
 from nnxlite.boundary._refusals import call_difference
 from nnxlite.filtered._arguments import ArgumentSpecs
 from nnxlite.filtered._crossing import filtered, must_be_traced
-from nnxlite.filtered._jit import without_warnings
 from nnxlite.filtered._predicates import if_array, is_array, is_array_like
 from nnxlite.filtered._specs import IN_AXES, OUT_AXES, answers, is_mapped, root_parts
 from nnxlite.graph._rebuild import Path
@@ -39,8 +38,7 @@ class FilterPmap(Transform[P, R]):
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
-        with without_warnings(self.options.donate):
-            return Lowered.of("lower", self, args, kwargs)
+        return Lowered.of("lower", self, args, kwargs)
 
     def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
         """A call, ready for JAX; see `Staged`."""
@@ -62,23 +60,19 @@ def _staged(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> Sta
         [axis is False or (axis is None and not is_array(x)) for axis, x in zip(axes, leaves)]
     )
     if inputs.static is not None:
-        axes, leaves = inputs.static.split(axes), inputs.leaves
+        axes = inputs.static.split(axes)
     axes = [axis if is_mapped(axis) else None for axis in axes]
-    may = options.donate != "none"
-    donated = tuple(
-        [may and axis is not None and isinstance(x, jax.Array) for axis, x in zip(axes, leaves)]
-    )
-    key = inputs.define((context_key(), *axes, donated)) if is_pmap else inputs.definition
+    key = inputs.define((context_key(), *axes)) if is_pmap else inputs.definition
 
     def make() -> Program:
         parts = root_parts(key, spec, IN_AXES)
         of_root = {leaf.root: axis for leaf, axis in zip(key.leaves(), axes)}
         roots = [of_root.get(i) if isinstance(x, NodePrefix) else x for i, x in enumerate(parts)]
-        return Program(mapped, key, axes, roots, donated)
+        return Program(mapped, key, axes, roots)
 
     made = program(mapped, key.exactly, make) if is_pmap else make()  # JAX traces in each call
-    groups = made.groups(leaves)
-    return Staged(key, lambda: made.mapped, groups, functools.partial(made.run, inputs, groups))
+    run = functools.partial(made.run, inputs)
+    return Staged(key, lambda: made.mapped, (inputs.leaves, *made.size), run)
 
 
 def _meaning(inner: Inner, out: Outputs) -> Meaning:
@@ -118,8 +112,7 @@ def _by_leaf(
 
 def _run(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
     staged = _staged(mapped, args, kwargs)
-    with without_warnings(mapped.options.donate):
-        return staged.run(staged.jitted())
+    return staged.run(staged.jitted())
 
 
 def _mapped(
@@ -129,7 +122,6 @@ def _mapped(
     in_axes: tp.Any,
     out_axes: tp.Any,
     axis_size: int | None,
-    donate: str,
     more: dict[str, tp.Any],
 ) -> tp.Any:
     """A function under a mapping transform of JAX, with axes in either form."""
@@ -164,7 +156,6 @@ def _mapped(
         order=(0, None),
         meaning=_meaning,
         by_leaf=_by_leaf,
-        donate=donate,
         metadata={},
         jax_options=jax_options,
     )
@@ -214,7 +205,7 @@ def filter_vmap(
     (Array([1., 4.], dtype=float32), 'power')
     """
     vmapkwargs["axis_name"] = axis_name
-    return _mapped(Transform, fun, jax.vmap, in_axes, out_axes, axis_size, "none", vmapkwargs)
+    return _mapped(Transform, fun, jax.vmap, in_axes, out_axes, axis_size, vmapkwargs)
 
 
 @tp.overload
@@ -234,14 +225,13 @@ def filter_pmap(
     """Run a function on several devices, one slice of each array on each of them.
 
     As `filter_vmap`, with `jax.pmap`. Leaves with axis None or True go to every device; those with
-    False are static, and so are leaves with an axis that are not arrays. With `donate="all"` the call
-    may reuse the buffers of mapped arrays (objects get their values back), and with `"warn"` JAX warns
-    of those it could not use. The result has a method `lower`, like that of `filter_jit`.
+    False are static, and so are leaves with an axis that are not arrays. The result has a method
+    `lower`, like that of `filter_jit`.
 
     Args:
         fun: the function; without it a decorator is returned.
         in_axes, out_axes, axis_name, axis_size: as for `filter_vmap`.
-        donate: `"all"`, `"warn"` or `"none"`, see above.
+        donate: accepted, and without effect, as `donate_argnums` of `pmap`: objects need their buffers.
         pmapkwargs: `default=`, `fn=`, `args=`, `kwargs=` and `out=` as for `filter_vmap`; the rest
             as for `jax.pmap`.
 
@@ -258,8 +248,8 @@ def filter_pmap(
     for name in ("static_broadcasted_argnums", "donate_argnums"):
         if name in pmapkwargs:
             raise ValueError(
-                f"filter_pmap takes no {name}=: whether a leaf is static or donated is decided leaf by "
-                "leaf. Use in_axes= and donate=."
+                f"filter_pmap takes no {name}=: whether a leaf is static is decided leaf by "
+                "leaf. Use in_axes=."
             )
-    pmapkwargs |= {"axis_name": axis_name, "donate_argnums": (1,)}
-    return _mapped(FilterPmap, fun, jax.pmap, in_axes, out_axes, axis_size, donate, pmapkwargs)
+    pmapkwargs["axis_name"] = axis_name
+    return _mapped(FilterPmap, fun, jax.pmap, in_axes, out_axes, axis_size, pmapkwargs)

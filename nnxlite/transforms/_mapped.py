@@ -57,7 +57,7 @@ def _map(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any
         return Program(mapped, call, by_leaf, by_root)
 
     made = program(mapped, call.exactly, make)
-    return made.run(inputs, made.groups(inputs.leaves), made.mapped)
+    return made.run(inputs, made.mapped)
 
 
 def _mapping(

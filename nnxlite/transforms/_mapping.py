@@ -40,7 +40,6 @@ from nnxlite.boundary._out import Fixed, OutDef, Outputs, pick, replay, write_le
 from nnxlite.boundary._refusals import refuse_foreign_outputs, refuse_non_arrays
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.transforms._arguments import check_arguments, positional, refuse_shared_result
-from nnxlite.transforms._donation import refuse_shared_buffers, run_donating
 from nnxlite.transforms._finish import has_several_cpus, raise_failed, wait_in_turn
 from nnxlite.transforms._wrapper import Transform, Unbound, name_of, program, weakly
 from nnxlite.variables._definition import VariableDef
@@ -49,7 +48,7 @@ from nnxlite.variables._variable import Variable
 
 T = tp.TypeVar("T")
 
-RUN = inspect.signature(lambda leaves, donated=(), size=(): None)
+RUN = inspect.signature(lambda leaves, size=None: None)
 
 
 def marks_errors(fun: tp.Callable[..., T]) -> tp.Callable[..., T]:
@@ -106,7 +105,6 @@ class Program:
         call: the arguments.
         settings: of each of their leaves.
         roots: of each of their roots.
-        donated: whether each leaf is donated; None if none can be.
 
     Attributes:
         values: the setting of each leaf of the graph.
@@ -122,47 +120,29 @@ class Program:
         call: CallDef,
         settings: list[tp.Any],
         roots: list[tp.Any],
-        donated: tuple[bool, ...] | None = None,
     ) -> None:
         self.name, self._fun = repr(mapped), weakly(mapped.bound.fun)
         self.call, self.warned = call, program(mapped, "warned", set)
         options = self.options = mapped.options
         self._waits = options.make is not jax.vmap and has_several_cpus()  # see `_finish`
         self.last: Layout | None = None
-        self.settings, self.roots, in_axes = settings, roots, tuple[tp.Any, ...]((settings,))
-        leaves = [leaf.graph_leaf for leaf in call.leaves()]
-        of_leaf = dict(zip(leaves, settings))
+        self.settings, self.roots = settings, roots
+        of_leaf = dict(zip([leaf.graph_leaf for leaf in call.leaves()], settings))
         self.values = [of_leaf.get(leaf) for leaf in range(call.graphdef.num_leaves)]
-        self.division, self._gone = None, list[int]()
-        if donated is not None:
-            self.division = Partition(donated, (False, True))
-            self._gone = [n for n, gone in zip(leaves, donated) if gone and n is not None]
-            in_axes = (*self.division.split(settings), 0)
         run = functools.partial(self._run)  # which takes a name and a signature
         run.__name__ = name_of(mapped.__wrapped__)  # type: ignore[attr-defined]
         run.__signature__ = RUN  # type: ignore[attr-defined]  # which JAX asks for, and takes long
-        out_axes = None, options.order  # of the static data, and of each group
-        self.mapped = options.make(run, in_axes=in_axes, out_axes=out_axes, **options.jax_options)
+        # `pmap` finds the size in an argument.
+        size = options.jax_options["axis_size"] if options.make is jax.pmap else None
+        self.size = () if size is None else (np.zeros(size, bool),)
+        # Axes of the leaves, and of what gives the size; of the static data, and of each group.
+        axes = {"in_axes": (settings, *[0] * len(self.size)), "out_axes": (None, options.order)}
+        self.mapped = options.make(run, **axes, **options.jax_options)
 
-    def groups(self, leaves: list[tp.Any]) -> tuple[tp.Any, ...]:
-        """What JAX's function takes: the leaves of the arguments, which may be donated.
-
-        Raises ValueError where one buffer would be donated twice, or donated and read.
-        """
-        if self.division is None:
-            return (leaves,)
-        refuse_shared_buffers(self.name, self.call, leaves, self.division.positions[1])
-        size = self.options.jax_options["axis_size"]  # which JAX finds in an argument
-        return *self.division.split(leaves), [] if size is None else [np.zeros(size, bool)]
-
-    def run(self, inputs: Inputs, groups: tuple[tp.Any, ...], mapped: tp.Any) -> tp.Any:
+    def run(self, inputs: Inputs, mapped: tp.Any) -> tp.Any:
         """Call JAX's function, or what it was compiled to, and write back what changed."""
-        finish = lambda out: self._finish(inputs, *out)
         try:
-            if self.division is None:
-                return finish(mapped(*groups))
-            named = lambda: ((leaf.text(), x) for leaf, x in zip(self.call.leaves(), inputs.leaves))
-            return run_donating(mapped, groups, finish, named)
+            return self._finish(inputs, *mapped(inputs.leaves, *self.size))
         except (TypeError, ValueError, IndexError) as error:
             if passed_through(error):
                 raise  # by the function itself, or by this library
@@ -201,17 +181,15 @@ class Program:
 
     @marks_errors
     def _run(
-        self, leaves: list[tp.Any], donated: tp.Sequence[tp.Any] = (), size: tp.Any = ()
+        self, leaves: list[tp.Any], size: tp.Any = None
     ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
         options, call = self.options, self.call
-        if self.division is not None:
-            leaves = self.division.join(leaves, donated)
         (args, kwargs), inner = enter(call, leaves)
         names = options.metadata
         remove_axis_names(inner, self.values, names)
         result = self._fun()(*args, **kwargs)
         refuse_shared_result(result, options.name, options.modes.graph)
-        out = leave(inner, result, structure=options.modes.updates, all_written=self._gone)
+        out = leave(inner, result, structure=options.modes.updates)
         out = with_arrays(inner, out)
         if options.by_leaf is None:
             refuse_foreign_outputs(call, out, self.name)

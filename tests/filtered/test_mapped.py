@@ -115,30 +115,6 @@ def test_a_module_is_mapped_itself_only_when_told():
     assert kernels(x).shape == (4, 4, 3)
 
 
-@pytest.mark.parametrize("donate", ["all", "warn", "none"])
-def test_pmap_donates_what_is_mapped(donate):
-    model = nnx.Dict(a=nnx.Param(jnp.ones((2, 3))), b=nnx.Param(jnp.ones(3)))
-    model.tied = model.a
-    axes = (nnx.Any(nnx.PathContains("a"), nnx.PathContains("tied")), 0)
-
-    @nnx.filter_pmap(in_axes=axes, donate=donate)
-    def f(model, x):
-        assert model.a is model.tied
-        return (model.a * model.b).sum() + x
-
-    spread = nnx.filter_pmap(lambda x: x)
-    model.a.value, x = spread(model.a.value), spread(jnp.arange(2.0))
-    before = model.a.get_raw_value(), model.b.get_raw_value()
-    assert f(model, x).tolist() == [3, 4]
-    assert x.is_deleted() is (donate != "none")
-    assert before[0].is_deleted() is (donate != "none") and not before[1].is_deleted()
-    assert f(model, spread(jnp.arange(2.0))).tolist() == [3, 4]
-    assert model.a[...].tolist() == [[1] * 3] * 2 and model.a is model.tied
-    if donate != "none":
-        with pytest.raises(ValueError, match="same array buffer is donated at 'x' and used at 'y'"):
-            nnx.filter_pmap(ADD, donate=donate)(x := jnp.ones(2), x)
-
-
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
