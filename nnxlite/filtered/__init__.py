@@ -2,7 +2,6 @@
 
 from nnxlite.filtered._checks import branched_error_if as branched_error_if
 from nnxlite.filtered._checks import error_if as error_if
-from nnxlite.filtered._custom import filter_closure_convert as filter_closure_convert
 from nnxlite.filtered._custom import filter_custom_jvp as filter_custom_jvp
 from nnxlite.filtered._custom import filter_custom_vjp as filter_custom_vjp
 from nnxlite.filtered._grad import filter_grad as filter_grad
@@ -34,6 +33,5 @@ from nnxlite.filtered._tree_at import tree_at as tree_at
 from nnxlite.filtered._trees import apply_updates as apply_updates
 from nnxlite.filtered._trees import tree_check as tree_check
 from nnxlite.filtered._trees import tree_equal as tree_equal
-from nnxlite.filtered._trees import tree_flatten_one_level as tree_flatten_one_level
 from nnxlite.filtered._trees import tree_inference as tree_inference
 from nnxlite.objects._fields import field as field

@@ -12,7 +12,7 @@ from nnxlite._base.errors import path_text, short_type
 from nnxlite.boundary._inputs import is_root
 from nnxlite.filtered._crossing import leaves_of
 from nnxlite.filtered._predicates import is_array
-from nnxlite.filtered._walk import children, combined, level
+from nnxlite.filtered._walk import children, combined
 from nnxlite.graph._kinds import OBJECT, VARIABLE, kind_of
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import iter_graph
@@ -136,33 +136,6 @@ def tree_check(pytree: tp.Any) -> None:
             )
         first[id(value)] = path
         pending += [((*path, *step), child) for step, child in reversed(parts)]
-
-
-def tree_flatten_one_level(pytree: tp.Any) -> tuple[list[tp.Any], tp.Any]:
-    """The direct children of a pytree node, and how to put them together.
-
-    A leaf is its own only child.
-
-    Args:
-        pytree: any pytree.
-
-    Returns:
-        `(children, treedef)`; `jax.tree.unflatten(treedef, children)` gives the node again.
-
-    Raises:
-        ValueError: for a node that is its own child.
-
-    >>> import nnxlite as nnx
-    >>> nnx.tree_flatten_one_level([1, [2, 3]])[0]
-    [1, [2, 3]]
-    """
-    parts = level(pytree)
-    if parts is None:
-        return jax.tree_util.tree_flatten(pytree)
-    pairs, treedef = parts
-    if any(child is pytree for _, child in pairs):
-        raise ValueError(f"The {type(pytree).__name__} contains itself: it is not a tree.")
-    return [child for _, child in pairs], treedef
 
 
 def tree_inference(pytree: T, value: bool = True) -> T:
