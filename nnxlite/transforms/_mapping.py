@@ -132,8 +132,9 @@ class Program:
         run = functools.partial(self._run)  # which takes a name and a signature
         run.__name__ = name_of(mapped.__wrapped__)  # type: ignore[attr-defined]
         run.__signature__ = RUN  # type: ignore[attr-defined]  # which JAX asks for, and takes long
-        # `pmap` finds the size in an argument.
-        size = options.jax_options["axis_size"] if options.make is jax.pmap else None
+        # `jax.pmap` wants an argument that has the axis; `filter_pmap`, the size alone.
+        sized = options.is_array is not None and options.make is jax.pmap
+        size = options.jax_options["axis_size"] if sized else None
         self.size = () if size is None else (np.zeros(size, bool),)
         # Axes of the leaves, and of what gives the size; of the static data, and of each group.
         axes = {"in_axes": (settings, *[0] * len(self.size)), "out_axes": (None, options.order)}
