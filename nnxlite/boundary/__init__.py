@@ -1,5 +1,6 @@
 """The one protocol by which objects enter and leave a JAX transform."""
 
+from nnxlite.boundary._call_def import Partition as Partition
 from nnxlite.boundary._call_def import enter as enter
 from nnxlite.boundary._context import IndexMap as IndexMap
 from nnxlite.boundary._context import MergeContext as MergeContext
@@ -14,7 +15,6 @@ from nnxlite.boundary._context import split_context as split_context
 from nnxlite.boundary._context import unflatten as unflatten
 from nnxlite.boundary._context import update_context as update_context
 from nnxlite.boundary._inputs import Inputs as Inputs
-from nnxlite.boundary._operands import Partition as Partition
 from nnxlite.boundary._prefixes import Carry as Carry
 from nnxlite.boundary._prefixes import DiffState as DiffState
 from nnxlite.boundary._prefixes import PrefixMapping as PrefixMapping

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from nnxlite._base.errors import path_text, warn_user
 from nnxlite._base.jax import jaxpr_as_fun
 from nnxlite._base.statics import alike
-from nnxlite.boundary._call_def import CallDef, Inner, enter, template_of
+from nnxlite.boundary._call_def import CallDef, Inner, describe, enter, leaf_names, template_of
 from nnxlite.boundary._labels import leaves_of_code
 from nnxlite.boundary._leave import leave, only_structure_of
-from nnxlite.boundary._operands import describe, leaf_names
 from nnxlite.boundary._out import Fixed, OutDef, Outputs, Source, pick
 from nnxlite.boundary._prefixes import Carry
 from nnxlite.boundary._refusals import (

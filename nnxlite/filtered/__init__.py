@@ -1,7 +1,5 @@
 """Filtered trees and transforms: what to trace, differentiate or batch, leaf by leaf."""
 
-from nnxlite.filtered._checks import branched_error_if as branched_error_if
-from nnxlite.filtered._checks import error_if as error_if
 from nnxlite.filtered._custom import filter_custom_jvp as filter_custom_jvp
 from nnxlite.filtered._custom import filter_custom_vjp as filter_custom_vjp
 from nnxlite.filtered._grad import filter_grad as filter_grad
@@ -14,23 +12,25 @@ from nnxlite.filtered._grad import filter_vjp as filter_vjp
 from nnxlite.filtered._jit import filter_jit as filter_jit
 from nnxlite.filtered._mapped import filter_pmap as filter_pmap
 from nnxlite.filtered._mapped import filter_vmap as filter_vmap
-from nnxlite.filtered._partition import combine as combine
-from nnxlite.filtered._partition import filter as filter
-from nnxlite.filtered._partition import partition as partition
-from nnxlite.filtered._predicates import if_array as if_array
-from nnxlite.filtered._predicates import is_array as is_array
-from nnxlite.filtered._predicates import is_array_like as is_array_like
-from nnxlite.filtered._predicates import is_inexact_array as is_inexact_array
-from nnxlite.filtered._predicates import is_inexact_array_like as is_inexact_array_like
 from nnxlite.filtered._pretty import tree_pformat as tree_pformat
 from nnxlite.filtered._pretty import tree_pprint as tree_pprint
+from nnxlite.filtered._shapes import branched_error_if as branched_error_if
+from nnxlite.filtered._shapes import error_if as error_if
 from nnxlite.filtered._shapes import filter_checkpoint as filter_checkpoint
 from nnxlite.filtered._shapes import filter_eval_shape as filter_eval_shape
 from nnxlite.filtered._shapes import filter_make_jaxpr as filter_make_jaxpr
 from nnxlite.filtered._shapes import filter_pure_callback as filter_pure_callback
 from nnxlite.filtered._shapes import filter_shard as filter_shard
+from nnxlite.filtered._specs import if_array as if_array
+from nnxlite.filtered._specs import is_array as is_array
+from nnxlite.filtered._specs import is_array_like as is_array_like
+from nnxlite.filtered._specs import is_inexact_array as is_inexact_array
+from nnxlite.filtered._specs import is_inexact_array_like as is_inexact_array_like
 from nnxlite.filtered._tree_at import tree_at as tree_at
 from nnxlite.filtered._trees import apply_updates as apply_updates
+from nnxlite.filtered._trees import combine as combine
+from nnxlite.filtered._trees import filter as filter
+from nnxlite.filtered._trees import partition as partition
 from nnxlite.filtered._trees import tree_check as tree_check
 from nnxlite.filtered._trees import tree_equal as tree_equal
 from nnxlite.filtered._trees import tree_inference as tree_inference

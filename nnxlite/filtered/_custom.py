@@ -10,16 +10,17 @@ from jax.custom_derivatives import SymbolicZero
 
 from nnxlite._base.jax import is_sharding
 from nnxlite._base.typing import P, R
-from nnxlite.boundary._operands import Partition, parameter_names
+from nnxlite.boundary._call_def import Partition, parameter_names
 from nnxlite.boundary._out import Fixed
-from nnxlite.filtered._crossing import (
+from nnxlite.filtered._specs import (
     chosen_first,
     filtered,
+    is_array,
+    is_inexact_array,
     leaves_of,
     refuse_writes,
     tree_out,
 )
-from nnxlite.filtered._predicates import is_array, is_inexact_array
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._tangents import Tangents, zero_tangent
 from nnxlite.transforms._wrapper import Transform, Unequal

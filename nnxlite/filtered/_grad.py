@@ -9,13 +9,19 @@ from __future__ import annotations
 import typing as tp
 
 import jax
+from jax import Array
 
 from nnxlite._base.jax import in_this_trace
-from nnxlite._base.typing import P, R
-from nnxlite.boundary._operands import Partition
-from nnxlite.filtered._crossing import call_of, chosen_first, filtered
-from nnxlite.filtered._predicates import is_inexact_array, is_inexact_array_like
-from nnxlite.filtered._specs import answers
+from nnxlite._base.typing import Numbers, P, R
+from nnxlite.boundary._call_def import Partition
+from nnxlite.filtered._specs import (
+    answers,
+    call_of,
+    chosen_first,
+    filtered,
+    is_inexact_array,
+    is_inexact_array_like,
+)
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._derivatives import (
     gradients,
@@ -28,10 +34,43 @@ from nnxlite.transforms._tangents import Tangents
 from nnxlite.transforms._wrapper import Transform, decorated
 from nnxlite.variables._definition import MISSING
 
-if tp.TYPE_CHECKING:
-    from nnxlite.filtered._signatures import TreeGrad, TreeGradAux, TreeValueAndGrad
-
+A = tp.TypeVar("A")
 T = tp.TypeVar("T")
+
+
+class TreeGrad(Transform[..., tp.Any], tp.Generic[P]):
+    """What `filter_grad(f)` returns."""
+
+    @tp.overload
+    def __call__(self, arg: Numbers, /, *args: P.args, **kwargs: P.kwargs) -> Array: ...
+    @tp.overload
+    def __call__(self, arg: T, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Differentiate."""
+
+
+class TreeGradAux(Transform[..., tp.Any], tp.Generic[P, A]):
+    """What `filter_grad(f, has_aux=True)` returns."""
+
+    @tp.overload
+    def __call__(self, arg: Numbers, /, *args: P.args, **kwargs: P.kwargs) -> tuple[Array, A]: ...
+    @tp.overload
+    def __call__(self, arg: T, /, *args: P.args, **kwargs: P.kwargs) -> tuple[T, A]: ...
+    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Differentiate."""
+
+
+class TreeValueAndGrad(Transform[..., tp.Any], tp.Generic[P, R]):
+    """What `filter_value_and_grad(f)` returns; the value is that of `f`, also where it has an aux."""
+
+    @tp.overload
+    def __call__(self, arg: Numbers, /, *args: P.args, **kwargs: P.kwargs) -> tuple[R, Array]: ...
+    @tp.overload
+    def __call__(self, arg: T, /, *args: P.args, **kwargs: P.kwargs) -> tuple[R, T]: ...
+    def __call__(self, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Differentiate."""
+
+
 Aux = tp.TypeVar("Aux")
 Primals = tp.TypeVarTuple("Primals")
 First: tp.TypeAlias = tp.Callable[tp.Concatenate[tp.Any, P], R]

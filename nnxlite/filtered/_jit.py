@@ -12,14 +12,21 @@ from jax.core import Tracer
 from nnxlite._base.jax import as_integer, as_integers
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.filtered._arguments import ArgumentSpecs
-from nnxlite.filtered._crossing import filtered, leaves_of, must_be_traced
-from nnxlite.filtered._predicates import are_arrays, is_array, is_array_like, only_arrays
-from nnxlite.filtered._specs import MASK, answers
-from nnxlite.transforms._arguments import Selection
-from nnxlite.transforms._donation import Owner
-from nnxlite.transforms._jit import JitWrapped, run_jit
-from nnxlite.transforms._stages import Lowered
+from nnxlite.filtered._specs import (
+    MASK,
+    ArgumentSpecs,
+    answers,
+    are_arrays,
+    filtered,
+    is_array,
+    is_array_like,
+    leaves_of,
+    must_be_traced,
+    only_arrays,
+)
+from nnxlite.transforms._call import Selection
+from nnxlite.transforms._finish import Owner
+from nnxlite.transforms._jit import JitWrapped, Lowered, run_jit
 from nnxlite.transforms._wrapper import Options, decorated, inputs_in_mode
 from nnxlite.variables._definition import MISSING
 

@@ -22,13 +22,22 @@ from nnxlite.boundary._labels import Meaning, new_variables
 from nnxlite.boundary._out import Outputs, Source, output_paths, pick
 from nnxlite.boundary._prefixes import NodePrefix
 from nnxlite.boundary._refusals import call_difference
-from nnxlite.filtered._arguments import ArgumentSpecs
-from nnxlite.filtered._crossing import filtered, must_be_traced
-from nnxlite.filtered._predicates import if_array, is_array, is_array_like
-from nnxlite.filtered._specs import IN_AXES, OUT_AXES, answers, is_mapped, root_parts
+from nnxlite.filtered._specs import (
+    IN_AXES,
+    OUT_AXES,
+    ArgumentSpecs,
+    answers,
+    filtered,
+    if_array,
+    is_array,
+    is_array_like,
+    is_mapped,
+    must_be_traced,
+    root_parts,
+)
 from nnxlite.graph._rebuild import Path
+from nnxlite.transforms._jit import Lowered, Staged, other_structure
 from nnxlite.transforms._mapping import Program
-from nnxlite.transforms._stages import Lowered, Staged, other_structure
 from nnxlite.transforms._wrapper import Transform, decorated, inputs_in_mode, program
 from nnxlite.variables._definition import MISSING
 

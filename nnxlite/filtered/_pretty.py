@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from nnxlite._base.text import Style, Text, expanded, laid_out, open_up, short
-from nnxlite.filtered._predicates import is_array
+from nnxlite.filtered._specs import is_array
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 

@@ -1,4 +1,12 @@
-"""Specs: the answer for each leaf of a tree.
+"""Predicates and specs: the answer for each leaf of a tree, and of the arguments of a call.
+
+Leaves are arrays, numbers, functions and so on at the ends of a pytree, and, in its graph objects, the
+values of Variables and of data attributes; functions, text and other objects in their containers are
+static.  A Variable (or object) with several paths is one: its value is one leaf, and the rebuilt tree
+refers to it by all of these paths.  None is not a leaf.
+
+On the way in, leaves that are not traced become part of the key (`filter_jit`) or are captured (the
+other transforms).  On the way out, leaves that are not arrays cross as static data beside the `OutDef`.
 
 A spec is a literal, or a pytree of literals that is a prefix of the tree.  A literal is an answer
 itself (a bool, or an axis), a function of the leaf, or a Variable filter of the library (`Param`,
@@ -11,17 +19,238 @@ which parts of it are literals, and what one answers.
 
 from __future__ import annotations
 
+import dataclasses
 import types
 import typing as tp
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from nnxlite import filters
+from nnxlite._base.config import Modes
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import as_integer
-from nnxlite.boundary._call_def import ArgumentLeaf, CallDef
+from nnxlite.boundary._call_def import (
+    ArgumentLeaf,
+    CallDef,
+    Inner,
+    Partition,
+    names_by_position,
+    parameters_of,
+)
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._labels import agreed, broadcast, further_leaves, not_for_arrays
+from nnxlite.boundary._leave import leave
+from nnxlite.boundary._out import Fixed
 from nnxlite.boundary._prefixes import NodePrefix, node_prefix
 from nnxlite.graph._rebuild import Path
+from nnxlite.transforms._call import Call
+from nnxlite.transforms._wrapper import Options, Unbound, name_of, unbind
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+_SCALARS = (bool, int, float, complex)
+
+
+def is_array(element: tp.Any) -> tp.TypeGuard[jax.Array | np.ndarray]:
+    """Whether a leaf is an array: of JAX (traced or not) or of NumPy, NumPy scalars included.
+
+    Args:
+        element: a leaf.
+
+    Returns:
+        A bool.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.is_array(jnp.zeros(2)), nnx.is_array(1.0)
+    (True, False)
+    """
+    return isinstance(element, _ARRAYS)
+
+
+def only_arrays(leaves: tp.Sequence[tp.Any]) -> bool:
+    """Whether all leaves are of classes of arrays; cheap for many leaves, as they have few classes."""
+    return all(issubclass(kind, _ARRAYS) for kind in set(map(type, leaves)))
+
+
+def are_arrays(leaves: tp.Sequence[tp.Any]) -> list[bool]:
+    """`is_array` of each leaf; each class is checked once."""
+    by_class = {kind: issubclass(kind, _ARRAYS) for kind in set(map(type, leaves))}
+    return [by_class[type(leaf)] or is_array(leaf) for leaf in leaves]
+
+
+def has_shape(element: tp.Any) -> bool:
+    """Whether a leaf is an array or a `jax.ShapeDtypeStruct`."""
+    return isinstance(element, (*_ARRAYS, jax.ShapeDtypeStruct))
+
+
+def is_inexact_array(element: tp.Any) -> tp.TypeGuard[jax.Array | np.ndarray]:
+    """Whether a leaf is an array of floating-point or complex numbers.
+
+    Args:
+        element: a leaf.
+
+    Returns:
+        A bool.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.is_inexact_array(jnp.zeros(2)), nnx.is_inexact_array(jnp.arange(2))
+    (True, False)
+    """
+    return isinstance(element, _ARRAYS) and jnp.issubdtype(element.dtype, jnp.inexact)
+
+
+def is_array_like(element: tp.Any) -> bool:
+    """Whether JAX can make an array of a leaf: an array, a number, or an object with `__jax_array__`.
+
+    Args:
+        element: a leaf.
+
+    Returns:
+        A bool.
+
+    >>> import nnxlite as nnx
+    >>> nnx.is_array_like(1.0), nnx.is_array_like("one")
+    (True, False)
+    """
+    return isinstance(element, (*_ARRAYS, *_SCALARS)) or _converts(element)
+
+
+def _converts(element: tp.Any) -> bool:  # a tracer has the attribute, and None in it
+    return callable(getattr(element, "__jax_array__", None)) and not isinstance(element, type)
+
+
+def is_inexact_array_like(element: tp.Any) -> bool:
+    """Whether JAX can make a floating-point or complex array of a leaf.
+
+    Args:
+        element: a leaf.
+
+    Returns:
+        A bool.
+
+    >>> import nnxlite as nnx
+    >>> nnx.is_inexact_array_like(1.0), nnx.is_inexact_array_like(1)
+    (True, False)
+    """
+    if not isinstance(element, _ARRAYS) and _converts(element):
+        element = element.__jax_array__()
+    return isinstance(element, (float, complex)) or is_inexact_array(element)
+
+
+@dataclasses.dataclass(frozen=True)
+class if_array:
+    """An axis for arrays, None for every other leaf; the default axes of `filter_vmap`.
+
+    Args:
+        axis: the axis of arrays.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.if_array(1)(jnp.zeros(2)), nnx.if_array(1)("name")
+    (1, None)
+    """
+
+    axis: int
+
+    def __call__(self, element: tp.Any) -> int | None:
+        """The axis of one leaf.
+
+        Args:
+            element: a leaf.
+        """
+        return self.axis if is_array(element) else None
+
+
+class ArgumentSpecs(tp.NamedTuple):
+    """Specs of the arguments of a function.
+
+    Attributes:
+        default: for positional arguments that have no other.
+        keyword_default: the same for keyword arguments.
+        fn: for what the function carries itself.
+        args: for the first positional arguments, in order.
+        kwargs: for arguments by name, positional or not.
+        exactly: name of the parameter with `args` or `kwargs`, if the call must give exactly these
+            positional arguments, or all the named ones; otherwise empty.
+    """
+
+    default: tp.Any
+    keyword_default: tp.Any
+    fn: tp.Any
+    args: tuple[tp.Any, ...] = ()
+    kwargs: tuple[tuple[str, tp.Any], ...] = ()
+    exactly: str = ""
+
+    @classmethod
+    def given(
+        cls, default: tp.Any, fn: tp.Any, args: tp.Iterable[tp.Any], kwargs: tp.Any
+    ) -> ArgumentSpecs:
+        """The specs in the form of `default=`, `fn=`, `args=` and `kwargs=`."""
+        return cls(default, default, fn, tuple(args), tuple((kwargs or {}).items()))
+
+    def of_call(
+        self,
+        fun: tp.Any,
+        bound: Unbound,
+        args: tp.Sequence[tp.Any],
+        kwargs: tp.Mapping[str, tp.Any],
+        what: str,
+    ) -> tp.Any:
+        """The specs of a call, in the form of `(args, kwargs)`, those of carried arguments first.
+
+        Args:
+            fun: the function as the user gave it: a method, an object, a partial.
+            bound: its parts.
+            args, kwargs: the arguments of the call.
+            what: the transform, in messages.
+
+        Raises ValueError for specs of arguments that are not given.
+        """
+        count, given = len(args), len(self.args)
+        if self.exactly and not self.kwargs and given != count:
+            raise ValueError(
+                f"{what}: {self.exactly} has {given} entries for {count} positional arguments."
+            )
+        if given > count:
+            raise ValueError(
+                f"{what}: args= has specs for {given} arguments of {name_of(fun)}, the call has "
+                f"{count}."
+            )
+        by_name = dict(self.kwargs)
+        positional = [*self.args, *[self.default] * (count - given)]
+        for number, name in enumerate(self._positional_names(fun, count, kwargs, what)):
+            positional[number] = by_name.get(name, positional[number])
+        named = {name: by_name.get(name, self.keyword_default) for name in kwargs}
+        carried = dict.fromkeys(bound.kwargs, self.fn)
+        return (*[self.fn] * len(bound.args), *positional), {**carried, **named}
+
+    def _positional_names(
+        self, fun: tp.Any, count: int, kwargs: tp.Mapping[str, tp.Any], what: str
+    ) -> list[str]:
+        """The names of the positional arguments of a call, where there are specs by name.
+
+        Raises ValueError for a spec of an argument that is not given.
+        """
+        if not self.kwargs:
+            return []
+        parameters = parameters_of(fun) or []
+        positional = names_by_position(parameters[:count])
+        known = [p.name for p in parameters]
+        anything = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
+        unknown = [name for name, _ in self.kwargs if name not in known and not anything]
+        if unknown:
+            raise ValueError(
+                f"{what}: {self.exactly or 'kwargs'}= has a spec for {unknown[0]!r}, and "
+                f"{name_of(fun)} has no argument of that name; it has {known}."
+            )
+        missing = [name for name, _ in self.kwargs if name not in kwargs and name not in positional]
+        if self.exactly and missing:
+            raise ValueError(
+                f"{what}: {self.exactly}= has a spec for the arguments {missing}, which the call "
+                "does not give. Pass them, or leave them out."
+            )
+        return positional
+
 
 _PATH_FILTERS = (filters.PathContains, filters.PathIn, filters._Joined, filters.Not)
 _FILTERS = (
@@ -150,3 +379,55 @@ OUT_AXES = IN_AXES._replace(name="out_axes")
 def is_mapped(axis: tp.Any) -> bool:
     """Whether a leaf is mapped; None and True pass it whole to every slice, False makes it static."""
     return axis is not None and not isinstance(axis, bool)
+
+
+IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
+
+
+def leaves_of(tree: tp.Any, names: tuple[str, ...] | None = None) -> Inputs:
+    """The leaves of any tree, and its `definition`; with names, one of the form `(args, kwargs)`."""
+    return Inputs(tree, trees=True, names=names, inside=True)
+
+
+def must_be_traced(what: str, where: str, value: tp.Any) -> TypeError:
+    """The error for a leaf that must be traced and is not an array."""
+    return TypeError(
+        f"{what}: the leaf at '{where}' must be traced, but {short_type(value)} "
+        f"{value!r} is neither an array nor a number."
+    )
+
+
+def refuse_writes(inner: Inner, what: str) -> None:
+    """Raise ValueError where a function changed its arguments and the change would be dropped."""
+    definition = leave(inner, None).definition
+    if definition.written or definition.restructures:
+        leaves = inner.call.graph_leaves()
+        names = ", ".join(f"'{path_text(leaves[i].below)}'" for i in definition.written[:5])
+        raise ValueError(
+            f"{what} changes its arguments ({names or 'their structure'}), and the change cannot "
+            "leave it. Return the new value instead, and write it outside."
+        )
+
+
+def chosen_first(chosen: tp.Iterable[tp.Any]) -> Partition:
+    """Leaves divided into the chosen ones and the rest."""
+    return Partition(tuple(map(bool, chosen)))
+
+
+def tree_out(
+    tree: tp.Any, is_dynamic: tp.Callable[[tp.Any], bool] = is_array
+) -> tuple[Fixed, list[tp.Any]]:
+    """A tree that crosses on its own, as a `CallDef` and a list of arrays; its objects will be new."""
+    parts = leaves_of(tree)
+    parts.make_static([not is_dynamic(leaf) for leaf in parts.leaves])
+    return Fixed(parts.definition), parts.leaves
+
+
+def filtered(name: str, run: tp.Callable[..., tp.Any] = Call, **more: tp.Any) -> Options:
+    """The options of a filtered transform."""
+    return Options.of(name, Modes(True, True), run, **more)._replace(is_array=is_array)
+
+
+def call_of(name: str, fun: tp.Any, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:
+    """A call of a function under a transform that is no wrapper."""
+    return Call(filtered(name), unbind(fun, pytrees=True), tuple(args), kwargs)

@@ -16,8 +16,8 @@ import typing as tp
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.versions import Writes
-from nnxlite.filtered._predicates import is_array
-from nnxlite.filtered._walk import Values, children, copied
+from nnxlite.filtered._specs import is_array
+from nnxlite.filtered._trees import Values, children, copied
 from nnxlite.graph._defs import own_status
 from nnxlite.graph._kinds import DATA_TYPES, OBJECT, is_static_part, kind_of
 from nnxlite.graph._rebuild import Path

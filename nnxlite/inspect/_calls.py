@@ -25,7 +25,7 @@ import numpy as np
 from nnxlite._base.jax import is_ref, new_ref
 from nnxlite._base.outline import array_text
 from nnxlite._base.text import short
-from nnxlite.boundary._operands import parameter_names
+from nnxlite.boundary._call_def import parameter_names
 from nnxlite.filtered._jit import filter_jit
 from nnxlite.graph._functional import clone, merge, split
 from nnxlite.graph._kinds import GraphNode, hidden_kept

@@ -23,7 +23,7 @@ import numpy as np
 
 from nnxlite._base.errors import path_text
 from nnxlite._base.outline import array_text
-from nnxlite.boundary._operands import parameter_names
+from nnxlite.boundary._call_def import parameter_names
 from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._calls import CopiedCall, Path, is_called
 from nnxlite.variables._variable import Variable

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from nnxlite.boundary._operands import parameters_of
+from nnxlite.boundary._call_def import parameters_of
 from nnxlite.nn import initializers
 from nnxlite.nn._common import (
     NO_METADATA,

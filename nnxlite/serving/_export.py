@@ -19,7 +19,7 @@ import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import as_integers
-from nnxlite.boundary._operands import Partition, parameter_names
+from nnxlite.boundary._call_def import Partition, parameter_names
 from nnxlite.graph._functional import flat_pairs, merge, split
 from nnxlite.graph._kinds import PYTREE, kind_of
 from nnxlite.objects._pytree import Pytree

@@ -24,7 +24,7 @@ from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import broadcast, labels
 from nnxlite.boundary._prefixes import by_path
 from nnxlite.graph._walk import iter_graph
-from nnxlite.transforms._arguments import positional
+from nnxlite.transforms._call import positional
 from nnxlite.transforms._wrapper import name_of
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._metadata import PARTITION_NAME, VariableMetadata, plug, with_metadata

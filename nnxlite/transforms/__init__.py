@@ -12,6 +12,7 @@ from nnxlite.transforms._derivatives import vjp as vjp
 from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
 from nnxlite.transforms._jit import JitWrapped as JitWrapped
+from nnxlite.transforms._jit import Lowered as Lowered
 from nnxlite.transforms._jit import jit as jit
 from nnxlite.transforms._loops import fori_loop as fori_loop
 from nnxlite.transforms._loops import while_loop as while_loop
@@ -25,7 +26,6 @@ from nnxlite.transforms._shapes import checkify as checkify
 from nnxlite.transforms._shapes import eval_shape as eval_shape
 from nnxlite.transforms._shapes import make_jaxpr as make_jaxpr
 from nnxlite.transforms._shapes import remat as remat
-from nnxlite.transforms._stages import Lowered as Lowered
 from nnxlite.transforms._trees import NodeStates as NodeStates
 from nnxlite.transforms._trees import from_tree as from_tree
 from nnxlite.transforms._trees import prefix as prefix

@@ -12,9 +12,8 @@ from jax.tree_util import tree_leaves
 from nnxlite._base.config import Modes
 from nnxlite._base.errors import path_text
 from nnxlite.boundary._body import Body, body_outputs, numbered, trace_body
-from nnxlite.boundary._call_def import CallDef, Inner
+from nnxlite.boundary._call_def import CallDef, Inner, parameter_names
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._operands import parameter_names
 from nnxlite.boundary._out import Outputs, output_paths, output_roots
 from nnxlite.boundary._refusals import (
     described,
@@ -24,8 +23,8 @@ from nnxlite.boundary._refusals import (
     tree_text,
 )
 from nnxlite.graph._compare import compare, differences_text
-from nnxlite.transforms._arguments import refuse_shared_result, unwrapped_value
-from nnxlite.transforms._donation import R
+from nnxlite.transforms._call import refuse_shared_result, unwrapped_value
+from nnxlite.transforms._finish import R
 from nnxlite.transforms._loops import run_flow
 from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._wrapper import name_of, unbind

@@ -29,8 +29,7 @@ from jax.core import Tracer
 from nnxlite._base.errors import listed
 from nnxlite._base.interning import LOCK, Bounded
 from nnxlite._base.text import Atom, safely, short
-from nnxlite.boundary._call_def import ArgumentLeaf, CallDef
-from nnxlite.boundary._operands import leaf_names
+from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, leaf_names
 from nnxlite.boundary._refusals import described
 from nnxlite.graph._compare import SHOWN, compare
 from nnxlite.objects._scopes import failing_layer

@@ -23,19 +23,25 @@ import numpy as np
 
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import as_integers, is_sharding
-from nnxlite.boundary._call_def import Inner
+from nnxlite.boundary._call_def import (
+    Inner,
+    Partition,
+    parameter_names,
+    parameters_of,
+    put,
+    replaced,
+)
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._leave import leave
-from nnxlite.boundary._operands import Partition, parameter_names, parameters_of, put, replaced
 from nnxlite.boundary._out import Fixed, OutDef, Outputs, replay
 from nnxlite.boundary._prefixes import DiffState
-from nnxlite.transforms._arguments import (
+from nnxlite.transforms._call import (
     PARTIAL,
+    Call,
     check_arguments,
     positional,
     refuse_shared_result,
 )
-from nnxlite.transforms._call import Call
 from nnxlite.transforms._derivatives import differentiated
 from nnxlite.transforms._tangents import Tangents, abstract, as_states, zero_tangent
 from nnxlite.transforms._wrapper import (

@@ -15,13 +15,11 @@ import jax.numpy as jnp
 
 from nnxlite._base.config import Modes
 from nnxlite._base.jax import is_ref, new_ref
-from nnxlite.boundary._call_def import CallDef
+from nnxlite.boundary._call_def import CallDef, Partition
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import labels
-from nnxlite.boundary._operands import Partition
 from nnxlite.boundary._out import Fixed
-from nnxlite.transforms._arguments import unwrapped_value
-from nnxlite.transforms._call import Call
+from nnxlite.transforms._call import Call, unwrapped_value
 from nnxlite.transforms._tangents import Tangents, abstract, has_derivative, zero_tangent
 from nnxlite.transforms._wrapper import Options, R, Transform, decorated, name_of, unbind
 from nnxlite.variables._definition import MISSING

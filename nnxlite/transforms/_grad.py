@@ -8,14 +8,13 @@ import typing as tp
 import jax
 
 from nnxlite._base.config import Modes
+from nnxlite.boundary._call_def import Partition
 from nnxlite.boundary._labels import labels
-from nnxlite.boundary._operands import Partition
 from nnxlite.boundary._prefixes import DiffState
 from nnxlite.graph._defs import ObjectDef
 from nnxlite.graph._kinds import STATE
 from nnxlite.graph._rebuild import ContainerCode, Decoded, NodeCode
-from nnxlite.transforms._arguments import positional
-from nnxlite.transforms._call import Call
+from nnxlite.transforms._call import Call, positional
 from nnxlite.transforms._derivatives import gradients
 from nnxlite.transforms._tangents import root_states
 from nnxlite.transforms._wrapper import Options, P, R, Transform, decorated

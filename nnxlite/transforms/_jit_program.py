@@ -20,20 +20,22 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import constrained, is_tracing
 from nnxlite.boundary._body import Body, body_outputs, trace_body
-from nnxlite.boundary._call_def import CallDef, enter
+from nnxlite.boundary._call_def import CallDef, Operands, Partition, describe, enter, leaf_names
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import leaf_shardings, output_settings
 from nnxlite.boundary._leave import leave
-from nnxlite.boundary._operands import Operands, Partition, describe, leaf_names
 from nnxlite.boundary._out import Fixed, Outputs, replay, write_leaves
 from nnxlite.boundary._refusals import refuse_foreign_outputs
-from nnxlite.transforms._arguments import refuse_shared_result
+from nnxlite.transforms._call import refuse_shared_result
 from nnxlite.transforms._compiles import Traces
-from nnxlite.transforms._donation import R, owners, refuse_shared_buffers, run_donating
 from nnxlite.transforms._finish import (
+    R,
     checks_noted,
     has_several_cpus,
     note_check,
+    owners,
+    refuse_shared_buffers,
+    run_donating,
     wait,
     wait_in_turn,
 )

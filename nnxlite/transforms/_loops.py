@@ -37,15 +37,14 @@ from nnxlite.boundary._body import (
     warn_of_streams,
     with_type,
 )
-from nnxlite.boundary._call_def import CallDef, Inner, template_of
+from nnxlite.boundary._call_def import CallDef, Inner, parameter_names, replaced, template_of
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._operands import parameter_names, replaced
 from nnxlite.boundary._out import Outputs, replay
 from nnxlite.boundary._prefixes import Carry
 from nnxlite.boundary._refusals import described
 from nnxlite.graph._functional import build
 from nnxlite.graph._plan import view
-from nnxlite.transforms._arguments import naming_arguments, unwrapped_value
+from nnxlite.transforms._call import naming_arguments, unwrapped_value
 from nnxlite.transforms._finish import checks_noted, wait
 from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._wrapper import name_of

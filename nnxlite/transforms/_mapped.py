@@ -15,8 +15,8 @@ from nnxlite._base.config import Modes, context_key
 from nnxlite._base.jax import as_integer, as_integers
 from nnxlite.boundary._labels import mentioned
 from nnxlite.boundary._prefixes import by_path, refuse_foreign_axes
-from nnxlite.transforms._arguments import boxed_arguments, static_argument, unboxed
-from nnxlite.transforms._donation import R
+from nnxlite.transforms._call import boxed_arguments, static_argument, unboxed
+from nnxlite.transforms._finish import R
 from nnxlite.transforms._mapping import Program, argument_settings, in_positions
 from nnxlite.transforms._wrapper import (
     Decorator,

@@ -25,7 +25,7 @@ from nnxlite._base.config import UNNAMED_AXES
 from nnxlite._base.errors import listed
 from nnxlite._base.jax import is_tracing
 from nnxlite.boundary._body import warn_of_streams, with_arrays
-from nnxlite.boundary._call_def import CallDef, Inner, enter
+from nnxlite.boundary._call_def import CallDef, Inner, Partition, enter
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import (
     broadcast,
@@ -35,11 +35,10 @@ from nnxlite.boundary._labels import (
     refuse_no_room,
 )
 from nnxlite.boundary._leave import leave
-from nnxlite.boundary._operands import Partition
 from nnxlite.boundary._out import Fixed, OutDef, Outputs, pick, replay, write_leaves
 from nnxlite.boundary._refusals import refuse_foreign_outputs, refuse_non_arrays
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.transforms._arguments import check_arguments, positional, refuse_shared_result
+from nnxlite.transforms._call import check_arguments, positional, refuse_shared_result
 from nnxlite.transforms._finish import has_several_cpus, raise_failed, wait_in_turn
 from nnxlite.transforms._wrapper import Transform, Unbound, name_of, program, weakly
 from nnxlite.variables._definition import VariableDef

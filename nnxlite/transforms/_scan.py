@@ -33,8 +33,8 @@ from nnxlite.boundary._prefixes import (
     is_setting,
     refuse_foreign_axes,
 )
-from nnxlite.transforms._arguments import refuse_shared_result
-from nnxlite.transforms._donation import R
+from nnxlite.transforms._call import refuse_shared_result
+from nnxlite.transforms._finish import R
 from nnxlite.transforms._loops import loop_arguments, run_flow, run_loop
 from nnxlite.transforms._mapping import (
     argument_settings,

@@ -20,13 +20,11 @@ from nnxlite._base.jax import (
 )
 from nnxlite._base.typing import RematPolicy
 from nnxlite.boundary._body import Body
-from nnxlite.boundary._call_def import CallDef
+from nnxlite.boundary._call_def import CallDef, describe, replaced
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._operands import describe, replaced
 from nnxlite.boundary._out import Fixed, Outputs, replay
 from nnxlite.graph._plan import view
-from nnxlite.transforms._arguments import STATIC, positional
-from nnxlite.transforms._call import Call
+from nnxlite.transforms._call import STATIC, Call, positional
 from nnxlite.transforms._programs import run_bodies
 from nnxlite.transforms._wrapper import (
     Decorator,

@@ -17,10 +17,9 @@ import numpy as np
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import is_ref, new_ref
 from nnxlite._state._definition import State
-from nnxlite.boundary._call_def import CallDef
+from nnxlite.boundary._call_def import CallDef, replaced
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._labels import further_leaves, leaves_of_code
-from nnxlite.boundary._operands import replaced
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import STATE

@@ -22,8 +22,8 @@ from nnxlite._base.config import Modes
 from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import EAGER, drop_hidden_frames, is_pytree_leaf, trace_state
 from nnxlite._base.statics import ById, facts
+from nnxlite.boundary._call_def import parameter_names, parameters_of
 from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.boundary._operands import parameter_names, parameters_of
 from nnxlite.objects._frozen import BoundMethod
 from nnxlite.objects._module import Module
 from nnxlite.objects._scopes import in_scope

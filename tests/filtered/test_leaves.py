@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nnxlite as nnx
-from nnxlite.filtered._crossing import leaves_of
+from nnxlite.filtered._specs import leaves_of
 from tests.laws.graphs import Box, Pair
 
 
