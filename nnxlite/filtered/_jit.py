@@ -6,28 +6,18 @@ import contextlib
 import typing as tp
 import warnings
 
-import jax.numpy as jnp
-from jax.core import Tracer
-
 from nnxlite._base.jax import as_integer, as_integers
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.filtered._specs import (
-    MASK,
-    ArgumentSpecs,
-    answers,
     are_arrays,
     filtered,
-    is_array,
-    is_array_like,
-    leaves_of,
-    must_be_traced,
     only_arrays,
 )
 from nnxlite.transforms._call import Selection
 from nnxlite.transforms._finish import Owner
 from nnxlite.transforms._jit import JitWrapped, Lowered, run_jit
-from nnxlite.transforms._wrapper import Options, decorated, inputs_in_mode
+from nnxlite.transforms._wrapper import decorated, inputs_in_mode
 from nnxlite.variables._definition import MISSING
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
@@ -95,61 +85,19 @@ def donated_owners(
     return chosen
 
 
-def _checked_result(result: tp.Any, spec: tp.Any) -> tp.Any:
-    """The result, with arrays where `out` is true.
-
-    Raises ValueError for a traced value where `out` is false, TypeError for the opposite.
-    """
-    tree = leaves_of(result)
-    leaves = []
-    mask = answers(tree, spec, MASK._replace(name="out"))
-    for place, leaf, traced in zip(tree.definition.leaves(), tree.leaves, mask):
-        if traced and not is_array(leaf):
-            if not is_array_like(leaf):
-                raise must_be_traced("filter_jit(out=)", place.text(), leaf)
-            leaf = jnp.asarray(leaf)
-        if not traced and isinstance(leaf, Tracer):
-            raise ValueError(
-                f"filter_jit: out says that the result at '{place.text()}' is static, but it is "
-                "computed from traced values."
-            )
-        leaves.append(leaf)
-    return result if tree.where else tree.definition.build(leaves)
-
-
 class FilterJit(JitWrapped[P, R]):
     """A compiled function, as `filter_jit` returns it: `jit` whose leaves may be static."""
 
     chosen = staticmethod(donated_owners)
 
-    @staticmethod
-    def checked(options: Options, result: tp.Any) -> tp.Any:
-        """The result, with arrays where `out` is true."""
-        return result if options.out is is_array else _checked_result(result, options.out)
-
     def _inputs(self, args: tp.Any, kwargs: tp.Any) -> Inputs:
         inputs = inputs_in_mode(self.bound, args, kwargs, self.options)
         # Training loops pass arrays only: no leaf needs a check of its own. That is 1.4x of `jax.jit`
         # for 72 arrays, and would be 2.3x (benchmarks/filtered.py).
-        leaves, specs = inputs.leaves, self._specs
-        if specs != ARRAYS:
-            spec = specs.of_call(self.__wrapped__, self.bound, args, kwargs, self.name)
-            inputs.make_static([not traced for traced in self._traced(inputs, leaves, spec)], self)
-        elif not only_arrays(leaves):
+        leaves = inputs.leaves
+        if not only_arrays(leaves):
             inputs.make_static([not traced for traced in are_arrays(leaves)], self)
         return inputs
-
-    def _traced(self, inputs: Inputs, leaves: list[tp.Any], spec: tp.Any) -> list[bool]:
-        """Whether each leaf is traced.
-
-        Raises TypeError for a leaf that must be traced and cannot be.
-        """
-        traced = answers(inputs, spec, MASK._replace(name="filter_jit's spec"))
-        for number, (leaf, wanted) in enumerate(zip(leaves, traced)):
-            if wanted and not is_array_like(leaf):
-                place = inputs.definition.leaves()[number]
-                raise must_be_traced(repr(self), place.text(), leaf)
-        return traced
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
@@ -162,8 +110,11 @@ def _run(jitted: FilterJit[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any
         return run_jit(jitted, args, kwargs)
 
 
-ARRAYS = ArgumentSpecs.given(is_array, is_array, (), None)
-"""The specs by default: arrays are traced, and all else is static."""
+_NOT_TAKEN = (
+    *("static_argnums", "static_argnames", "donate_argnums", "donate_argnames"),
+    *("default", "fn", "args", "kwargs", "out"),
+)
+"""Options of `jax.jit`, and of early versions of Equinox, that say which arguments are static."""
 
 
 @tp.overload
@@ -176,11 +127,6 @@ def filter_jit(
     fun: tp.Any = MISSING,
     *,
     donate: Donate | int | tp.Sequence[int | str] = "none",
-    default: tp.Any = is_array,
-    fn: tp.Any = is_array,
-    args: tp.Sequence[tp.Any] = (),
-    kwargs: tp.Mapping[str, tp.Any] | None = None,
-    out: tp.Any = is_array,
     max_traces: int | None = None,
     **jitkwargs: tp.Any,
 ) -> tp.Any:
@@ -195,12 +141,6 @@ def filter_jit(
         donate: the arguments whose arrays the call may reuse: `"all"`, `"all-except-first"`, `"none"`;
             with `"warn"` and `"warn-except-first"` JAX warns of those it could not use. Or the number
             of an argument, or a sequence of numbers and names.
-        default: a spec of the traced leaves in every argument: a bool, a function of a leaf, a Variable
-            filter, or a prefix of these.
-        fn: the same for the function itself.
-        args: the same for the first positional arguments, in order.
-        kwargs: the same for arguments by name, positional or not.
-        out: the same for the result: which leaves must be arrays; the others must not depend on one.
         max_traces: how many times the function may be traced; one more raises RuntimeError with the
             reason.
         jitkwargs: as for `jax.jit`.
@@ -210,8 +150,8 @@ def filter_jit(
         `explain`, `cache_info` and `clear_cache` are those of `nnx.jit`.
 
     Raises:
-        ValueError: for a static leaf that is unhashable, or a spec that is not a prefix.
-        TypeError: for a leaf that must be traced and is not an array or number.
+        ValueError: for a static leaf that is unhashable, and for options that say which arguments are
+            static: pass `jnp.asarray(number)` to trace a number.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> @nnx.filter_jit
@@ -220,11 +160,11 @@ def filter_jit(
     >>> power(jnp.array(3.0), 2, "square")
     {'square': Array(9., dtype=float32, weak_type=True)}
     """
-    for name in ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames"):
+    for name in _NOT_TAKEN:
         if name in jitkwargs:
             raise ValueError(
-                f"filter_jit takes no {name}=: whether a leaf is static or donated is decided leaf "
-                "by leaf. Use args=, kwargs= and donate=."
+                f"filter_jit takes no {name}=: arrays are traced, and all other leaves are static. "
+                "Pass jnp.asarray(number) to trace a number, and use donate= to donate."
             )
     donated = () if donate == "none" else as_donated(donate)
     more = {
@@ -234,8 +174,6 @@ def filter_jit(
         "out_shardings": None,
         "jax_options": tuple(jitkwargs.items()),
         "max_traces": as_integer(max_traces),
-        "specs": ArgumentSpecs.given(default, fn, args, kwargs),
-        "out": out,
     }
     run = _run if donated else run_jit
     return decorated(FilterJit, fun, filtered("filter_jit", run, **more))

@@ -14,10 +14,17 @@ import typing as tp
 import jax
 
 from nnxlite._base.config import context_key
-from nnxlite._base.errors import path_text
+from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import as_integer
 from nnxlite._base.typing import P, R
-from nnxlite.boundary._call_def import CallDef, Inner, StaticLeaves, static_leaves
+from nnxlite.boundary._call_def import (
+    CallDef,
+    Inner,
+    StaticLeaves,
+    names_by_position,
+    parameters_of,
+    static_leaves,
+)
 from nnxlite.boundary._labels import Meaning, new_variables
 from nnxlite.boundary._out import Outputs, Source, output_paths, pick
 from nnxlite.boundary._prefixes import NodePrefix
@@ -25,21 +32,22 @@ from nnxlite.boundary._refusals import call_difference
 from nnxlite.filtered._specs import (
     IN_AXES,
     OUT_AXES,
-    ArgumentSpecs,
     answers,
     filtered,
     if_array,
     is_array,
     is_array_like,
     is_mapped,
-    must_be_traced,
     root_parts,
 )
 from nnxlite.graph._rebuild import Path
 from nnxlite.transforms._jit import Lowered, Staged, other_structure
 from nnxlite.transforms._mapping import Program
-from nnxlite.transforms._wrapper import Transform, decorated, inputs_in_mode, program
+from nnxlite.transforms._wrapper import Transform, decorated, inputs_in_mode, name_of, program
 from nnxlite.variables._definition import MISSING
+
+ARRAYS = if_array(0)
+"""The axes of keyword arguments and results by default."""
 
 
 class FilterPmap(Transform[P, R]):
@@ -60,7 +68,7 @@ class FilterPmap(Transform[P, R]):
 def _staged(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> Staged:
     """A call of a mapped function, ready for JAX."""
     options, is_pmap = mapped.options, mapped.options.make is jax.pmap
-    spec = options.in_axes.of_call(mapped.__wrapped__, mapped.bound, args, kwargs, repr(mapped))
+    spec = axes_of_call(mapped, args, kwargs)
     inputs = inputs_in_mode(mapped.bound, args, kwargs, options)
     axes, leaves = answers(inputs, spec, IN_AXES), inputs.leaves
     if is_pmap:  # what is not an array has no axis, and is static
@@ -82,6 +90,43 @@ def _staged(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> Sta
     made = program(mapped, key.exactly, make) if is_pmap else make()  # JAX traces in each call
     run = functools.partial(made.run, inputs)
     return Staged(key, lambda: made.mapped, (inputs.leaves, *made.size), run)
+
+
+def axes_of_call(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    """`in_axes` of a call, in the form of `(args, kwargs)`; what the function carries has none.
+
+    Raises ValueError for a tuple of another length, or a name that the call does not give.
+    """
+    axes, bound, fun = mapped.options.in_axes, mapped.bound, mapped.__wrapped__
+    positional, by_name = [axes] * len(args), dict[str, tp.Any]()
+    if isinstance(axes, tuple):
+        positional = [*axes]
+        if len(axes) != len(args):
+            raise ValueError(
+                f"{mapped!r}: in_axes has {len(axes)} entries for {len(args)} positional arguments."
+            )
+    elif isinstance(axes, dict):
+        by_name, parameters = axes, parameters_of(fun) or []
+        known = [p.name for p in parameters]
+        anything = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
+        unknown = [name for name in axes if name not in known and not anything]
+        if unknown:
+            raise ValueError(
+                f"{mapped!r}: in_axes= has a spec for {unknown[0]!r}, and {name_of(fun)} has no "
+                f"argument of that name; it has {known}."
+            )
+        names = names_by_position(parameters[: len(args)])
+        missing = [name for name in axes if name not in kwargs and name not in names]
+        if missing:
+            raise ValueError(
+                f"{mapped!r}: in_axes= has a spec for the arguments {missing}, which the call does "
+                "not give. Pass them, or leave them out."
+            )
+        positional = [axes.get(name, ARRAYS) for name in names]
+        positional += [ARRAYS] * (len(args) - len(names))
+    named = {name: by_name.get(name, ARRAYS) for name in kwargs}
+    carried = dict.fromkeys(bound.kwargs)
+    return (*[None] * len(bound.args), *positional), {**carried, **named}
 
 
 def _meaning(inner: Inner, out: Outputs) -> Meaning:
@@ -109,7 +154,10 @@ def _by_leaf(
         for leaf in jax.tree_util.tree_leaves(value):
             axis = OUT_AXES.answer(setting, path, variable, leaf)
             if is_mapped(axis) and not is_array_like(leaf):
-                raise must_be_traced("out_axes", path_text(path), leaf)
+                raise TypeError(
+                    f"out_axes: the leaf at '{path_text(path)}' must be traced, but {short_type(leaf)} "
+                    f"{leaf!r} is neither an array nor a number."
+                )
             leaves.append(leaf)
             axes.append(axis if is_mapped(axis) else None)
     chosen = [axis is None and not is_array(leaf) for axis, leaf in zip(axes, leaves)]
@@ -134,34 +182,23 @@ def _mapped(
     more: dict[str, tp.Any],
 ) -> tp.Any:
     """A function under a mapping transform of JAX, with axes in either form."""
-    arrays = if_array(0)
-    names = ("default", "fn", "args", "kwargs", "out")
-    given = {name: more.pop(name) for name in names if name in more}
-    if given:
-        out_axes = given.get("out", out_axes)
-        specs = ArgumentSpecs.given(
-            given.get("default", arrays),
-            given.get("fn", arrays),
-            given.get("args", ()),
-            given.get("kwargs"),
-        )
-    elif isinstance(in_axes, dict):
-        by_name = tuple(in_axes.items())
-        specs = ArgumentSpecs(arrays, arrays, None, (), by_name, "in_axes" if by_name else "")
-    elif isinstance(in_axes, (tuple, list)):
-        specs = ArgumentSpecs(None, arrays, None, tuple(in_axes), (), "in_axes")
-    else:
-        specs = ArgumentSpecs(in_axes, arrays, None)
+    for name in ("default", "fn", "args", "kwargs", "out"):
+        if name in more:
+            raise ValueError(
+                f"filter_{make.__name__} takes no {name}=: use in_axes= and out_axes=. To map a module "
+                "itself, make it an argument: filter_vmap(lambda m, x: m(x))(models, x)."
+            )
+    in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
     jax_options = {"axis_size": as_integer(axis_size), **more}
     options = filtered(
         f"filter_{make.__name__}",
         _run,
         make=make,
-        in_axes=specs,
+        in_axes=in_axes,
         in_name="in_axes",
         out_prefix=out_axes,
         out_name="out_axes",
-        default=arrays,
+        default=ARRAYS,
         order=(0, None),
         meaning=_meaning,
         by_leaf=_by_leaf,
@@ -191,15 +228,13 @@ def filter_vmap(
 
     Args:
         fun: the function; without it a decorator is returned. A module or a bound method is not
-            mapped itself, except with `fn=`.
+            mapped itself.
         in_axes: the axis of each leaf: an int, None (not mapped), a function of the leaf, or a tuple
             with a prefix of these for each positional argument, or a dict of them by the arguments'
             names. Other arguments, and those by keyword, are mapped over axis 0.
         out_axes: the same for the result.
         axis_name, axis_size: as for `jax.vmap`.
-        vmapkwargs: `default=`, `fn=` (the function itself), `args=` (a tuple for the first
-            arguments), `kwargs=` (by name) and `out=`, which replace the axes above, and
-            are axis 0 of arrays where one is left out; the rest as for `jax.vmap`.
+        vmapkwargs: as for `jax.vmap`.
 
     Returns:
         A function of the same arguments, with an axis more in what it returns.
@@ -241,8 +276,7 @@ def filter_pmap(
         fun: the function; without it a decorator is returned.
         in_axes, out_axes, axis_name, axis_size: as for `filter_vmap`.
         donate: accepted, and without effect, as `donate_argnums` of `pmap`: objects need their buffers.
-        pmapkwargs: `default=`, `fn=`, `args=`, `kwargs=` and `out=` as for `filter_vmap`; the rest
-            as for `jax.pmap`.
+        pmapkwargs: as for `jax.pmap`.
 
     Returns:
         A function of the same arguments.

@@ -146,7 +146,7 @@ class JitWrapped(Transform[P, R]):
     def __init__(self, fun: tp.Callable[P, R], options: Options) -> None:
         super().__init__(fun, options)
         self.fun = fun
-        self._static, self._specs = options.static, options.specs  # faster to read
+        self._static = options.static  # faster to read
         self._has_static = bool(self._static)
         self._compiled: JitProgram = program(self, None, lambda: JitProgram(self))
         self.jitted_fn = self._compiled if self._compiled.sharded else self._compiled.jitted
@@ -155,11 +155,6 @@ class JitWrapped(Transform[P, R]):
     def chosen(what: str, donate: tp.Any, names: tp.Any, owners: tp.Any) -> tp.Container[tp.Any]:
         """The arguments that are donated; see `JitProgram`."""
         return donate.names | donate.numbers
-
-    @staticmethod
-    def checked(options: Options, result: tp.Any) -> tp.Any:
-        """What leaves the function with this result."""
-        return result
 
     def _inputs(self, args: tp.Any, kwargs: tp.Any) -> Inputs:
         """The arguments of a call, those that are not traced being static leaves."""
@@ -404,7 +399,6 @@ def jit(
             "out_shardings": by_path(out_shardings),
             "jax_options": tuple(sorted(jax_options.items())),
             "max_traces": as_integer(max_traces),
-            "specs": None,
         }
         return JitWrapped(fun, Options.of("jit", modes, run_jit, **more))
 

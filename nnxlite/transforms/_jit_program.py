@@ -52,8 +52,7 @@ class JitProgram:
     """The compiled side of one function under one set of options; shared by equal wrappers.
 
     Args:
-        transform: one of them, whose class says which arguments are donated (`chosen`) and what leaves
-            the function (`checked`).
+        transform: one of them, whose class says which arguments are donated (`chosen`).
 
     Attributes:
         jitted: the `jax.jit` object, of `Operands` and, where leaves are donated, the list of these.
@@ -133,7 +132,7 @@ class JitProgram:
 
     def result(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
         """The result of the function for the rebuilt arguments of a call."""
-        result = self.rules.checked(self.options, self.fun()(*args, **kwargs))
+        result = self.fun()(*args, **kwargs)
         refuse_shared_result(result, "jit", self.options.modes.graph)
         return result
 

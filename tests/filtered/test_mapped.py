@@ -75,7 +75,7 @@ def test_pmap():
     np.testing.assert_allclose(out[3], model(x[3]), rtol=1e-5)
     f(model, x, "n")
     assert len(traces) == 1
-    assert nnx.filter_pmap(ADD, args=(0, True))(jnp.ones(2), 1.0).tolist() == [2, 2]
+    assert nnx.filter_pmap(ADD, in_axes=(0, True))(jnp.ones(2), 1.0).tolist() == [2, 2]
 
 
 ONES = jnp.ones(2)
@@ -101,18 +101,19 @@ def test_exceptions_of_the_function_pass_through_and_nothing_is_written():
     assert model.n[...].tolist() == [0, 0]
 
 
-def test_a_module_is_mapped_itself_only_when_told():
+def test_a_module_is_mapped_only_as_an_argument():
     models = nnx.filter_vmap(lambda key: nnx.Linear(2, 3, rngs=nnx.Rngs(key)))(
         jax.random.split(jax.random.key(0), 4)
     )
     one = jax.tree.map(lambda leaf: leaf[1], models)
     x = jnp.arange(8.0).reshape(4, 2)
     np.testing.assert_allclose(nnx.filter_vmap(one)(x), one(x), rtol=1e-6)
-    each = nnx.filter_vmap(models, fn=nnx.if_array(0))(x)
+    each = nnx.filter_vmap(lambda m, x: m(x))(models, x)
     np.testing.assert_allclose(each[1], one(x[1]), rtol=1e-6)
     one.kernel.value = models.kernel.value
-    kernels = nnx.filter_vmap(one.__call__, fn=nnx.PathContains("kernel"), args=(None,), out=1)
-    assert kernels(x).shape == (4, 4, 3)
+    axes = (nnx.PathContains("kernel"), None)
+    kernels = nnx.filter_vmap(lambda m, x: m(x), in_axes=axes, out_axes=1)
+    assert kernels(one, x).shape == (4, 4, 3)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,11 @@ def test_a_module_is_mapped_itself_only_when_told():
             "cannot interpret argument 'y' as an array, it is of type 'str'",
         ),
         (lambda: nnx.filter_vmap(ADD, in_axes=(0,))(1, 2), ValueError, "1 entries for 2 posit"),
-        (lambda: nnx.filter_vmap(ADD, args=(0, 0, 0))(1, 2), ValueError, "for 3 arguments"),
+        (
+            lambda: nnx.filter_vmap(ADD, args=(0, 0)),
+            ValueError,
+            "filter_vmap takes no args=: use in_",
+        ),
         (
             lambda: nnx.filter_vmap(lambda x: "a", out_axes=0)(jnp.ones(2)),
             TypeError,
