@@ -399,15 +399,6 @@ def test_an_eager_transform_inside_an_eager_gradient(name):
     assert m.count.value == other.count.value == in_jit.count.value
 
 
-def test_a_captured_number_is_part_of_the_function():
-    def run(m, scale):
-        return nnx.cond(True, lambda m: scale * call(m), stay, m)
-
-    m = Counted()
-    outs = [run(m, scale) for scale in (1.0, 2.0, 1.0, 2.0)]
-    assert [out.tolist() for out in outs] == [[4, 8], [10, 20], [6, 12], [14, 28]]
-
-
 @pytest.mark.parametrize("name", EAGER)
 def test_an_eager_transform_of_variables_with_pytrees(name):
     m = Counted()
@@ -437,37 +428,6 @@ def test_a_pytree_in_a_variable_may_bring_methods():
     assert [run(v), run(v)] == [6.0, 6.0]
     Scale.__call__ = lambda self, x: x - self.by
     assert run(v) == 1.0
-
-
-def last(*args):
-    return args[-1]
-
-
-def keep(carry):
-    return carry
-
-
-@pytest.mark.parametrize("outer", [lambda f: f, nnx.jit, nnx.grad], ids=["eager", "jit", "grad"])
-@pytest.mark.parametrize(
-    "run, where",
-    [
-        (lambda x: nnx.cond(True, last, last, {"k": x}), r"cond: .*'args\[0\].k'"),
-        (
-            lambda x: nnx.switch(0, [last], 1.0, nnx.Dict(v=nnx.Variable(x))),
-            r"switch: .*'args\[1\].v'",
-        ),
-        (lambda x: nnx.while_loop(lambda c: False, keep, [x]), "while_loop: .*'carry.0'"),
-        (lambda x: nnx.fori_loop(0, jnp.array(2), lambda i, c: c, {"k": x}), "fori_loop: .*'c.k'"),
-        (lambda x: nnx.scan(lambda c, x: (c, x))({"k": x}, X), "scan: .*'c.k'"),
-    ],
-    ids=["cond", "switch", "while_loop", "fori_loop", "scan"],
-)
-def test_an_argument_that_is_no_array_is_named_wherever_it_is_called(run, where, outer):
-    message = (
-        where.replace(": .*", ": cannot interpret argument ") + " as an array, it is of type 'str'"
-    )
-    with pytest.raises(TypeError, match=f"{message}.*let the function capture the value"):
-        outer(lambda y: (run("text"), y)[1])(1.0)
 
 
 # `grad`, `vmap` and their kin run op by op, as in JAX: Python runs at each call, and nothing is
@@ -599,31 +559,3 @@ def test_a_structure_change_inside_is_traced_for_before_and_after():
         for _ in range(3):
             grow(other)
     assert len(m.rows) == len(other.rows) == 3
-
-
-# Bodies that are defined in every call --------------------------------------------------------------
-
-
-def test_a_body_around_functions_that_hold_each_other():
-    def even(n):
-        return n == 0 or odd(n - 1)
-
-    def odd(n):
-        return n != 0 and even(n - 1)
-
-    def run(n):
-        return nnx.scan(lambda c, x: (c + even(n), x))(jnp.array(0), jnp.arange(3.0))[0]
-
-    assert [int(run(n)) for n in (4, 3, 4)] == [3, 0, 3]
-
-
-def test_two_compiled_bodies_around_one_function_stay_two():
-    held = [1.0]  # which may change without notice
-
-    def inner(x):
-        return x * held[0]
-
-    more, twice = nnx.filter_jit(lambda x: inner(x) + 1), nnx.filter_jit(lambda x: inner(x) * 2)
-    assert [float(f(jnp.array(3.0))) for f in (more, twice, more)] == [4, 6, 4]
-    del twice
-    assert more(jnp.ones(2)).tolist() == [2, 2]
