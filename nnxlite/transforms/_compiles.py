@@ -13,7 +13,6 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-import logging
 import sys
 import threading
 import time
@@ -401,13 +400,8 @@ def _note(event: str, duration_secs: float, **about: tp.Any) -> None:
     if compiled:
         _latest.trace = None
         show = _printer.get()
-        if show is None and getattr(jax.config, "jax_explain_cache_misses", False):
-            show = _logger.warning  # beside JAX's explanation, which has no names
         if show is not None:
             show(str(traces.explain()))
-
-
-_logger = logging.getLogger("nnxlite")
 
 
 def _print(text: str) -> None:
@@ -420,8 +414,7 @@ class explain_compiles:
     For each program that `jit` or `filter_jit` compiles: how long it took, and what was different
     from the most similar earlier call of the function. A program that is compiled again without a trace,
     for arrays on another device, is not shown. It is on until the end of a `with` block, or,
-    after a call without `with`, until it is called with False. Where JAX explains its cache misses (the
-    setting `jax_explain_cache_misses`), the same texts go to the logger `nnxlite`.
+    after a call without `with`, until it is called with False.
 
     Args:
         on: whether to print.

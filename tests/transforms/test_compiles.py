@@ -214,20 +214,6 @@ def test_compiles_are_explained_as_they_happen(capsys):
     assert "x: float32[3] -> float32[4]" in printed and "float32[5]" not in printed
 
 
-def test_where_jax_explains_cache_misses_the_difference_is_logged(caplog):
-    double = nnx.jit(lambda x: 2 * x)
-    before = jax.config.jax_explain_cache_misses
-    jax.config.update("jax_explain_cache_misses", True)
-    try:
-        double(jnp.ones(2)), double(jnp.ones(2)), double(jnp.ones(3))
-    finally:
-        jax.config.update("jax_explain_cache_misses", before)
-    double(jnp.ones(4))
-    texts = [record.getMessage() for record in caplog.records if record.name == "nnxlite"]
-    assert len(texts) == 2
-    assert "x: float32[2] -> float32[3]" in texts[1]
-
-
 def test_explaining_does_not_compile_again_or_reach_other_threads():
     double = nnx.jit(lambda x: 2 * x)
     double(jnp.ones(2))
