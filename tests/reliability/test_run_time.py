@@ -138,9 +138,8 @@ def test_a_call_that_makes_a_nan_leaves_all_as_it_was(options):
     assert is_after(model, 2)
 
 
-@pytest.mark.parametrize("transform", [nnx.filter_jit, nnx.filter_pmap])
-def test_a_filtered_call_that_fails_names_the_arrays_that_are_gone(transform):
-    @transform(donate="all")
+def test_a_filtered_call_that_fails_names_the_arrays_that_are_gone():
+    @nnx.filter_jit(donate="all")
     def step(model, refused):
         written(model)
         return pure(refused) + 0 * model.weight[0]
