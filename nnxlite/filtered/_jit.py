@@ -6,7 +6,7 @@ import contextlib
 import typing as tp
 import warnings
 
-from nnxlite._base.jax import as_integer, as_integers
+from nnxlite._base.jax import as_integer
 from nnxlite._base.typing import P, R
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.filtered._specs import (
@@ -15,20 +15,17 @@ from nnxlite.filtered._specs import (
     only_arrays,
 )
 from nnxlite.transforms._call import Selection
-from nnxlite.transforms._finish import Owner
 from nnxlite.transforms._jit import JitWrapped, Lowered, run_jit
 from nnxlite.transforms._wrapper import decorated, inputs_in_mode
 from nnxlite.variables._definition import MISSING
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
-Donated: tp.TypeAlias = str | tuple[int | str, ...]
-"""One of the texts of `Donate`, or the arguments that are donated, by number or name."""
 
 
 @contextlib.contextmanager
-def without_warnings(donate: Donated) -> tp.Iterator[None]:
+def without_warnings(donate: str) -> tp.Iterator[None]:
     """Suppress JAX's warnings about buffers that are not reused, unless `donate=` asks for them."""
-    if isinstance(donate, str) and not donate.startswith("all"):
+    if not donate.startswith("all"):
         yield
         return
     with warnings.catch_warnings():
@@ -36,59 +33,8 @@ def without_warnings(donate: Donated) -> tp.Iterator[None]:
         yield
 
 
-def as_donated(donate: tp.Any) -> Donated:
-    """The value of `donate=` as an option.
-
-    Raises ValueError where it is neither a known text nor the numbers or names of arguments.
-    """
-    if donate in tp.get_args(Donate):
-        return donate
-    several = tuple(donate) if isinstance(donate, (list, tuple)) else (donate,)
-    given = as_integers(several)
-    if isinstance(donate, str) or any(type(x) not in (int, str) for x in given):
-        raise ValueError(
-            f"filter_jit: donate={donate!r}; it must be one of {tp.get_args(Donate)}, or a number, or a "
-            "list of numbers and names, of arguments."
-        )
-    return given
-
-
-def donated_owners(
-    what: str, donate: Donated, names: tp.Sequence[str], owners: tp.Sequence[Owner]
-) -> tp.Container[Owner]:
-    """The arguments whose arrays are donated.
-
-    Args:
-        what: the transform and its function, for messages.
-        donate: the option.
-        names: of the parameters that may be given by position.
-        owners: the arguments of the leaves of a call.
-
-    Raises ValueError for an argument that the call does not have.
-    """
-    found = dict.fromkeys(owners)
-    if isinstance(donate, str):
-        return [o for o in found if o != 0 or not donate.endswith("except-first")]
-    chosen: set[Owner] = set()
-    for one in donate:
-        number = names.index(one) if one in names else one
-        if isinstance(number, int) and number < 0:
-            number += sum(isinstance(owner, int) for owner in found)
-        name = names[number] if isinstance(number, int) and number < len(names) else one
-        here = {owner for owner in (number, name) if owner in found}
-        if not here:
-            raise ValueError(
-                f"{what}: donate= names the argument {one!r}, and the call has arrays in "
-                f"{[owner for owner in found if owner is not None]}."
-            )
-        chosen |= here
-    return chosen
-
-
 class FilterJit(JitWrapped[P, R]):
     """A compiled function, as `filter_jit` returns it: `jit` whose leaves may be static."""
-
-    chosen = staticmethod(donated_owners)
 
     def _inputs(self, args: tp.Any, kwargs: tp.Any) -> Inputs:
         inputs = inputs_in_mode(self.bound, args, kwargs, self.options)
@@ -126,7 +72,7 @@ def filter_jit(
 def filter_jit(
     fun: tp.Any = MISSING,
     *,
-    donate: Donate | int | tp.Sequence[int | str] = "none",
+    donate: Donate = "none",
     max_traces: int | None = None,
     **jitkwargs: tp.Any,
 ) -> tp.Any:
@@ -139,8 +85,7 @@ def filter_jit(
         fun: the function; a bound method or callable object enters with its arrays traced. Without
             it a decorator is returned.
         donate: the arguments whose arrays the call may reuse: `"all"`, `"all-except-first"`, `"none"`;
-            with `"warn"` and `"warn-except-first"` JAX warns of those it could not use. Or the number
-            of an argument, or a sequence of numbers and names.
+            with `"warn"` and `"warn-except-first"` JAX warns of those it could not use.
         max_traces: how many times the function may be traced; one more raises RuntimeError with the
             reason.
         jitkwargs: as for `jax.jit`.
@@ -166,7 +111,9 @@ def filter_jit(
                 f"filter_jit takes no {name}=: arrays are traced, and all other leaves are static. "
                 "Pass jnp.asarray(number) to trace a number, and use donate= to donate."
             )
-    donated = () if donate == "none" else as_donated(donate)
+    if not (isinstance(donate, str) and donate in tp.get_args(Donate)):
+        raise ValueError(f"filter_jit: donate={donate!r}; it must be one of {tp.get_args(Donate)}.")
+    donated = "" if donate == "none" else donate
     more = {
         "static": Selection(),
         "donate": donated,

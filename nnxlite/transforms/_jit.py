@@ -151,11 +151,6 @@ class JitWrapped(Transform[P, R]):
         self._compiled: JitProgram = program(self, None, lambda: JitProgram(self))
         self.jitted_fn = self._compiled if self._compiled.sharded else self._compiled.jitted
 
-    @staticmethod
-    def chosen(what: str, donate: tp.Any, names: tp.Any, owners: tp.Any) -> tp.Container[tp.Any]:
-        """The arguments that are donated; see `JitProgram`."""
-        return donate.names | donate.numbers
-
     def _inputs(self, args: tp.Any, kwargs: tp.Any) -> Inputs:
         """The arguments of a call, those that are not traced being static leaves."""
         fun, first, named = self.bound

@@ -52,7 +52,7 @@ class JitProgram:
     """The compiled side of one function under one set of options; shared by equal wrappers.
 
     Args:
-        transform: one of them, whose class says which arguments are donated (`chosen`).
+        transform: one of them.
 
     Attributes:
         jitted: the `jax.jit` object, of `Operands` and, where leaves are donated, the list of these.
@@ -62,7 +62,7 @@ class JitProgram:
 
     def __init__(self, transform: Transform[..., tp.Any]) -> None:
         fun, options = transform.bound.fun, transform.options
-        self.options, self.rules = options, tp.cast(tp.Any, type(transform))
+        self.options = options
         self.num_bound = len(transform.bound.args)
         self.name, self.fun = name_of(fun), weakly(fun)
         self.title = f"{options.name}({self.name})"
@@ -215,8 +215,10 @@ class JitProgram:
             self._traced = (call, body)
             written = set(body.definition.written)
             return [leaf.graph_leaf in written for leaf in call.leaves()]
-        found, names = owners(call, self.num_bound), (call.names or ())[self.num_bound :]
-        chosen = self.rules.chosen(self.title, self.donate, names, found)
+        found = owners(call, self.num_bound)
+        if isinstance(self.donate, str):  # of `filter_jit`
+            return [owner != 0 or not self.donate.endswith("except-first") for owner in found]
+        chosen = self.donate.names | self.donate.numbers
         return [owner in chosen for owner in found]
 
     def donated(self, call: CallDef) -> list[int]:

@@ -174,7 +174,6 @@ def test_a_failed_call_changes_nothing():
             ValueError,
             "leaf at 'x.a.0' of the",
         ),
-        (lambda: nnx.filter_jit(lambda x: x, donate="some"), ValueError, "donate='some'"),
         (lambda: nnx.filter_jit(lambda x: x, static_argnums=0), ValueError, "no static_argnums="),
         (lambda: nnx.filter_jit(lambda x: x, out=True), ValueError, "no out=: arrays are traced"),
         (lambda: nnx.filter_jit(3), TypeError, "Expected a callable to transform, got int"),
@@ -214,43 +213,10 @@ def test_donation_on_objects_with_shared_variables(donate):
     assert model.a is model.b and model.a[...].tolist() == [1, 1, 1] and model.n[...] == 2
 
 
-@pytest.mark.parametrize(
-    ("donate", "donated"),
-    [
-        *((1, "b"), ((0, 2), "ac"), (["b", -1], "bc"), (np.int64(0), "a"), ([], "")),
-        *(("all", "abc"), ("all-except-first", "bc"), (("c",), "c"), (-3, "a")),
-    ],
-)
-@pytest.mark.parametrize("by_name", [False, True])
-def test_the_arguments_that_are_donated(donate, donated, by_name):
-    def doubled(a, b, c, *, scale=2):
-        return a * scale, b["x"] * scale, c * scale
-
-    arrays = {name: jnp.full(3, 1.0) * i for i, name in enumerate("abc", 1)}
-    args = {**arrays, "b": {"x": arrays["b"], "name": "static"}}
-    call = nnx.filter_jit(doubled, donate=donate)
-    if by_name and (donate in ("all-except-first", -3) or -1 in np.atleast_1d(donate)):
-        return  # these count positional arguments
-    out = call(**args) if by_name else call(*args.values())
-    assert [x.tolist() for x in out] == [[2] * 3, [4] * 3, [6] * 3]
-    assert {name for name, x in arrays.items() if x.is_deleted()} == set(donated)
-
-
-@pytest.mark.parametrize(
-    ("donate", "message"),
-    [
-        (3, r"donate= names the argument 3, and the call has arrays in \[0, 1\]"),
-        ("some", "donate='some'; it must be one of"),
-        (["z"], "donate= names the argument 'z'"),
-        ([1.0], r"donate=\[1.0\]; it must be one of"),
-        (True, "donate=True; it must be one of"),
-    ],
-)
-def test_arguments_that_cannot_be_donated(donate, message):
-    x = jnp.ones(2)
-    with pytest.raises(ValueError, match=message):
-        nnx.filter_jit(lambda x, y: x + y, donate=donate)(x, 2 * x)
-    assert not x.is_deleted()
+@pytest.mark.parametrize("donate", ["some", 0, ["x"], True])
+def test_what_cannot_be_donated(donate):
+    with pytest.raises(ValueError, match="it must be one of .'all', 'all-except-first', 'warn'"):
+        nnx.filter_jit(lambda x, y: x + y, donate=donate)
 
 
 @pytest.mark.parametrize(
