@@ -328,5 +328,5 @@ def filtered(name: str, run: tp.Callable[..., tp.Any] = Call, **more: tp.Any) ->
 
 
 def call_of(name: str, fun: tp.Any, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:
-    """A call of a function under a transform that is no wrapper."""
+    """A call of a function under a transform that returns no wrapper."""
     return Call(filtered(name), unbind(fun, pytrees=True), tuple(args), kwargs)

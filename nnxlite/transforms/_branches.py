@@ -174,7 +174,7 @@ def cond(
     Args:
         pred: a boolean scalar, or a Variable with one.
         true_fun, false_fun: functions of the operands. Objects behind bound methods, callable
-            objects and partials are operands, too.
+            objects and partials are operands as well.
         operands: arguments of the functions: objects, arrays, or pytrees of these.
         graph, graph_updates: see `jit`.
 
@@ -237,7 +237,7 @@ def _run_choice(
     operands: tuple[tp.Any, ...],
     modes: Modes,
 ) -> tp.Any:
-    """Run one of the branches; what bound methods and partials carry is an operand, too."""
+    """Run one of the branches; what bound methods and partials carry is an operand as well."""
     carried = {}
     if not all(type(fun) is types.FunctionType for fun in branches):
         unbound = [unbind(fun) for fun in branches]

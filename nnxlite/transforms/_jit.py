@@ -138,7 +138,7 @@ class JitWrapped(Transform[P, R]):
         fun: the function that was given to `jit`.
         jitted_fn: the `jax.jit` object, which takes leaves (with shardings there are several, and this
             is the object that manages them); `jitted_fn._cache_size()` is the number of compiled
-            programs. A function that wraps this one with `functools.wraps` has it, too.
+            programs. A function that wraps this one with `functools.wraps` has it as well.
     """
 
     partial_args: tuple[tp.Any, ...] = ()

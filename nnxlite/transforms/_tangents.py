@@ -229,7 +229,7 @@ _is_inexact = functools.cache(lambda dtype: jnp.issubdtype(dtype, jnp.inexact))
 
 
 def has_derivative(x: tp.Any) -> bool:
-    """Whether a value is one of floating-point or complex numbers; TypeError for what is no array."""
+    """Whether a value has floating-point or complex numbers; TypeError unless it is an array."""
     return _is_inexact(_dtype(x))
 
 

@@ -161,7 +161,7 @@ def to_tree(
         tree: any pytree.
         prefix: a prefix of it, handed to `split_fn` node by node.
         split_fn: what splits a node, by default into `NodeStates` with one state.
-        map_non_graph_nodes: whether `split_fn` sees other leaves, too.
+        map_non_graph_nodes: whether `split_fn` also sees other leaves.
         ctxtag: the tag of an active `update_context`, or None.
         check_aliasing: whether to raise where a shared node has two different prefixes.
 
@@ -209,7 +209,7 @@ def from_tree(
         merge_fn: what puts a node together, by default from `NodeStates`.
         is_node_leaf: what stands for a node.
         is_leaf: nodes of the tree that are leaves.
-        map_non_graph_nodes: whether `merge_fn` sees other leaves, too.
+        map_non_graph_nodes: whether `merge_fn` also sees other leaves.
         is_inner: with a `ctxtag`, whether this is the inside of the transform.
         ctxtag: the tag of an active `update_context`, or None.
 
@@ -269,7 +269,7 @@ def prefix(
         filter_map: from filters to settings, the first that matches decides; or a function of path
             and leaf.
         graph: False gives objects of the same classes that hold settings in place of Variables and
-            arrays; JAX's own transforms take them, too.
+            arrays; JAX's own transforms take them as well.
 
     Returns:
         The tree with settings in place of Variables and arrays; in place of each object, a pytree

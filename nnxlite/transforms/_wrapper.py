@@ -36,7 +36,7 @@ T = tp.TypeVar("T")
 
 
 class Options(tp.NamedTuple):
-    """The options of a transform, in one object; further ones are attributes, too.
+    """The options of a transform, in one object; further ones are attributes as well.
 
     Attributes:
         name: of the transform.
