@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = {
     "examples": "sklearn matplotlib",
     "checkpoint": "orbax.checkpoint safetensors",
-    "serving": "flatbuffers",
+    "serving": "flatbuffers safetensors",
     "pretrained": "torch transformers",
     "ode": "diffrax",
     "test": "pytest xdist hypothesis cloudpickle orbax.checkpoint safetensors flatbuffers libcst",

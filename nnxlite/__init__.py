@@ -310,12 +310,11 @@ _LATER = {
     "checkpoint": "load_safetensors save_safetensors",
     "decoding": "Beams Generated Sampler beam_search generate generate_stream sampling",
     "distributed": "",
-    "inspect": "Collective Collectives Diff Drawing Finding Findings GradientStatistics Memory "
-    "OutputStatistics Statistics StepMemory check collectives diff display draw "
-    "find_nan memory profile statistics tabulate",
+    "inspect": "Diff Drawing Finding Findings Memory StepMemory check diff display draw find_nan memory "
+    "tabulate",
     "sharding.plans": "Layout Placement Plan init_sharded make_mesh pipeline plan_layout "
     "remat_layers shard stack_layers unstack_layers",
-    "serving": "Bucketed Exported bucketed export load_exported",
+    "serving": "Exported export load_exported",
     "summary": "",
     "visualization": "",
 }
@@ -341,30 +340,20 @@ if _tp.TYPE_CHECKING:  # the names of `_LATER`, for editors and type checkers
     from nnxlite.decoding import generate as generate
     from nnxlite.decoding import generate_stream as generate_stream
     from nnxlite.decoding import sampling as sampling
-    from nnxlite.inspect import Collective as Collective
-    from nnxlite.inspect import Collectives as Collectives
     from nnxlite.inspect import Diff as Diff
     from nnxlite.inspect import Drawing as Drawing
     from nnxlite.inspect import Finding as Finding
     from nnxlite.inspect import Findings as Findings
-    from nnxlite.inspect import GradientStatistics as GradientStatistics
     from nnxlite.inspect import Memory as Memory
-    from nnxlite.inspect import OutputStatistics as OutputStatistics
-    from nnxlite.inspect import Statistics as Statistics
     from nnxlite.inspect import StepMemory as StepMemory
     from nnxlite.inspect import check as check
-    from nnxlite.inspect import collectives as collectives
     from nnxlite.inspect import diff as diff
     from nnxlite.inspect import display as display
     from nnxlite.inspect import draw as draw
     from nnxlite.inspect import find_nan as find_nan
     from nnxlite.inspect import memory as memory
-    from nnxlite.inspect import profile as profile
-    from nnxlite.inspect import statistics as statistics
     from nnxlite.inspect import tabulate as tabulate
-    from nnxlite.serving import Bucketed as Bucketed
     from nnxlite.serving import Exported as Exported
-    from nnxlite.serving import bucketed as bucketed
     from nnxlite.serving import export as export
     from nnxlite.serving import load_exported as load_exported
     from nnxlite.sharding.plans import Layout as Layout

@@ -98,8 +98,8 @@ def test_names_imported_at_first_use_are_those_that_type_checkers_see():
 def test_names_imported_at_first_use_are_found_by_every_way():
     """By attribute, by `from`, by a star and by `dir`, each in a new interpreter."""
     assert after_import("print(nnxlite.tabulate.__module__)") == "nnxlite.inspect._tabulate"
-    assert after_import("from nnxlite import shard, serving; print(serving.Bucketed.__name__)") == (
-        "Bucketed"
+    assert after_import("from nnxlite import shard, serving; print(serving.Exported.__name__)") == (
+        "Exported"
     )
     assert after_import("from nnxlite.summary import tabulate; print(callable(tabulate))") == "True"
     star = "exec('from nnxlite import *'); print(callable(draw), Linear is nnxlite.Linear)"

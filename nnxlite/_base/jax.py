@@ -362,28 +362,6 @@ def drop_hidden_frames(error: BaseException) -> None:
 hide_frames("boundary", "filtered", "graph", "objects", "transforms", "variables")
 
 
-# Programs -----------------------------------------------------------------------------------
-
-_CALLS = {
-    "checkpoint", "closed_call", "cond", "core_call", "custom_jvp_call", "custom_vjp_call",
-    "custom_vjp_call_jaxpr", "jit", "pjit", "remat2", "scan", "shard_map", "while",
-}  # fmt: skip
-"""Primitives that run the programs among their parameters."""
-
-
-def called_programs(eqn: tp.Any) -> list[tp.Any]:
-    """The programs that an equation runs, if it is a call: one, or the branches of a condition."""
-    values = eqn.params.values() if eqn.primitive.name in _CALLS else ()
-    parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
-    programs = [getattr(part, "jaxpr", part) for part in parts]  # of one that is closed
-    return [program for program in programs if hasattr(program, "eqns")]
-
-
-def scope_of(eqn: tp.Any) -> str:
-    """The named scope of an equation in its program."""
-    return str(eqn.source_info.name_stack)
-
-
 # Processes ----------------------------------------------------------------------------------
 
 

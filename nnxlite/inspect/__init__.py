@@ -4,9 +4,6 @@ from nnxlite.inspect._calls import CallInfo as CallInfo
 from nnxlite.inspect._check import Finding as Finding
 from nnxlite.inspect._check import Findings as Findings
 from nnxlite.inspect._check import check as check
-from nnxlite.inspect._collectives import Collective as Collective
-from nnxlite.inspect._collectives import Collectives as Collectives
-from nnxlite.inspect._collectives import collectives as collectives
 from nnxlite.inspect._diff import Diff as Diff
 from nnxlite.inspect._diff import array_difference as array_difference
 from nnxlite.inspect._diff import diff as diff
@@ -18,11 +15,5 @@ from nnxlite.inspect._memory import StepMemory as StepMemory
 from nnxlite.inspect._memory import memory as memory
 from nnxlite.inspect._nan import NotFinite as NotFinite
 from nnxlite.inspect._nan import find_nan as find_nan
-from nnxlite.inspect._profile import Profile as Profile
-from nnxlite.inspect._profile import profile as profile
-from nnxlite.inspect._statistics import GradientStatistics as GradientStatistics
-from nnxlite.inspect._statistics import OutputStatistics as OutputStatistics
-from nnxlite.inspect._statistics import Statistics as Statistics
-from nnxlite.inspect._statistics import statistics as statistics
 from nnxlite.inspect._tabulate import filter_rng_streams as filter_rng_streams
 from nnxlite.inspect._tabulate import tabulate as tabulate

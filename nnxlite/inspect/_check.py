@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import types
 import typing as tp
 
 import jax
@@ -40,6 +41,7 @@ from nnxlite.variables._variable import Variable
 Kind = tp.Literal[
     "bare array",
     "outside wrt",
+    "empty filter",
     "two optimizers",
     "mixed modes",
     "equal keys",
@@ -51,6 +53,7 @@ Kind = tp.Literal[
     "never called",
     "no gradient",
     "hidden data",
+    "traced setting",
     "not checked",
 ]
 
@@ -116,6 +119,7 @@ def check(
 
     - "bare array": a floating array that is not in a Variable, where a Param was replaced by one or not,
     - "outside wrt": a Param that no optimizer trains,
+    - "empty filter": an optimizer whose `wrt` selects nothing of the model,
     - "two optimizers": a parameter that several optimizers train,
     - "mixed modes": some modules in training mode, others in evaluation mode,
     - "equal keys": random streams with the same numbers, or one stream with the same in several lanes,
@@ -123,6 +127,7 @@ def check(
     - "mixed dtypes": Params or inputs of another floating dtype than the rest, where no layer says so,
     - "weak type": a Param that is a number, or took its dtype from one: a step compiles thrice,
     - "not finite": NaN or infinity in Params, running averages or an optimizer's state,
+    - "traced setting": a value of a transform in a static attribute or in metadata, where it stays,
     - "hidden data": an array, Variable or module in a plain object, which is static,
     - "aliased array": one array in two Variables, of the model, an optimizer or the inputs.
 
@@ -255,14 +260,18 @@ class _Subject:
         """For each optimizer what it trains, None where that is not known."""
         return {path: self._trained(optimizer) for path, optimizer in self.optimizers.items()}
 
+    def selected(self, optimizer: Optimizer[tp.Any]) -> set[Path]:
+        """The paths of the Variables of the model that the filter of an optimizer selects."""
+        select = All(optimizer.wrt, Not(Frozen()))
+        return {path for path, leaf in self.leaves.items() if select(path, leaf)}
+
     def _trained(self, optimizer: Optimizer[tp.Any]) -> set[Path] | None:
         """The paths of the Variables that an optimizer trains.
 
         An optimizer does not know its model.  It may be for a part of this one, which is found by the
         paths in the optimizer's state, if it has any.
         """
-        select = All(optimizer.wrt, Not(Frozen()))
-        chosen = {path for path, leaf in self.leaves.items() if select(path, leaf)}
+        chosen = self.selected(optimizer)
         if isinstance(optimizer, ModelAndOptimizer):
             inside = {id(leaf) for _, leaf in iter_graph(optimizer.model)}
             return {path for path in chosen if id(self.leaves[path]) in inside}
@@ -359,7 +368,14 @@ def _optimizers(subject: _Subject) -> tp.Iterator[Finding]:
             names = " and ".join(map(_at, several))
             text = f"trained by {names}; give each optimizer a filter `wrt` of its own"
             yield Finding("two optimizers", path, text)
-    if None in subject.trained.values():
+    for path, optimizer in subject.optimizers.items():
+        if not subject.selected(optimizer) and not _parameters_in_state(optimizer):
+            text = (
+                f"wrt={clip(filter_text(optimizer.wrt), 60)} selects no Variable of the model that is "
+                "not frozen, so that updates change nothing; give it a filter that does, as nnx.Param"
+            )
+            yield Finding("empty filter", path, text)
+    if None in subject.trained.values() or not trainers:
         return
     filters = ", ".join(clip(filter_text(o.wrt), 60) for o in subject.optimizers.values())
     for path, leaf in subject.leaves.items():
@@ -693,6 +709,49 @@ def _hidden(subject: _Subject) -> tp.Iterator[Finding]:
             yield Finding("hidden data", (*path, name, *found.path), text)
 
 
+def _traced_settings(subject: _Subject) -> tp.Iterator[Finding]:
+    settings = [
+        ((*path, name), value)
+        for path, node in subject.nodes.items()
+        for name, value in node._nnx_dict.items()
+        if node._nnx_status.get(name) is False
+    ]
+    for path, leaf in subject.leaves.items():
+        if isinstance(leaf, Variable):
+            settings += [((*path, name), x) for name, x in leaf.get_metadata().items()]
+    for path, value in settings:
+        traced = next((x for x in _captured(value) if isinstance(x, Tracer)), None)
+        if traced is not None:
+            text = (
+                f"contains {short_type(traced)} of a transform, which cannot be used once that has "
+                "returned; pass it as an argument, or make it the value of an nnx.Variable"
+            )
+            yield Finding("traced setting", path, text)
+
+
+def _captured(value: tp.Any, limit: int = 1_000) -> tp.Iterator[tp.Any]:
+    """A setting, and what is in its containers, partials, bound methods and closures."""
+    pending, seen = [value], set[int]()
+    while pending and len(seen) < limit:
+        item = pending.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        if isinstance(item, (list, tuple, set, frozenset)):
+            pending += item
+        elif isinstance(item, dict):
+            pending += item.values()
+        elif isinstance(item, functools.partial):
+            pending += [item.func, item.args, item.keywords]
+        elif isinstance(item, types.MethodType):
+            pending += [item.__self__, item.__func__]
+        elif isinstance(item, types.FunctionType):
+            for cell in item.__closure__ or ():
+                with contextlib.suppress(ValueError):  # an empty one
+                    pending.append(cell.cell_contents)
+
+
 _CHECKS: tp.Final = (
     _bare_arrays,
     _optimizers,
@@ -703,6 +762,7 @@ _CHECKS: tp.Final = (
     _weak_types,
     _not_finite,
     _hidden,
+    _traced_settings,
     _aliases,
     _calls,
 )

@@ -16,8 +16,6 @@ from nnxlite.objects._rngs import RngStream
 from nnxlite.variables._variable import Variable
 
 if tp.TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -63,7 +61,7 @@ def tabulate(
         table_kwargs: options for `rich.table.Table`.
         column_kwargs: options for its `add_column`.
         console_kwargs: options for `rich.console.Console`; `force_terminal=True` adds the codes for
-            colours, `width` limits the width: then a path that is too long loses its beginning.
+            colours, `width` limits the width: longer texts are folded.
         compute_flops: add a column with the floating-point operations needed for the results of each
             call, as XLA counts them before optimisation (the body of a loop once).
         compute_vjp_flops: add a column with those of the call and its gradient together.
@@ -202,7 +200,7 @@ def _table(
     for kind in kinds:
         table.add_column(kind, footer=_size(*totals[kind]), **column)
     for row in rows:
-        cells: list[tp.Any] = [PathCell(_path_text(row.path)), Text(row.type.__name__)]
+        cells: list[tp.Any] = [Text(_path_text(row.path)), Text(row.type.__name__)]
         cells += [Text(" / ".join(dtypes[row.object_id]).strip(" /"))] * in_others
         outputs = "" if row.outputs is None else layout(row.outputs)
         cells += [_shapes(row.inputs_repr), _shapes(outputs)]
@@ -220,41 +218,6 @@ def _dtypes(node: tp.Any) -> tuple[str, str]:
 
 def _dtype_name(dtype: tp.Any) -> str:
     return np.dtype(dtype).name
-
-
-class PathCell:
-    """A path in a table: where there is too little room for it, its end.
-
-    >>> from rich.console import Console
-    >>> from nnxlite.inspect._tabulate import PathCell
-    >>> Console(width=16).print(PathCell("encoder/layers/11/kernel"))
-    …ayers/11/kernel
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> tp.Iterator[Text]:
-        from rich.cells import cell_len
-        from rich.text import Text
-
-        shown = self.path
-        if cell_len(shown) > options.max_width:
-            while shown and cell_len(shown) > options.max_width - 1:
-                shown = shown[1:]
-            shown = f"…{shown}"
-        yield Text(shown, no_wrap=True)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        from rich.cells import cell_len
-        from rich.measure import Measurement
-
-        width = cell_len(self.path)
-        return Measurement(min(width, NARROWEST), width)
-
-
-NARROWEST = 12
-"""How many characters of a path are shown in the narrowest table."""
 
 
 def _kind_cell(contents: _Contents, kind: str) -> Text:
@@ -288,11 +251,9 @@ def printed(table: Table, console_kwargs: Options = _NONE) -> str:
     from rich.console import Console
 
     defaults = {"file": io.StringIO(), "force_terminal": False, "force_jupyter": False}
-    options = {**defaults, **console_kwargs}
-    console = Console(**options)
-    if "width" not in options and not _is_terminal(sys.stdout):
-        width = max(console.width, _natural_width(table, console))
-        console = Console(**{**options, "width": width})
+    if not _is_terminal(sys.stdout):
+        defaults["width"] = 10_000  # a table takes what it needs
+    console = Console(**{**defaults, **console_kwargs})
     with console.capture() as capture:
         console.print(table)
     return capture.get()
@@ -304,8 +265,3 @@ def _is_terminal(stream: tp.Any) -> bool:
         return bool(stream.isatty())
     except (AttributeError, ValueError):
         return False
-
-
-def _natural_width(table: Table, console: Console) -> int:
-    unlimited = console.options.update(width=100_000)
-    return table.__rich_measure__(console, unlimited).maximum

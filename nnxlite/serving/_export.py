@@ -1,15 +1,19 @@
 """`export`: a call as a program of StableHLO and its weights, which run without the code.
 
-The program is a function of two lists of arrays: the weights, which are the Variables of all objects
-among the arguments, and the leaves of the other arguments.  Neither list knows of any class, so that
-`jax.export` can store it, and a process can run it, that has none of the code the model was made of.
-Random keys cross as their data.
+The program is what `jax.export` makes of a function of the weights, by path, and of the arguments by
+name, so that JAX's own errors name both.  A file has the format of safetensors: the weights, the program
+as bytes, and a signature as JSON in the metadata.  A process that calls it knows none of the code that
+the model was made of.
 
 A call that writes Variables is refused: requests that are answered at the same time share no state.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
+import tempfile
 import typing as tp
 from pathlib import Path
 
@@ -17,38 +21,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.errors import importing, path_text
 from nnxlite._base.jax import as_integers
-from nnxlite.boundary._call_def import Partition, parameter_names
+from nnxlite._base.outline import array_text
+from nnxlite.boundary._call_def import parameter_names
 from nnxlite.graph._functional import flat_pairs, merge, split
 from nnxlite.graph._kinds import PYTREE, kind_of
 from nnxlite.objects._pytree import Pytree
-from nnxlite.serving import _trees
-from nnxlite.serving._file import read, write
-from nnxlite.serving._signature import Aval, Signature, dtype_name, from_data, is_key, to_data
 from nnxlite.transforms._wrapper import name_of, unbind
 from nnxlite.variables._variable import Variable, is_variable
+
+VERSION = "2"
+"""Of the format; version 1 was a zip archive."""
 
 
 class Exported:
     """A call that `export` or `load_exported` made: call it with arrays, or `save` it.
 
     Args:
-        program: the `jax.export.Exported`.
+        program: the `jax.export.Exported`, of the weights and of arguments by name.
         weights: the arrays it runs with, by path.
-        signature: what it takes and returns.
+        name: of the function.
+        parameters: the names of the arguments, in order.
+        donate: the numbers of the arguments whose memory a call may use again.
+        vjp_order: how often the saved program can be differentiated.
 
     Attributes:
         program: the `jax.export.Exported`.
-        weights: the arrays it runs with, by path; others of the same shapes can be put in.
+        weights: the weights by path. You may replace them with arrays of the same shape and dtype.
         name: of the function.
         platforms: where it runs, such as `("cpu", "cuda")`.
+        num_programs: how many programs were compiled so far: one for each combination of shapes.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
     >>> exported = nnx.export(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((1, 2)), shapes="b, 2")
     >>> print(exported)
-    Exported(Linear: inputs=float32[b, 2], platforms=cpu, weights=2)
+    Exported(Linear: x=float32[b,2], platforms=cpu, weights=2)
     >>> exported(jnp.ones((5, 2))).shape, exported(jnp.ones((7, 2))).shape
     ((5, 3), (7, 3))
     >>> exported.num_programs
@@ -56,23 +65,31 @@ class Exported:
     """
 
     def __init__(
-        self, program: jax.export.Exported, weights: dict[str, jax.Array], signature: Signature
+        self,
+        program: jax.export.Exported,
+        weights: dict[str, jax.Array],
+        name: str,
+        parameters: tp.Sequence[str],
+        donate: tp.Sequence[int] = (),
+        vjp_order: int = 0,
     ) -> None:
         self.program = program
         self.weights = weights
-        self.signature = signature
-        self.name = signature.name
-        self.platforms = signature.platforms
+        self.name = name
+        self.platforms = tuple(program.platforms)
+        self.num_programs = 0
+        self._parameters = tuple(parameters)
+        self._donate = tuple(donate)
+        self._vjp_order = vjp_order
 
-        groups = Partition(tuple(i in signature.donated for i in range(len(signature.avals))))
+        def call(weights: dict[str, jax.Array], *args: tp.Any) -> tp.Any:
+            self.num_programs += 1
+            try:
+                return program.call(weights, **dict(zip(self._parameters, args)))
+            except ValueError as error:
+                raise ValueError(f"Exported {name}: {error}") from None
 
-        def call(
-            weights: list[jax.Array], donated: list[jax.Array], given: list[jax.Array]
-        ) -> tp.Any:
-            return program.call(weights, groups.join(donated, given))
-
-        self._groups = groups
-        self._call: tp.Any = jax.jit(call, donate_argnums=1)
+        self._call = jax.jit(call, donate_argnums=[1 + number for number in donate])
 
     def __call__(self, *args: tp.Any) -> tp.Any:
         """The result for arguments of the shapes and dtypes that were exported.
@@ -80,37 +97,14 @@ class Exported:
         Args:
             *args: the arguments that are not objects, in order.
 
-        Raises ValueError where they do not match, or on another platform.
+        Raises ValueError where they or the weights do not match, or on another platform.
         """
-        signature, name = self.signature, f"Exported {self.name}"
-        platform = jax.default_backend()
-        if _canonical(platform) not in map(_canonical, self.platforms):
+        if len(args) != len(self._parameters):
             raise ValueError(
-                f"{name} was exported for {', '.join(self.platforms)}, and this process runs on "
-                f"{platform}. Export it with platforms=({platform!r}, ...)."
+                f"Exported {self.name} takes {len(self._parameters)} arguments "
+                f"({', '.join(self._parameters)}); got {len(args)}."
             )
-        if len(args) != len(signature.inputs):
-            raise ValueError(
-                f"{name} takes {len(signature.inputs)} arguments ({', '.join(signature.parameters)}); "
-                f"got {len(args)}."
-            )
-        values: list[tp.Any] = []
-        for label, structure, arg in zip(signature.parameters, signature.inputs, args):
-            try:
-                values += _trees.matching(structure, arg, label)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
-        leaves = [_as_operand(name, aval, x) for aval, x in zip(signature.avals, values)]
-        weights = [to_data(self.weights[aval.path]) for aval in signature.weights]
-        out = list(self._call(weights, *self._groups.split(leaves)))
-        for i, impl in signature.keys.items():
-            out[i] = jax.random.wrap_key_data(out[i], impl=impl)
-        return _trees.unflatten(signature.outputs, out)
-
-    @property
-    def num_programs(self) -> int:
-        """How many programs were compiled so far: one for each combination of shapes."""
-        return self._call._cache_size()
+        return self._call(self.weights, *args)
 
     def save(self, path: tp.Any) -> None:
         """Write program and weights to one file, which appears when it is complete.
@@ -119,15 +113,43 @@ class Exported:
             path: of the file; one that exists is replaced.
 
         Raises:
-            ImportError: without the package `flatbuffers` (`pip install "nnxlite[serving]"`).
+            ImportError: without `flatbuffers` and `safetensors` (`pip install "nnxlite[serving]"`).
             OSError: if it cannot be written; a file that was there is then still there.
         """
-        write(path, self.program, self.weights, self.signature)
+        numpy = _safetensors()
+        path, keys, tensors = Path(path), {}, {}
+        for name, weight in self.weights.items():
+            if jnp.issubdtype(weight.dtype, jax.dtypes.prng_key):
+                keys[name] = str(jax.random.key_impl(weight))
+                weight = jax.random.key_data(weight)
+            tensors[f"weights/{name}"] = np.asarray(weight)
+        code = self.program.serialize(vjp_order=self._vjp_order)
+        tensors["program"] = np.frombuffer(code, np.uint8)
+        signature = {
+            "name": self.name,
+            "parameters": self._parameters,
+            "donate": self._donate,
+            "vjp_order": self._vjp_order,
+            "keys": keys,
+        }
+        metadata = {
+            "nnxlite.exported": VERSION,
+            "jax": jax.__version__,
+            "signature": json.dumps(signature),
+        }
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            part = Path(folder) / "part"
+            numpy.save_file(tensors, part, metadata)
+            os.replace(part, path)
 
     def __repr__(self) -> str:
-        inputs = ", ".join(map(str, self.signature.avals))
+        _, arguments = jax.tree.unflatten(self.program.in_tree, self.program.in_avals)
+        inputs = (
+            f"{name}={', '.join(map(array_text, jax.tree.leaves(arguments[name])))}"
+            for name in self._parameters
+        )
         return (
-            f"Exported({self.name}: inputs={inputs}, platforms={'/'.join(self.platforms)}, "
+            f"Exported({self.name}: {', '.join(inputs)}, platforms={'/'.join(self.platforms)}, "
             f"weights={len(self.weights)})"
         )
 
@@ -149,8 +171,8 @@ def export(
 
     Args:
         fun: a module, a method of one, or a function of objects and arrays.
-        *args: examples for the arguments: arrays, `jax.ShapeDtypeStruct`s, or trees of them (dicts,
-            lists, tuples, named tuples).
+        *args: examples for the arguments: arrays, `jax.ShapeDtypeStruct`s, or dicts, lists and tuples
+            of them.
         shapes: which dimensions may vary: for each argument that is not an object a string such as
             `"batch, 28, 28"` or `"batch, ..."`, None for all as in the example, or a tree of these;
             where there is one argument, just the string.  Equal names are equal sizes.
@@ -165,7 +187,8 @@ def export(
     Raises:
         ValueError: for a call that writes Variables, as dropout and BatchNorm in training do, or shapes
             that do not match the examples.
-        TypeError: for arguments or results in containers that other processes do not know.
+        TypeError: for arguments or results that are not arrays, or in containers that other processes
+            do not know.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -183,65 +206,43 @@ def export(
         raise TypeError(
             f"export: {name} carries objects by keyword: {sorted(bound.kwargs)}. Pass them as arguments."
         )
-    objects = [x for x in positional if _is_model(x)]
-    given = [x for x in positional if not _is_model(x)]
-    labels = ["self"] * len(bound.args) + _labels(fun, args)
-    roots = [label for label, x in zip(labels, positional) if _is_model(x)]
-    graphdef, state = split(objects)
-    leaf_names = [_weight_name(path, roots) for path, _ in flat_pairs(state)]
+    owners = ["self"] if len(bound.args) == 1 else [f"self[{i}]" for i in range(len(bound.args))]
+    labels = owners + _labels(fun, args)
+    roots = {label: x for label, x in zip(labels, positional) if _is_model(x)}
+    given = {label: x for label, x in zip(labels, positional) if not _is_model(x)}
+    for label, x in given.items():
+        _check_containers(jax.tree.structure(x), f"the argument {label} of {name}")
+    graphdef, state = split([*roots.values()])
     values, structure = jax.tree.flatten(state)
-    weights = {path: jnp.asarray(x) for path, x in zip(leaf_names, values, strict=True)}
-    avals = tuple(Aval(path, dtype_name(x.dtype), x.shape) for path, x in weights.items())
-
-    inputs, leaves, paths = [], [], []
-    parameters = tuple(n for n, x in zip(labels, positional) if not _is_model(x))
-    for label, x in zip(parameters, given):
-        own, tree, at = _trees.flatten(x, label, len(leaves))
-        inputs.append(tree)
-        leaves += own
-        paths += at
-    specs = _specs(name, parameters, given, leaves, paths, shapes, constraints)
-    numbers = set(as_integers(donate))
-    if not numbers <= set(range(len(given))):
+    paths = [_weight_name(path, [*roots]) for path, _ in flat_pairs(state)]
+    weights = {path: jnp.asarray(x) for path, x in zip(paths, values, strict=True)}
+    per_argument = shapes if isinstance(shapes, (list, tuple)) else [shapes] * len(given)
+    if len(per_argument) != len(given) or (isinstance(shapes, str) and len(given) != 1):
+        raise ValueError(
+            f"export: shapes needs an entry for each of the {len(given)} arguments of {name} that are "
+            f"not objects ({', '.join(given)}); got {shapes!r}."
+        )
+    donated = as_integers(donate)
+    if not set(donated) <= set(range(len(given))):
         raise ValueError(f"export: donate is {donate!r}, and {name} has {len(given)} arguments.")
-    donated = tuple(i for n in sorted(numbers) for i in _trees.leaves_of(inputs[n]))
-    found: dict[str, tp.Any] = {}
 
-    def run(weights: list[jax.Array], leaves: list[jax.Array]) -> list[jax.Array]:
-        own = [from_data(x, aval.dtype) for x, aval in zip(weights, avals)]
+    def run(weights: dict[str, jax.Array], **arguments: tp.Any) -> tp.Any:
+        own = [weights[path] for path in paths]
         inner = merge(graphdef, jax.tree.unflatten(structure, own), copy=True)
-        keyed = [from_data(x, spec[0].dtype) for x, spec in zip(leaves, specs)]
-        rest = iter(_trees.unflatten(["list", [], inputs], keyed))
-        inside = iter(inner)
-        full = [next(inside if _is_model(x) else rest) for x in positional]
-        result = bound.fun(*full)
-        _refuse_written(name, graphdef, inner, own, leaf_names)
-        out, found["outputs"], at = _trees.flatten(result, "the result")
-        for path, x in zip(at, out):
-            if not isinstance(x, (jax.Array, np.ndarray, int, float, complex, np.generic)):
-                raise TypeError(f"export: {path} of {name} is a {short_type(x)}, not an array.")
-        arrays = [jnp.asarray(x) for x in out]
-        keys = ((i, x) for i, x in enumerate(arrays) if is_key(x))
-        found["keys"] = {i: str(jax.random.key_impl(x)) for i, x in keys}
-        return [to_data(x) for x in arrays]
+        inside = dict(zip(roots, inner))
+        result = bound.fun(*((inside | arguments)[label] for label in labels))
+        _refuse_written(name, graphdef, inner, own, paths)
+        _check_containers(jax.tree.structure(result), f"the result of {name}")
+        return result
 
-    program = jax.export.export(jax.jit(run), platforms=platforms)(
-        [jax.ShapeDtypeStruct((d := to_data(x)).shape, d.dtype) for x in weights.values()],
-        [spec for _, spec in specs],
+    run.__name__ = name  # for JAX's messages
+    arguments = jax.eval_shape(lambda arguments: arguments, given)  # dtypes as JAX has them
+    specs = jax.export.symbolic_args_specs(
+        arguments, dict(zip(given, per_argument)), constraints=constraints
     )
-    signature = Signature(
-        name,
-        parameters,
-        tuple(inputs),
-        tuple(aval for aval, _ in specs),
-        found["outputs"],
-        found["keys"],
-        avals,
-        donated,
-        tuple(program.platforms),
-        vjp_order,
-    )
-    return Exported(program, weights, signature)
+    abstract = jax.eval_shape(lambda weights: weights, weights)
+    program = jax.export.export(jax.jit(run), platforms=platforms)(abstract, **specs)
+    return Exported(program, weights, name, [*given], donated, vjp_order)
 
 
 def load_exported(path: tp.Any) -> Exported:
@@ -258,8 +259,8 @@ def load_exported(path: tp.Any) -> Exported:
 
     Raises:
         OSError: if there is no such file, or it cannot be opened.
-        ImportError: without the package `flatbuffers` (`pip install "nnxlite[serving]"`).
-        ValueError: for a file that is damaged, was changed, is of another format or a later version,
+        ImportError: without `flatbuffers` and `safetensors` (`pip install "nnxlite[serving]"`).
+        ValueError: for a file that is damaged, of another format, or of another version of this one,
             saying what was found.
 
     >>> import nnxlite as nnx
@@ -269,10 +270,47 @@ def load_exported(path: tp.Any) -> Exported:
     ...     print(error.filename)
     none.nnx
     """
-    return Exported(*read(Path(path)))
+    with open(path, "rb") as file:
+        beginning = file.read(4)
+    if beginning == b"PK\3\4":
+        raise ValueError(
+            f"{path} is a zip archive: version 1 of the format, which earlier versions of nnxlite "
+            "wrote. Export the model again."
+        )
+    _safetensors()
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "numpy") as opened:
+            metadata = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
+        version = metadata.get("nnxlite.exported", "none")
+        if version != VERSION:
+            raise ValueError(f"version {version} of the format; this nnxlite reads {VERSION}")
+        signature = json.loads(metadata["signature"])
+        code, keys = tensors.pop("program"), signature.pop("keys")
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not an exported call, or damaged: {error}.") from error
+    try:
+        program = jax.export.deserialize(bytearray(code))
+    except Exception as error:
+        raise ValueError(
+            f"{path}: its program was written with JAX {metadata.get('jax')}, and JAX "
+            f"{jax.__version__} cannot read it: {error}"
+        ) from error
+    weights = {name.removeprefix("weights/"): jnp.asarray(x) for name, x in tensors.items()}
+    for name, impl in keys.items():
+        weights[name] = jax.random.wrap_key_data(weights[name], impl=impl)
+    return Exported(program, weights, **signature)
 
 
-# Arguments ----------------------------------------------------------------------------------------
+def _safetensors() -> tp.Any:
+    with importing(
+        "Saving and loading exported calls needs the packages flatbuffers and safetensors: pip install "
+        '"nnxlite[serving]".'
+    ):
+        importlib.import_module("flatbuffers")
+        return importlib.import_module("safetensors.numpy")
 
 
 def _is_model(value: tp.Any) -> bool:
@@ -292,106 +330,20 @@ def _weight_name(path: tp.Any, roots: tp.Sequence[str]) -> str:
     return path_text(rest if len(roots) == 1 else [roots[number], *rest])
 
 
-def _specs(
-    name: str,
-    parameters: tp.Sequence[str],
-    given: list[tp.Any],
-    leaves: list[tp.Any],
-    paths: list[str],
-    shapes: tp.Any,
-    constraints: tp.Sequence[str],
-) -> list[tuple[Aval, jax.ShapeDtypeStruct]]:
-    """For each leaf the array it must be, and the operand of the program."""
-    for path, x in zip(paths, leaves):
-        if not isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex)) and not (
-            hasattr(x, "shape") and hasattr(x, "dtype")
-        ):
-            raise TypeError(
-                f"export: {path} of {name} is a {short_type(x)}, not an array. Set it beforehand, with "
-                "functools.partial or a lambda."
-            )
-    structs = [jax.ShapeDtypeStruct(np.shape(x), _dtype_of(x)) for x in leaves]
-    per_argument = shapes if isinstance(shapes, (list, tuple)) else [shapes] * len(given)
-    if len(per_argument) != len(given) or (isinstance(shapes, str) and len(given) != 1):
-        raise ValueError(
-            f"export: shapes needs an entry for each of the {len(given)} arguments of {name} that are "
-            f"no objects; got {shapes!r}."
+def _check_containers(tree: tp.Any, what: str) -> None:
+    """Refuse what a process without the class could not make."""
+    kind, names = tree.node_data() or (tuple, None)
+    if kind not in (dict, list, tuple, type(None)):
+        raise TypeError(
+            f"export: {what} has a {kind.__name__}, which a process without this class could not make. "
+            "Use dicts, lists and tuples of arrays."
         )
-    texts: list[str | None] = []
-    for label, x, entry in zip(parameters, given, per_argument, strict=True):
-        texts += _texts(entry, x, label)
-    polymorphic = jax.export.symbolic_args_specs(
-        [_data_struct(s) for s in structs],
-        [None if text is None or is_key(s) else text for text, s in zip(texts, structs)],
-        constraints=constraints,
-    )
-    return [
-        (Aval(path, dtype_name(s.dtype), _dims(s.shape if is_key(s) else spec.shape)), spec)
-        for path, s, spec in zip(paths, structs, polymorphic)
-    ]
-
-
-def _texts(entry: tp.Any, tree: tp.Any, path: str) -> tp.Iterator[str | None]:
-    """The text in an entry of `shapes` for each leaf of an argument."""
-    if entry is None or isinstance(entry, str):
-        yield from [entry] * len(jax.tree.leaves(tree))
-    elif isinstance(entry, dict) and isinstance(tree, dict) and entry.keys() == tree.keys():
-        for name in sorted(tree):
-            yield from _texts(entry[name], tree[name], f"{path}[{name!r}]")
-    elif (
-        isinstance(entry, (list, tuple))
-        and isinstance(tree, (list, tuple))
-        and len(entry) == len(tree)
-    ):
-        for i, (one, x) in enumerate(zip(entry, tree, strict=True)):
-            yield from _texts(one, x, f"{path}[{i}]")
-    else:
-        raise ValueError(
-            f"export: the entry {entry!r} of shapes does not match the argument {path}, a "
-            f"{type(tree).__name__}."
+    if kind is dict and not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            f"export: {what} has a dict with the keys {names}; keys have to be strings."
         )
-
-
-def _dims(shape: tp.Sequence[tp.Any]) -> tuple[int | str, ...]:
-    return tuple(size if isinstance(size, int) else str(size) for size in shape)
-
-
-def _dtype_of(x: tp.Any) -> tp.Any:
-    if is_key(x):
-        return x.dtype
-    return jax.dtypes.canonicalize_dtype(x.dtype if hasattr(x, "dtype") else jnp.result_type(x))
-
-
-def _data_struct(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    if not is_key(struct):
-        return struct
-    return jax.eval_shape(jax.random.key_data, struct)
-
-
-# Calls --------------------------------------------------------------------------------------------
-
-
-def _as_operand(name: str, aval: Aval, given: tp.Any) -> tp.Any:
-    """A leaf of the arguments as an operand, checked."""
-    value: tp.Any = given
-    if isinstance(given, (int, float, complex)) and not aval.dtype.startswith("key:"):
-        value = np.asarray(value, aval.dtype)
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        raise ValueError(f"{name}: {aval.path} must be {aval}; got {short_type(value)}.")
-    dtype = dtype_name(_dtype_of(value))
-    shape = tuple(value.shape)
-    fits = len(shape) == len(aval.shape) and all(
-        not isinstance(size, int) or size == got for size, got in zip(aval.shape, shape)
-    )
-    if dtype != aval.dtype or not fits:
-        raise ValueError(
-            f"{name}: {aval.path} must be {aval}; got {dtype}[{', '.join(map(str, shape))}]."
-        )
-    return to_data(value)
-
-
-def _canonical(platform: str) -> str:
-    return {"gpu": "cuda"}.get(platform, platform)
+    for child in tree.children():
+        _check_containers(child, what)
 
 
 def _refuse_written(

@@ -75,7 +75,7 @@ def _(accuracy, after, before, output, out):
 )
 def _(exported, before, output, out):
     assert abs(exported - before) <= 1 and exported > 240
-    assert "Exported(classify: inputs=float32[batch, 8, 8], platforms=cpu, weights=10)" in output
+    assert "Exported(classify: images=float32[batch,8,8], platforms=cpu, weights=10)" in output
     assert re.search(r"│ 32 +│ \d+ +│ 9 to 32 +│ \d+\.\d\d ms", output)
 
 

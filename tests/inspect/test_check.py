@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import jax
@@ -194,6 +195,52 @@ def test_params_outside_wrt():
         "Param that no optimizer trains, as wrt=PathContains(l1, exact=True) does not select it; "
         "change `wrt` unless it is frozen on purpose"
     ) or found.entries[0].text.startswith("Param that no optimizer trains, as wrt=PathContains(")
+
+
+def test_a_filter_that_selects_nothing():
+    model = net()
+    with pytest.warns(UserWarning, match="selects nothing"):
+        nothing = adam(model, nnx.PathContains("head"))
+    found = nnx.check(model, nothing)
+    assert kinds(found) == [("empty filter", "optimizer")]
+    assert found.entries[0].text == (
+        "wrt=PathContains('head', exact=True) selects no Variable of the model that is not frozen, so "
+        "that updates change nothing; give it a filter that does, as nnx.Param"
+    )
+    assert kinds(nnx.check(model, {"a": adam(model), "b": nothing})) == [
+        ("empty filter", "optimizer.b")
+    ]
+    part = adam(model.l1, lambda path, leaf: path == ("kernel",))  # paths of the part
+    assert not nnx.check(model, (adam(model), part))
+
+
+class Settings(nnx.Module):
+    def __init__(self, x):
+        self.partial = functools.partial(jnp.add, x)
+        self.closure = [lambda y: y * x]
+        self.method = x.sum
+        self.fine = functools.partial(jnp.add, 1.0)
+        self.w = nnx.Param(jnp.ones(2), scale=(x, 1))
+
+
+def test_settings_that_are_traced():
+    models = []
+
+    @jax.jit
+    def leak(x):
+        models.append(Settings(x))
+        return x
+
+    leak(1.0)
+    found = nnx.check(models[0])
+    assert kinds(found) == [
+        ("traced setting", path) for path in ("partial", "closure", "method", "w.scale")
+    ]
+    assert found.entries[3].text == (
+        "contains float32[] of a transform, which cannot be used once that has returned; pass it as an "
+        "argument, or make it the value of an nnx.Variable"
+    )
+    assert not nnx.check(Settings(np.float32(1)))
 
 
 def test_optimizers_of_parts():

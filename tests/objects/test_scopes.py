@@ -14,7 +14,6 @@ import optax
 import pytest
 
 import nnxlite as nnx
-from nnxlite._base.jax import called_programs, scope_of
 
 X = jnp.ones((2, 4))
 
@@ -56,8 +55,10 @@ class Net(nnx.Module):
 def recorded(jaxpr: tp.Any, outer: str = "") -> tp.Iterator[tuple[str, str]]:
     """The primitives of a program with their scopes, those of inner programs too."""
     for eqn in jaxpr.eqns:
-        scope = "/".join(filter(None, (outer, scope_of(eqn))))
-        inner = called_programs(eqn)
+        scope = "/".join(filter(None, (outer, str(eqn.source_info.name_stack))))
+        values = [x for v in eqn.params.values() for x in (v if isinstance(v, tuple) else (v,))]
+        programs = [getattr(value, "jaxpr", value) for value in values]
+        inner = [program for program in programs if hasattr(program, "eqns")]
         for part in inner:
             yield from recorded(part, scope)
         if not inner:
