@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typing as tp
-
 FLAX_NNX, LINEN = "migrating/flax-nnx.md", "migrating/linen.md"
 EQUINOX = "migrating/equinox.md"
 
@@ -16,7 +14,7 @@ FLAX: dict[str, tuple[str, str]] = {
     "flax.training": ("keep it with Flax installed, or copy the function", FLAX_NNX),
     "flax.core": ("use plain dicts; nnx.State is not a FrozenDict", FLAX_NNX),
     "flax.struct": (
-        "use nnx.dataclass with nnx.Pytree, or jax.tree_util.register_dataclass",
+        "use a frozen dataclass under jax.tree_util.register_dataclass; it is hashable as before",
         FLAX_NNX,
     ),
     "flax.serialization": ("use nnx.checkpoint or nnx.save_safetensors", "checkpoints.md"),
@@ -45,12 +43,23 @@ ABSENT: dict[str, tuple[str, str]] = {
     "Vmap": ("use nnx.vmap on a function that makes or calls the module", "transforms.md"),
     "Jit": ("use nnx.jit on a function that takes the module", "transforms.md"),
     "Remat": ("use nnx.remat on a function that takes the module", "transforms.md"),
+    "partial_init": (
+        "make it in a function under nnx.jit, and load the rest by nnx.update",
+        FLAX_NNX,
+    ),
     "Grad": ("use nnx.grad on a function that takes the module", "transforms.md"),
 }
 OTHER_ABSENT = (
     "it is private, or no longer exists in Flax 0.12 either; see the public names",
     FLAX_NNX,
 )
+
+KEYWORDS: dict[str, str] = {
+    "state_axes": "give in_axes an nnx.StateAxes({filter: axis, ...: axis})",
+    "variable_axes": "give in_axes an nnx.StateAxes({filter: axis, ...: axis})",
+    "wrt": "write argnums=nnx.DiffState(0, filter)",
+}
+"""Arguments of earlier versions."""
 
 EQUINOX_SAME = frozenset(
     """
@@ -79,10 +88,4 @@ EQUINOX_LEFT: dict[str, str] = {
     "tree_deserialise_leaves": "use nnx.checkpoint.restore; the files differ",
     "clear_caches": "use jax.clear_caches",
 }
-
-
-def longest(path: str, table: tp.Container[str]) -> str:
-    """The longest beginning of a dotted name that is in a table, or an empty text."""
-    while path and path not in table:
-        path = path.rpartition(".")[0]
-    return path
+OTHER_EQUINOX = "keep Equinox installed for it, or replace it"

@@ -1,25 +1,21 @@
 """A parsed program: its nodes, where they are in the text, and what import each name came from.
 
-libcst drops some white space of blank lines when it gives a program back, so it parses a copy whose
-blank lines are empty.  Lines and columns are the same in both, and edits are made in the original.
+Edits are spans of the original text, so that whatever no edit covers stays byte for byte.
 """
 
 from __future__ import annotations
 
-import ast
+import dataclasses
 import functools
 import re
 import typing as tp
-import warnings
+from collections.abc import Iterable, Iterator
 
 from nnxlite._base.errors import importing
-from nnxlite.migrate._edits import Edit
-from nnxlite.migrate._errors import UnreadableError
 
 if tp.TYPE_CHECKING:
     import libcst as cst
 
-BLANK = re.compile(r"^[ \t\f]+(?=[\r\n]|$)", re.MULTILINE)
 LINE = re.compile(r"\r\n|\r|\n")
 NO_LIBCST = (
     "nnxlite.migrate parses programs with libcst, which is not installed. "
@@ -27,26 +23,67 @@ NO_LIBCST = (
 )
 
 
+class UnreadableError(ValueError):
+    """A program cannot be parsed; `line` and `column` (both from 1) say where, if that is known."""
+
+    def __init__(self, message: str, line: int = 1, column: int = 1):
+        super().__init__(message)
+        self.line, self.column = line, column
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Edit:
+    """The characters from `start` to `stop` become `text`."""
+
+    start: int
+    stop: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Note:
+    """Something that needs a decision.
+
+    Attributes:
+        line: counted from 1, in the program before it is rewritten.
+        column: counted from 1.
+        what: the code in question.
+        hint: what to do about it.
+        page: the page with more about it, relative to the folder `docs`.
+        cell: the number of the code cell, from 1, in a notebook; otherwise 0.
+    """
+
+    line: int
+    column: int
+    what: str
+    hint: str
+    page: str
+    cell: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Migration:
+    """A rewritten program, and what needs a decision in it."""
+
+    text: str
+    notes: tuple[Note, ...] = ()
+
+
+def apply(text: str, edits: Iterable[Edit]) -> str:
+    """The text with all edits made, which must not overlap."""
+    parts, end = [], 0
+    for edit in sorted(set(edits)):
+        assert edit.start >= end, f"edits overlap at {edit.start}"
+        parts += [text[end : edit.start], edit.text]
+        end = edit.stop
+    return "".join([*parts, text[end:]])
+
+
 def load_libcst() -> tp.Any:
     """The package `libcst`; ImportError with the remedy where it is not installed."""
     with importing(NO_LIBCST):
         import libcst
     return libcst
-
-
-def _check_depth(text: str) -> None:
-    """Raise UnreadableError for a program that is nested so deeply that libcst would end the process."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the program, such as an invalid escape
-            ast.parse(text)
-    except (RecursionError, MemoryError) as error:
-        raise UnreadableError("it is nested too deeply") from error
-    except (SyntaxError, ValueError) as error:
-        if "too many nested" in str(error):
-            raise UnreadableError("it is nested too deeply") from error
-        if isinstance(error, UnicodeError):
-            raise UnreadableError(f"cannot be encoded: {error}") from error
 
 
 class Program:
@@ -57,36 +94,23 @@ class Program:
         from libcst import metadata
 
         self.text = text
-        copy = BLANK.sub("", text)
-        _check_depth(copy)
         try:
-            module = cst.parse_module(copy)
+            self.module: cst.Module = cst.parse_module(text)
         except cst.ParserSyntaxError as error:
             message = f"syntax error: {error.message.splitlines()[0]}"
             raise UnreadableError(message, error.raw_line, error.raw_column + 1) from error
-        if module.code != copy:
-            raise UnreadableError("libcst does not give this program back unchanged")
-        wrapper = metadata.MetadataWrapper(module, unsafe_skip_copy=True)
-        self.module: cst.Module = module
+        wrapper = metadata.MetadataWrapper(self.module, unsafe_skip_copy=True)
         self._positions = wrapper.resolve(metadata.PositionProvider)
         self._names = wrapper.resolve(metadata.QualifiedNameProvider)
         self._parents = wrapper.resolve(metadata.ParentNodeProvider)
         self._imported = metadata.QualifiedNameSource.IMPORT
-        self.newline = module.default_newline
+        self.newline = self.module.default_newline
+        self.lines = [0, *(match.end() for match in LINE.finditer(text))]
+        """Where each line begins."""
 
-    @functools.cached_property
-    def _lines(self) -> list[int]:
-        return [0, *(match.end() for match in LINE.finditer(self.text))]
-
-    def start(self, node: cst.CSTNode) -> int:
-        """The offset of a node's first character."""
-        position = self._positions[node].start
-        return self._lines[position.line - 1] + position.column
-
-    def stop(self, node: cst.CSTNode) -> int:
-        """The offset after a node's last character."""
-        position = self._positions[node].end
-        return self._lines[position.line - 1] + position.column
+    def offset(self, position: tp.Any) -> int:
+        """The offset of a position of libcst."""
+        return self.lines[position.line - 1] + position.column
 
     @functools.cached_property
     def imports(self) -> list[cst.Import | cst.ImportFrom]:
@@ -94,9 +118,9 @@ class Program:
         kinds = ("Import", "ImportFrom")
         return [tp.cast(tp.Any, n) for n in walk(self.module) if type(n).__name__ in kinds]
 
-    def nodes(self, without: tp.Iterable[cst.CSTNode] = ()) -> tp.Iterator[cst.CSTNode]:
-        """The nodes of the program, without some statements, and of a dotted name only the whole."""
-        hidden = {part for statement in without for part in walk(statement)}
+    def nodes(self) -> Iterator[cst.CSTNode]:
+        """The nodes of the program outside of imports, and of a dotted name only the whole."""
+        hidden = {part for statement in self.imports for part in walk(statement)}
         for node in walk(self.module):
             if node not in hidden:
                 hidden.update(walk(node) if dotted(node) else ())
@@ -104,11 +128,8 @@ class Program:
 
     def replaced(self, node: cst.CSTNode, text: str) -> Edit:
         """The edit that puts a text in the place of a node."""
-        return Edit(self.start(node), self.stop(node), text)
-
-    def text_of(self, node: cst.CSTNode) -> str:
-        """A node as it is written."""
-        return self.text[self.start(node) : self.stop(node)]
+        span = self._positions[node]
+        return Edit(self.offset(span.start), self.offset(span.end), text)
 
     def position(self, node: cst.CSTNode) -> tuple[int, int]:
         """Line and column of a node, both from 1."""
@@ -123,14 +144,12 @@ class Program:
         names = names() if callable(names) else names
         return min((name.name for name in names if name.source is self._imported), default="")
 
-    def parent(self, node: cst.CSTNode) -> cst.CSTNode:
-        """The node that a node is a part of."""
-        return self._parents[node]
-
-    def indent(self, node: cst.CSTNode) -> str:
-        """The white space before the line of a node."""
-        line = self._lines[self._positions[node].start.line - 1]
-        return self.text[line : self.start(node)]
+    def statement(self, node: cst.Import | cst.ImportFrom, lines: list[str]) -> Edit:
+        """The edit that puts statements in the place of an import."""
+        position, parent = self._positions[node].start, self._parents[node]
+        indent = self.text[self.lines[position.line - 1] : self.offset(position)]
+        alone = type(parent).__name__ == "SimpleStatementLine" and len(parent.body) == 1  # type: ignore[attr-defined]
+        return self.replaced(node, (self.newline + indent if alone else "; ").join(lines))
 
 
 def dotted(node: cst.CSTNode) -> tuple[str, ...]:
@@ -145,15 +164,7 @@ def dotted(node: cst.CSTNode) -> tuple[str, ...]:
     return (value.value, *reversed(parts))
 
 
-def leading(node: cst.CSTNode, count: int) -> cst.CSTNode:
-    """The first parts of a dotted name."""
-    value: tp.Any = node
-    while len(dotted(value)) > count:
-        value = value.value
-    return value
-
-
-def walk(node: cst.CSTNode) -> tp.Iterator[cst.CSTNode]:
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """A node and all nodes below it, in the order of the text."""
     pending = [node]
     while pending:

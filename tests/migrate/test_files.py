@@ -1,4 +1,4 @@
-"""The command line: files found and left out, diffs, exit status, encodings, atomic writes."""
+"""The command line: files found and left out, diffs, exit status, encodings, notebooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("libcst")
 
-from nnxlite.migrate import _command, _errors, _files, _program, _sources
+from nnxlite.migrate import _command, _program
 from nnxlite.migrate._command import main
 
 OLD, NEW = "from flax import nnx\n", "import nnxlite as nnx\n"
@@ -29,7 +29,7 @@ def test_nothing_changes_without_write(here, capsys):
     assert (here / "a.py").read_text() == OLD
     out = capsys.readouterr().out
     assert "--- a/a.py\n+++ b/a.py\n" in out and f"-{OLD}+{NEW}" in out
-    assert out.endswith("1 file read, 1 would change (1 line), 0 to decide\n")
+    assert out.endswith("files read: 1, would change: 1 (1 lines), to decide: 0, unreadable: 0\n")
 
 
 def test_write_changes_once(here, capsys):
@@ -40,7 +40,7 @@ def test_write_changes_once(here, capsys):
     assert stat.S_IMODE((here / "a.py").stat().st_mode) == 0o755
     assert os.listdir(here) == ["a.py"]
     assert main(["a.py", "--check"]) == 0
-    assert "1 changed (1 line)" in capsys.readouterr().out
+    assert "changed: 1 (1 lines)" in capsys.readouterr().out
 
 
 def test_check_fails_where_anything_is_left(here):
@@ -61,16 +61,12 @@ def test_a_note_is_one_line(here, capsys):
 
 
 def test_directories_are_searched(here, capsys):
-    for name in ("src/a.py", "src/b.pyi", "src/.hidden/c.py", "src/venv/lib/d.py", "src/text.txt"):
+    for name in ("a.py", "b.pyi", ".hidden/c.py", "venv/site-packages/d.py", "text.txt"):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text(OLD)
-    (here / "src/venv/pyvenv.cfg").touch()
-    assert [str(path) for path in _files.programs([here / "src"], [])] == [
-        str(here / "src/a.py"),
-        str(here / "src/b.pyi"),
-    ]
-    assert [*_files.programs([here / "src", here / "src/a.py"], ["b.*"])] == [here / "src/a.py"]
-    assert [*_files.programs([here / "src"], ["src/*"])] == []
+    assert [*_command.programs(here)] == [here / "a.py", here / "b.pyi"]
+    assert main([".", "a.py", "--write", "--quiet"]) == 0
+    assert (here / "a.py").read_text() == NEW and (here / "text.txt").read_text() == OLD
 
 
 def test_bad_input_does_not_stop_the_others(here, capsys):
@@ -82,7 +78,7 @@ def test_bad_input_does_not_stop_the_others(here, capsys):
     assert (here / "b.py").read_text() == NEW
     errors = capsys.readouterr().err
     assert "a.py:2:" in errors and "syntax error" in errors
-    assert "c.py:1:1: cannot be decoded" in errors and "d.ipynb:1:2: not JSON" in errors
+    assert "c.py:1:1: cannot be decoded" in errors and "d.ipynb:1:1: not a notebook: JSON" in errors
     assert main(["nowhere.py"]) == 2
     assert "nowhere.py does not exist" in capsys.readouterr().err
 
@@ -95,27 +91,6 @@ def test_encodings_stay(here, encoding):
     assert (here / "a.py").read_bytes() == (head + "x = 'é'\r\n" + NEW).encode(encoding)
 
 
-def test_a_write_that_fails_leaves_the_file(here, monkeypatch, capsys):
-    (here / "a.py").write_text(OLD)
-
-    def replace(*args):
-        raise OSError("the disk is gone")
-
-    monkeypatch.setattr(_files.os, "replace", replace)
-    assert main(["a.py", "--write"]) == 2
-    assert "the disk is gone" in capsys.readouterr().err
-    assert (here / "a.py").read_text() == OLD and os.listdir(here) == ["a.py"]
-
-
-def test_a_terminal_has_colours(here, monkeypatch, capsys):
-    (here / "a.py").write_text(OLD)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert main(["a.py"]) == 0
-    assert "\x1b[" in capsys.readouterr().out
-
-
 def test_without_libcst_the_message_names_the_extra(here, monkeypatch, capsys):
     (here / "a.py").write_text(OLD)
     monkeypatch.setitem(sys.modules, "libcst", None)
@@ -124,85 +99,66 @@ def test_without_libcst_the_message_names_the_extra(here, monkeypatch, capsys):
     assert "libcst" in _program.NO_LIBCST
 
 
-NOTEBOOK = """{
- "cells": [
-  {"cell_type": "markdown", "source": ["from flax import nnx"]},
-  {
-   "cell_type": "code",
-   "outputs": [{"data": {"text/plain":   ["1 \\u00e9"]}}],
-   "source": [
-    "%matplotlib inline\\n",
-    "!pip install flax\\n",
-    "files = !ls\\n",
-    "from flax import (\\n",
-    "    nnx,\\n",
-    "    struct,\\n",
-    ")\\n",
-    "nnx.Param?"
-   ]
-  },
-  {"cell_type": "code", "source": "%%bash\\nfrom flax import nnx"},
-  {"cell_type": "code", "source": "s = 'é'\\nnnx.Optimizer(m, tx)\\nnnx.Scan"}
- ],
- "nbformat": 4
-}"""
+CELLS = [
+    {"cell_type": "markdown", "source": ["from flax import nnx"]},
+    {
+        "cell_type": "code",
+        "outputs": [{"data": {"text/plain": ["1 é"]}}],
+        "source": [
+            "%matplotlib inline\n",
+            "!pip install flax\n",
+            "files = !ls\n",
+            "from flax import (\n",
+            "    nnx,\n",
+            "    struct,\n",
+            ")\n",
+            "nnx.Param?",
+        ],
+    },
+    {"cell_type": "code", "source": "%%bash\nfrom flax import nnx"},
+    {"cell_type": "code", "source": "s = 'é'\nnnx.Optimizer(m, tx)\nnnx.Scan"},
+]
 
 
 def test_cells_of_a_notebook_are_one_program(here, capsys):
-    (here / "a.ipynb").write_text(NOTEBOOK, encoding="utf-8")
+    written = json.dumps({"cells": CELLS, "nbformat": 4}, indent=1, ensure_ascii=False) + "\n"
+    (here / "a.ipynb").write_text(written, encoding="utf-8")
     assert main(["a.ipynb", "--write", "--quiet"]) == 0
     new = (here / "a.ipynb").read_text(encoding="utf-8")
-    json.loads(new)
-    changed = NOTEBOOK.replace("nnx.Optimizer(m", "nnx.ModelAndOptimizer(m")
-    start, stop = changed.index('    "from flax import ('), changed.index('    "nnx.Param?"')
-    assert new.startswith(changed[:start]) and new.endswith(changed[stop:])
-    code = "".join(json.loads(new)["cells"][1]["source"])
-    assert "from flax import (\n    struct,\n)\nimport nnxlite as nnx\nnnx.Param?" in code
+    imports = ["from flax import (\n", "    struct,\n", ")\n", "import nnxlite as nnx\n"]
+    cells = json.loads(written)["cells"]
+    cells[1]["source"][3:7] = imports
+    cells[3]["source"] = cells[3]["source"].replace("nnx.Opt", "nnx.ModelAndOpt")
+    assert json.loads(new) == {"cells": cells, "nbformat": 4}
+    changed = [line for line in new.splitlines() if line not in written.splitlines()]
+    assert len(changed) == 2 and "1 é" in new  # the file is written as it was
     assert "a.ipynb:cell 3:3:1: nnxlite has no `Scan`" in capsys.readouterr().out
     assert main(["a.ipynb", "--write", "--quiet"]) == 0
     assert (here / "a.ipynb").read_text(encoding="utf-8") == new
 
 
-def test_json_that_is_no_notebook(here, capsys):
-    (here / "a.ipynb").write_text("{}")
-    assert main(["a.ipynb"]) == 2
-    assert "not a notebook: it has no list `cells`" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("[" * 100_000, "not JSON: it is nested too deeply"),
-        ('{"cells": [1]}', "not a notebook: a cell is not a table"),
-        ('{"cells": [{"cell_type": "code", "source": [1]}]}', "the source of a cell is not text"),
+        "{}",
+        "[" * 100_000,
+        '{"cells": [1]}',
+        '{"cells": [{"cell_type": "code", "source": [1]}]}',
+        '{"cells": [{"cell_type": "code", "source": "from flax import nnx("}]}',
     ],
-    ids=["deep", "cell", "source"],
+    ids=["table", "deep", "cell", "source", "code"],
 )
-def test_notebooks_that_are_none(here, capsys, text, message):
+def test_files_that_are_no_notebooks(here, capsys, text):
     (here / "a.ipynb").write_text(text)
     assert main(["a.ipynb", "--write"]) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "not a notebook: " in error or "syntax error" in error
     assert (here / "a.ipynb").read_text() == text
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("x = " + "(" * 300 + ")" * 300, "it is nested too deeply"),
-        ("x = " + "-" * 100_000 + "1", "it is nested too deeply"),
-        ("x = '\ud800'", "cannot be encoded: "),
-    ],
-    ids=["parentheses", "operators", "surrogate"],
-)
-def test_programs_that_no_parser_takes(text, message):
-    with pytest.raises(_errors.UnreadableError, match=f"^{message}"):
-        _sources.migrate_text(f"from flax import nnx\n{text}\n")
-
-
-def test_a_program_that_is_too_deep_for_the_edits(monkeypatch):
-    def find(program, source):
-        raise RecursionError
-
-    monkeypatch.setattr(_sources, "_find", find)
-    with pytest.raises(_errors.UnreadableError, match="^it is nested too deeply$"):
-        _sources.migrate_text("from flax import nnx\n")
+def test_programs_are_not_run(here, monkeypatch):
+    (here / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(here)
+    text = OLD + "import evil\nfrom evil import *\nnnx.evil.x()\nprint(__import__('evil'))\n"
+    assert NEW in _command.migrate_text(text).text
+    assert "evil" not in sys.modules
