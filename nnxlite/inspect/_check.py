@@ -30,7 +30,6 @@ from nnxlite.graph._plan import view
 from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._calls import PackedCall, Path, Watch, is_called, watched
 from nnxlite.inspect._diff import numbers_of
-from nnxlite.inspect._entries import Entries
 from nnxlite.objects._module import Module
 from nnxlite.objects._rngs import RngStream
 from nnxlite.training import ModelAndOptimizer, Optimizer, OptVariable
@@ -85,8 +84,7 @@ class Finding:
         return f"{_at(self.path)}: {self.text}"
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class Findings(Entries[Finding]):
+class Findings(tuple[Finding, ...]):
     """What `check` found: true where there is anything, iterable, and readable as text.
 
     Attributes:
@@ -98,9 +96,14 @@ class Findings(Entries[Finding]):
     (False, 0)
     """
 
+    @property
+    def entries(self) -> tuple[Finding, ...]:
+        """The findings."""
+        return tuple(self)
+
     def __repr__(self) -> str:
         groups: dict[str, list[Finding]] = {}
-        for entry in self.entries:
+        for entry in self:
             groups.setdefault(entry.kind, []).append(entry)
         lines: list[str] = []
         for kind, entries in groups.items():

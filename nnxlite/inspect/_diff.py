@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing as tp
 
 import jax
@@ -17,14 +16,12 @@ from nnxlite.graph._compare import Difference, compare
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._plan import view
 from nnxlite.graph._rebuild import Path
-from nnxlite.inspect._entries import Entries
 
 MAX_LINES = 200
 """How many differences the text lists."""
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class Diff(Entries[Difference]):
+class Diff(tuple[Difference, ...]):
     """The differences of two graphs: true where there are any, iterable, and readable as text.
 
     Attributes:
@@ -37,8 +34,13 @@ class Diff(Entries[Difference]):
     (True, ['setting'])
     """
 
+    @property
+    def entries(self) -> tuple[Difference, ...]:
+        """The differences."""
+        return tuple(self)
+
     def __repr__(self) -> str:
-        lines = [str(entry) for entry in self.entries[:MAX_LINES]]
+        lines = [str(entry) for entry in self[:MAX_LINES]]
         if len(self) > MAX_LINES:
             lines.append(f"... {len(self) - MAX_LINES:,} more differences")
         return "\n".join(lines) or "no differences"

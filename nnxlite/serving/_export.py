@@ -338,7 +338,7 @@ def _check_containers(tree: tp.Any, what: str) -> None:
             f"export: {what} has a {kind.__name__}, which a process without this class could not make. "
             "Use dicts, lists and tuples of arrays."
         )
-    if kind is dict and not all(isinstance(name, str) for name in names):
+    if kind is dict and not all(isinstance(name, str) for name in names or ()):
         raise TypeError(
             f"export: {what} has a dict with the keys {names}; keys have to be strings."
         )
