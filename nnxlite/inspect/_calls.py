@@ -94,12 +94,10 @@ class PackedCall:
     """
 
     def __init__(self, obj: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> None:
-        self._values, self._tree = jax.tree.flatten((args, kwargs), is_leaf=_is_object)
-        objects = [obj, *filter(_is_object, self._values)]
-        self._graphdef, objects_state = split(objects)
-        self._leaves, self._state_tree = jax.tree.flatten(objects_state)
-        self.arrays = [_abstract(v) for v in (*self._leaves, *self._values) if _is_array(v)]
-        self.has_refs = any(map(is_ref, (*self._leaves, *self._values)))
+        self._graphdef, state = split([obj, args, kwargs])
+        self._leaves, self._tree = jax.tree.flatten(state)
+        self.arrays = [_abstract(leaf) for leaf in self._leaves if _is_array(leaf)]
+        self.has_refs = any(map(is_ref, self._leaves))
 
     def unpack(
         self, arrays: tp.Sequence[tp.Any]
@@ -107,11 +105,7 @@ class PackedCall:
         """A new object and new arguments, with these arrays."""
         remaining = iter(arrays)
         leaves = [_with_array(leaf, remaining) for leaf in self._leaves]
-        values = [_with_array(value, remaining) for value in self._values]
-        obj, *others = merge(self._graphdef, jax.tree.unflatten(self._state_tree, leaves))
-        objects = iter(others)
-        values = [next(objects) if _is_object(value) else value for value in values]
-        args, kwargs = jax.tree.unflatten(self._tree, values)
+        obj, args, kwargs = merge(self._graphdef, jax.tree.unflatten(self._tree, leaves))
         return obj, args, kwargs
 
 

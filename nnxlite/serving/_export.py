@@ -57,7 +57,7 @@ class Exported:
     >>> import nnxlite as nnx
     >>> exported = nnx.export(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((1, 2)), shapes="b, 2")
     >>> print(exported)
-    Exported(Linear: x=float32[b,2], platforms=cpu, weights=2)
+    Exported(Linear: inputs=float32[b,2], platforms=cpu, weights=2)
     >>> exported(jnp.ones((5, 2))).shape, exported(jnp.ones((7, 2))).shape
     ((5, 3), (7, 3))
     >>> exported.num_programs
