@@ -291,9 +291,9 @@ def is_mapped(axis: tp.Any) -> bool:
 IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
 
 
-def leaves_of(tree: tp.Any, names: tuple[str, ...] | None = None) -> Inputs:
-    """The leaves of any tree, and its `definition`; with names, one of the form `(args, kwargs)`."""
-    return Inputs(tree, trees=True, names=names, inside=True)
+def leaves_of(tree: tp.Any) -> Inputs:
+    """The leaves of any tree, and its `definition`."""
+    return Inputs(tree, trees=True, inside=True)
 
 
 def refuse_writes(inner: Inner, what: str) -> None:
@@ -313,12 +313,10 @@ def chosen_first(chosen: tp.Iterable[tp.Any]) -> Partition:
     return Partition(tuple(map(bool, chosen)))
 
 
-def tree_out(
-    tree: tp.Any, is_dynamic: tp.Callable[[tp.Any], bool] = is_array
-) -> tuple[Fixed, list[tp.Any]]:
+def tree_out(tree: tp.Any) -> tuple[Fixed, list[tp.Any]]:
     """A tree that crosses on its own, as a `CallDef` and a list of arrays; its objects will be new."""
     parts = leaves_of(tree)
-    parts.make_static([not is_dynamic(leaf) for leaf in parts.leaves])
+    parts.make_static([not is_array(leaf) for leaf in parts.leaves])
     return Fixed(parts.definition), parts.leaves
 
 

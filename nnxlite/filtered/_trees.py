@@ -24,14 +24,6 @@ from nnxlite.objects._pytree import Pytree
 from nnxlite.variables._variable import Variable, make
 
 
-def level(value: tp.Any) -> tuple[list[tuple[tp.Any, tp.Any]], tp.Any] | None:
-    """The (name, child) pairs of an ordinary container and its treedef; None for a leaf."""
-    if value is None or is_pytree_leaf(value):
-        return None
-    pairs, treedef = flatten_one_level(value)
-    return [(key_name(key), child) for key, child in pairs], treedef
-
-
 def children(value: tp.Any, also: tuple[type, ...] = ()) -> list[tuple[Path, tp.Any]]:
     """The parts one level down, with their paths from there.
 
@@ -44,8 +36,8 @@ def children(value: tp.Any, also: tuple[type, ...] = ()) -> list[tuple[Path, tp.
     if kind == OBJECT:
         status, attributes = value._nnx_status, value._nnx_dict.items()
         return [((n,), v) for n, v in attributes if status.get(n) or isinstance(v, also)]
-    found = level(value)
-    return [((name,), child) for name, child in found[0]] if found else []
+    found = _level(value)
+    return [((name,), child) for name, child in zip(*found[:2])] if found else []
 
 
 def _level(value: tp.Any) -> tuple[tp.Sequence[tp.Any], tp.Sequence[tp.Any], tp.Any, tp.Any] | None:
@@ -56,11 +48,11 @@ def _level(value: tp.Any) -> tuple[tp.Sequence[tp.Any], tp.Sequence[tp.Any], tp.
     if type(value) is dict:
         keys = tuple(sorted_keys(value))
         return keys, [value[key] for key in keys], keys, lambda new: dict(zip(keys, new))
-    parts = level(value)
-    if parts is None:
+    if value is None or is_pytree_leaf(value):
         return None
-    pairs, treedef = parts
-    return [name for name, _ in pairs], [part for _, part in pairs], treedef, treedef.unflatten
+    pairs, treedef = flatten_one_level(value)
+    names = [key_name(key) for key, _ in pairs]
+    return names, [part for _, part in pairs], treedef, treedef.unflatten
 
 
 Values = tuple[tp.Any, ...]

@@ -58,7 +58,6 @@ assert_type(nnx.filter_eval_shape(double, x).shape, tuple[int, ...])
 assert_type(nnx.filter_eval_shape(loss_and_name, params, x), tuple[jax.Array, str])
 assert_type(nnx.filter_make_jaxpr(double)(x)[0], ClosedJaxpr)
 assert_type(nnx.filter_shard(params, jax.devices()[0]), Params)
-shape = jax.ShapeDtypeStruct((3,), jnp.float32)
 
 
 @nnx.filter_custom_jvp
