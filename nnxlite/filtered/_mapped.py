@@ -107,20 +107,13 @@ def axes_of_call(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -
             )
     elif isinstance(axes, dict):
         by_name, parameters = axes, parameters_of(fun) or []
-        known = [p.name for p in parameters]
-        anything = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
-        unknown = [name for name in axes if name not in known and not anything]
-        if unknown:
-            raise ValueError(
-                f"{mapped!r}: in_axes= has a spec for {unknown[0]!r}, and {name_of(fun)} has no "
-                f"argument of that name; it has {known}."
-            )
         names = names_by_position(parameters[: len(args)])
         missing = [name for name in axes if name not in kwargs and name not in names]
         if missing:
             raise ValueError(
                 f"{mapped!r}: in_axes= has a spec for the arguments {missing}, which the call does "
-                "not give. Pass them, or leave them out."
+                f"not give: {name_of(fun)} has {[p.name for p in parameters]}. Pass them, or leave "
+                "them out."
             )
         positional = [axes.get(name, ARRAYS) for name in names]
         positional += [ARRAYS] * (len(args) - len(names))

@@ -189,7 +189,7 @@ def test_a_module_is_mapped_only_as_an_argument():
         (
             lambda: nnx.filter_vmap(lambda x: x, in_axes={"z": 0})(jnp.ones(3)),
             ValueError,
-            "in_axes= has a spec for 'z', and <lambda>",
+            "for the arguments ['z'], which the call does not give: ",
         ),
         (
             lambda: nnx.filter_vmap(lambda x: x, in_axes={"x": {"a": 1}})({"a": jnp.ones(3)}),
