@@ -1,7 +1,7 @@
 """`check`: what will go wrong silently with a model, its optimizers, and its inputs.
 
 Each kind of finding has a function that yields the findings of this kind; `_CHECKS` lists them.  All
-look at one `_Subject`, the leaves and objects of a model with their paths, and none changes it.  With
+look at one `Subject`, the leaves and objects of a model with their paths, and none changes it.  With
 inputs, the model is called on shapes, twice: once to see which modules are called and which Variables
 the outputs depend on, once together with its derivative, to see which Variables have a gradient.
 """
@@ -20,20 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import filter_text, path_text, short_type
-from nnxlite._base.jax import Tracer, used_inputs
-from nnxlite._base.text import WIDTH, can_be_read, clip, is_array
-from nnxlite._state._definition import State
-from nnxlite.filters import All, Frozen, Not
-from nnxlite.graph._functional import flat_pairs
-from nnxlite.graph._kinds import GraphNode, find_hidden, hidden_kept, is_marked
-from nnxlite.graph._plan import view
+from nnxlite._base.jax import Tracer
+from nnxlite._base.text import WIDTH, can_be_read, clip
+from nnxlite.graph._kinds import GraphNode, find_hidden, is_marked
 from nnxlite.graph._walk import iter_graph
-from nnxlite.inspect._calls import PackedCall, Path, Watch, is_called, watched
+from nnxlite.inspect._calls import Path, is_called
 from nnxlite.inspect._diff import numbers_of
+from nnxlite.inspect._subject import Subject, is_float, parameters_in_state
 from nnxlite.objects._module import Module
 from nnxlite.objects._rngs import RngStream
-from nnxlite.training import ModelAndOptimizer, Optimizer, OptVariable
-from nnxlite.variables._kinds import BatchStat, Intermediate, Param
+from nnxlite.training import OptVariable
+from nnxlite.variables._kinds import BatchStat, Param
 from nnxlite.variables._metadata import FROZEN
 from nnxlite.variables._variable import Variable
 
@@ -167,7 +164,7 @@ def check(
     nothing found
     """
     try:
-        subject = _Subject.of(model, optimizer, inputs, named_inputs)
+        subject = Subject.of(model, optimizer, inputs, named_inputs)
     except Exception as error:  # half-built objects, containers with hidden data
         return Findings((_not_checked("the model", error),))
     found: list[Finding] = []
@@ -191,150 +188,19 @@ def _not_checked(what: str, error: Exception) -> Finding:
     return Finding("not checked", (), f"could not check {what}: {reason}")
 
 
-# What is looked at ---------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class _Subject:
-    """A model, its optimizers and its inputs, taken apart.
-
-    Attributes:
-        model, optimizer, inputs, named_inputs: as given.
-        everything: the leaves of all three by path, shared ones once.
-        leaves: those of the model.
-        nodes: the objects of the model.
-        optimizers: each with its path.
-    """
-
-    model: tp.Any
-    optimizer: tp.Any
-    inputs: tuple[tp.Any, ...]
-    named_inputs: dict[str, tp.Any]
-    everything: dict[Path, tp.Any]
-    leaves: dict[Path, tp.Any]
-    nodes: dict[Path, tp.Any]
-    optimizers: dict[Path, tp.Any]
-
-    @classmethod
-    def of(cls, model: tp.Any, optimizer: tp.Any, inputs: tp.Any, named_inputs: tp.Any) -> _Subject:
-        all_inputs = {**dict(enumerate(inputs)), **named_inputs}
-        parts = ((), model), (("optimizer",), optimizer), (("inputs",), all_inputs)
-        everything = {
-            (*parts[path[0]][0], *path[1:]): leaf
-            for path, leaf in _leaves([part for _, part in parts]).items()
-        }
-        nodes = {path: node for path, node in iter_graph(model) if isinstance(node, GraphNode)}
-        optimizers = {
-            ("optimizer", *path): node
-            for path, node in iter_graph(optimizer)
-            if isinstance(node, Optimizer)
-        }
-        leaves = _leaves(model)
-        return cls(model, optimizer, inputs, named_inputs, everything, leaves, nodes, optimizers)
-
-    @property
-    def is_called(self) -> bool:
-        """Whether there are inputs."""
-        return bool(self.inputs or self.named_inputs)
-
-    def variables(self, kind: type[Variable[tp.Any]] = Variable) -> dict[Path, tp.Any]:
-        """The Variables of a kind in the model that have one array, with it."""
-        values = {p: v.get_raw_value() for p, v in self.leaves.items() if isinstance(v, kind)}
-        return {path: value for path, value in values.items() if is_array(value)}
-
-    def modules(self) -> dict[Path, Module]:
-        """The modules of the model."""
-        return {path: node for path, node in self.nodes.items() if isinstance(node, Module)}
-
-    def owner(self, path: Path) -> tp.Any:
-        """The innermost object around a path."""
-        return next(
-            (self.nodes[path[:n]] for n in reversed(range(len(path))) if path[:n] in self.nodes),
-            None,
-        )
-
-    @functools.cached_property
-    def call(self) -> _TracedCall:
-        """The call of the model with the inputs, traced."""
-        return _TracedCall(self.model, self.inputs, self.named_inputs, self.variables())
-
-    @functools.cached_property
-    def trained(self) -> dict[Path, set[Path] | None]:
-        """For each optimizer what it trains, None where that is not known."""
-        return {path: self._trained(optimizer) for path, optimizer in self.optimizers.items()}
-
-    def selected(self, optimizer: Optimizer[tp.Any]) -> set[Path]:
-        """The paths of the Variables of the model that the filter of an optimizer selects."""
-        select = All(optimizer.wrt, Not(Frozen()))
-        return {path for path, leaf in self.leaves.items() if select(path, leaf)}
-
-    def _trained(self, optimizer: Optimizer[tp.Any]) -> set[Path] | None:
-        """The paths of the Variables that an optimizer trains.
-
-        An optimizer does not know its model.  It may be for a part of this one, which is found by the
-        paths in the optimizer's state, if it has any.
-        """
-        chosen = self.selected(optimizer)
-        if isinstance(optimizer, ModelAndOptimizer):
-            inside = {id(leaf) for _, leaf in iter_graph(optimizer.model)}
-            return {path for path in chosen if id(self.leaves[path]) in inside}
-        known = _parameters_in_state(optimizer)
-        if not known:
-            return chosen if len(self.optimizers) == 1 else None
-        if known.keys() <= chosen:
-            return chosen
-        last = next(iter(known))
-        parts: list[dict[Path, Path]] = []  # the paths in a part, and in the model
-        for path in self.leaves:
-            place = path[: -len(last)]
-            if (*place, *last) == path:
-                inside = {p[len(place) :]: p for p in chosen if p[: len(place)] == place}
-                parts += [inside] * (known.keys() <= inside.keys())
-        if len(parts) > 1:
-            shapes = {path: _shape(leaf) for path, leaf in self.leaves.items()}
-            parts = [p for p in parts if all(shapes[p[k]] == known[k] for k in known)]
-        return {*parts[0].values()} if len(parts) == 1 else None
-
-
-def _leaves(root: tp.Any) -> dict[Path, tp.Any]:
-    """Variables, and arrays outside of them, by path; those with several paths once."""
-    seen = view(root)
-    return dict(zip(seen.graphdef.paths, seen.leaves))
-
-
-def _parameters_in_state(optimizer: Optimizer[tp.Any]) -> dict[Path, tuple[int, ...] | None]:
-    """The paths of the parameters for which an optimizer has state, with the shape of that."""
-    parts = jax.tree.leaves(optimizer.opt_state, is_leaf=lambda x: isinstance(x, State))
-    return {
-        path: _shape(leaf)
-        for part in parts
-        if isinstance(part, State)
-        for path, leaf in flat_pairs(part)
-        if isinstance(leaf, Variable)
-    }
-
-
-def _shape(leaf: tp.Any) -> tuple[int, ...] | None:
-    return getattr(leaf.get_raw_value() if isinstance(leaf, Variable) else leaf, "shape", None)
-
-
-def _is_float(value: tp.Any) -> bool:
-    return is_array(value) and jnp.issubdtype(value.dtype, jnp.floating)
-
-
 # Without inputs ------------------------------------------------------------------------------
 
 
-def _bare_arrays(subject: _Subject) -> tp.Iterator[Finding]:
+def _bare_arrays(subject: Subject) -> tp.Iterator[Finding]:
     params = {
         (type(subject.owner(path)), path[-1])
         for path, leaf in subject.leaves.items()
         if isinstance(leaf, Param)
     }
-    in_optimizers = set().union(*map(_parameters_in_state, subject.optimizers.values()))
+    in_optimizers = set().union(*map(parameters_in_state, subject.optimizers.values()))
     for path, leaf in subject.leaves.items():
         owner = subject.owner(path)
-        if isinstance(leaf, Variable) or not _is_float(leaf) or not isinstance(owner, Module):
+        if isinstance(leaf, Variable) or not is_float(leaf) or not isinstance(owner, Module):
             continue
         name = type(owner).__name__
         is_ours = type(owner).__module__.startswith("nnxlite.")  # our layers have Variables only
@@ -351,7 +217,7 @@ def _bare_arrays(subject: _Subject) -> tp.Iterator[Finding]:
         yield Finding("bare array", path, text)
 
 
-def _optimizers(subject: _Subject) -> tp.Iterator[Finding]:
+def _optimizers(subject: Subject) -> tp.Iterator[Finding]:
     if not subject.optimizers:
         given = subject.optimizer
         if given is not None and not (isinstance(given, (tuple, list, dict)) and not given):
@@ -372,7 +238,7 @@ def _optimizers(subject: _Subject) -> tp.Iterator[Finding]:
             text = f"trained by {names}; give each optimizer a filter `wrt` of its own"
             yield Finding("two optimizers", path, text)
     for path, optimizer in subject.optimizers.items():
-        if not subject.selected(optimizer) and not _parameters_in_state(optimizer):
+        if not subject.selected(optimizer) and not parameters_in_state(optimizer):
             text = (
                 f"wrt={clip(filter_text(optimizer.wrt), 60)} selects no Variable of the model that is "
                 "not frozen, so that updates change nothing; give it a filter that does, as nnx.Param"
@@ -393,7 +259,7 @@ def _optimizers(subject: _Subject) -> tp.Iterator[Finding]:
 _MODES = ("deterministic", "use_running_average")  # True in evaluation
 
 
-def _modes(subject: _Subject) -> tp.Iterator[Finding]:
+def _modes(subject: Subject) -> tp.Iterator[Finding]:
     modes: dict[bool, list[tuple[Path, str]]] = {False: [], True: []}
     for path, module in subject.modules().items():
         rates = [vars(module).get(name) for name in ("rate", "dropout_rate")]
@@ -423,7 +289,7 @@ def _others(first: Path, all_of_them: list[tp.Any]) -> str:
     return f"{_at(first)} is" if not more else f"{_at(first)} and {more:,} more are"
 
 
-def _streams(subject: _Subject) -> tp.Iterator[Finding]:
+def _streams(subject: Subject) -> tp.Iterator[Finding]:
     used: set[Path] = set()
     if subject.is_called:
         with contextlib.suppress(Exception):  # is a finding of `_calls`
@@ -456,9 +322,9 @@ def _streams(subject: _Subject) -> tp.Iterator[Finding]:
             yield Finding("equal keys", path, text)
 
 
-def _lanes(subject: _Subject) -> tp.Iterator[Finding]:
+def _lanes(subject: Subject) -> tp.Iterator[Finding]:
     for path, value in subject.variables(Param).items():
-        if not _is_float(value) or value.ndim < 3 or value.shape[0] < 2 or not can_be_read(value):
+        if not is_float(value) or value.ndim < 3 or value.shape[0] < 2 or not can_be_read(value):
             continue
         first, second = np.asarray(value[:2]).astype(np.float32)
         random = len(np.unique(first)) > max(2, first.size // 2)  # not zeros, ones or a pattern
@@ -475,8 +341,8 @@ def _lanes(subject: _Subject) -> tp.Iterator[Finding]:
             yield Finding("equal lanes", path, text)
 
 
-def _dtypes(subject: _Subject) -> tp.Iterator[Finding]:
-    dtypes = {p: v.dtype for p, v in subject.variables(Param).items() if _is_float(v)}
+def _dtypes(subject: Subject) -> tp.Iterator[Finding]:
+    dtypes = {p: v.dtype for p, v in subject.variables(Param).items() if is_float(v)}
     if not dtypes:
         return
     usual = collections.Counter(dtypes.values()).most_common(1)[0][0]
@@ -491,7 +357,7 @@ def _dtypes(subject: _Subject) -> tp.Iterator[Finding]:
                 yield Finding("mixed dtypes", path, text)
     known = {*dtypes.values(), *(_dtype_of(m, "dtype") for m in subject.modules().values())}
     for path, value in subject.everything.items():
-        if path[:1] == ("inputs",) and _is_float(value):
+        if path[:1] == ("inputs",) and is_float(value):
             dtype = jax.dtypes.canonicalize_dtype(value.dtype)
             if dtype not in known:
                 text = (
@@ -501,7 +367,7 @@ def _dtypes(subject: _Subject) -> tp.Iterator[Finding]:
                 yield Finding("mixed dtypes", path, text)
 
 
-def _weak_types(subject: _Subject) -> tp.Iterator[Finding]:
+def _weak_types(subject: Subject) -> tp.Iterator[Finding]:
     for path, leaf in subject.leaves.items():
         if not isinstance(leaf, (Param, BatchStat)):
             continue
@@ -516,12 +382,12 @@ def _weak_types(subject: _Subject) -> tp.Iterator[Finding]:
             yield Finding("weak type", path, text)
 
 
-def _not_finite(subject: _Subject) -> tp.Iterator[Finding]:
+def _not_finite(subject: Subject) -> tp.Iterator[Finding]:
     for path, leaf in subject.everything.items():
         if not isinstance(leaf, (Param, BatchStat, OptVariable)):
             continue
         for value in jax.tree.leaves(leaf.get_raw_value()):
-            if not _is_float(value) or not can_be_read(value):
+            if not is_float(value) or not can_be_read(value):
                 continue
             wrong = int(np.prod(value.shape)) - int(jnp.isfinite(value).sum())
             if wrong:
@@ -547,7 +413,7 @@ def _dtype_of(owner: tp.Any, name: str) -> tp.Any:
         return None
 
 
-def _aliases(subject: _Subject) -> tp.Iterator[Finding]:
+def _aliases(subject: Subject) -> tp.Iterator[Finding]:
     seen: dict[int, tuple[Path, tp.Any, bool]] = {}
     for path, leaf in subject.everything.items():
         is_variable = isinstance(leaf, Variable)
@@ -566,7 +432,7 @@ def _aliases(subject: _Subject) -> tp.Iterator[Finding]:
 # With inputs ---------------------------------------------------------------------------------
 
 
-def _calls(subject: _Subject) -> tp.Iterator[Finding]:
+def _calls(subject: Subject) -> tp.Iterator[Finding]:
     if not subject.is_called:
         return
     if not isinstance(subject.model, GraphNode) or not callable(subject.model):
@@ -613,89 +479,7 @@ def _is_below(path: Path, places: set[Path]) -> bool:
     return bool(places) and any(path[:n] in places for n in range(len(path) + 1))
 
 
-class _TracedCall:
-    """The call of a model on shapes, as a function of the arrays in its Variables.
-
-    Attributes:
-        floats: form of the array, for each Variable with a floating one.
-        used: the paths of the Variables that the outputs depend on.
-        called: the paths of the objects that are called.
-    """
-
-    def __init__(
-        self, model: tp.Any, args: tp.Any, kwargs: tp.Any, variables: dict[Path, tp.Any]
-    ) -> None:
-        self._packed = PackedCall(model, args, kwargs)
-        self._before = set(_leaves(model))
-        forms = {p: jax.ShapeDtypeStruct(v.shape, v.dtype) for p, v in variables.items()}
-        self.floats = {path: form for path, form in forms.items() if _is_float(form)}
-        self._others = {path: form for path, form in forms.items() if path not in self.floats}
-        self._forms = self._packed.arrays, [*self.floats.values()], [*self._others.values()]
-        self.called: set[Path] = set()
-
-        def watch(
-            call: tp.Any, path: Path, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
-        ) -> tp.Any:
-            self.called.add(path)
-            return call(obj, *args, **kwargs)
-
-        jaxpr = jax.make_jaxpr(lambda *inputs: self._run(*inputs, watch=watch))(*self._forms)
-        flags = used_inputs(jaxpr)[len(self._packed.arrays) :]
-        self.used = {path for path, flag in zip((*self.floats, *self._others), flags) if flag}
-
-    def connected(self) -> set[Path] | None:
-        """The paths of those with a gradient; None if it cannot be computed."""
-
-        def derivative(
-            arrays: list[tp.Any], floats: list[tp.Any], others: list[tp.Any], tangents: list[tp.Any]
-        ) -> list[tp.Any]:
-            def outputs(floats: list[tp.Any]) -> list[tp.Any]:
-                found = self._run(arrays, floats, others)
-                return [x for x in found if jnp.issubdtype(x.dtype, jnp.inexact)]
-
-            return jax.jvp(outputs, (floats,), (tangents,))[1]
-
-        floats = self._forms[1]
-        try:
-            jaxpr = jax.make_jaxpr(derivative)(*self._forms, floats)
-        except Exception:  # then the gradient of a loss fails as well, and not silently
-            return None
-        if not jaxpr.out_avals:
-            return None
-        flags = used_inputs(jaxpr)[-len(floats) :] if floats else []
-        return {path for path, flag in zip(self.floats, flags) if flag}
-
-    def _run(
-        self,
-        arrays: list[tp.Any],
-        floats: list[tp.Any],
-        others: list[tp.Any],
-        watch: Watch | None = None,
-    ) -> list[tp.Any]:
-        """The arrays in the result, and in what the modules recorded during the call."""
-        model, args, kwargs = self._packed.unpack(arrays)
-        values = dict(zip((*self.floats, *self._others), (*floats, *others)))
-        for path, leaf in _leaves(model).items():
-            if path in values:
-                leaf.set_raw_value(values[path])
-        if watch is None:
-            with hidden_kept([node for _, node in iter_graph(model)]):
-                result = model(*args, **kwargs)
-        else:
-            with watched([((), model)], watch):
-                result = model(*args, **kwargs)
-        recorded = [
-            leaf
-            for path, leaf in iter_graph(model)
-            if isinstance(leaf, Intermediate)
-            or (isinstance(leaf, Variable) and path not in self._before)
-        ]
-        found = [leaf for _, leaf in iter_graph([result, recorded])]
-        raw = [leaf.get_raw_value() if isinstance(leaf, Variable) else leaf for leaf in found]
-        return [x for x in jax.tree.leaves(raw) if isinstance(x, jax.Array)]
-
-
-def _hidden(subject: _Subject) -> tp.Iterator[Finding]:
+def _hidden(subject: Subject) -> tp.Iterator[Finding]:
     for path, node in subject.nodes.items():
         for name, value in node._nnx_dict.items():
             if node._nnx_status.get(name) is not False or is_marked(value):
@@ -712,7 +496,7 @@ def _hidden(subject: _Subject) -> tp.Iterator[Finding]:
             yield Finding("hidden data", (*path, name, *found.path), text)
 
 
-def _traced_settings(subject: _Subject) -> tp.Iterator[Finding]:
+def _traced_settings(subject: Subject) -> tp.Iterator[Finding]:
     settings = [
         ((*path, name), value)
         for path, node in subject.nodes.items()
