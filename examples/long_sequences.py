@@ -2,9 +2,9 @@
 
 A decoder learns to repeat a random sequence. On one device, attention needs a weight for each pair of
 positions. With `ring_attention` (in `_ring_attention.py`) the sequence is divided between the devices,
-and keys and values go round. With `nnx.pipeline` the layers are divided, and the batch goes through in
-parts. The program is the same each time but for the function that runs the layers and the attention
-that they use.
+and keys and values go round. With `pipeline` (in `_pipeline.py`) the layers are divided, and the batch
+goes through in parts. The program is the same each time but for the function that runs the layers and
+the attention that they use.
 
     python examples/long_sequences.py            # about four minutes on two CPU cores
     python examples/long_sequences.py --quick    # a shorter run
@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import optax
+from _pipeline import pipeline
 from _ring_attention import ring_attention
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -100,7 +101,7 @@ def looped(blocks: Block, x: jax.Array) -> jax.Array:
 def staged(blocks: Block, x: jax.Array) -> jax.Array:
     """The same in stages of a pipeline, on the mesh that `jax.set_mesh` has set."""
     body = nnx.remat(lambda block, x: block(x))
-    return nnx.pipeline(body, blocks, x, microbatches=MICROBATCHES)
+    return pipeline(body, blocks, x, microbatches=MICROBATCHES)
 
 
 class Way(tp.NamedTuple):

@@ -309,7 +309,7 @@ _LATER = {
     "distributed": "",
     "inspect": "Diff Drawing Finding Findings Memory StepMemory check diff display draw find_nan memory "
     "tabulate",
-    "sharding.plans": "Layout Placement Plan init_sharded make_mesh pipeline plan_layout "
+    "sharding.plans": "Layout Placement Plan init_sharded make_mesh plan_layout "
     "remat_layers shard stack_layers unstack_layers",
     "serving": "Exported export load_exported",
     "summary": "",
@@ -358,7 +358,6 @@ if _tp.TYPE_CHECKING:  # the names of `_LATER`, for editors and type checkers
     from nnxlite.sharding.plans import Plan as Plan
     from nnxlite.sharding.plans import init_sharded as init_sharded
     from nnxlite.sharding.plans import make_mesh as make_mesh
-    from nnxlite.sharding.plans import pipeline as pipeline
     from nnxlite.sharding.plans import plan_layout as plan_layout
     from nnxlite.sharding.plans import remat_layers as remat_layers
     from nnxlite.sharding.plans import shard as shard

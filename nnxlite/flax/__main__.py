@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import os
 import sys
 
@@ -19,11 +17,6 @@ Runs a program that is written for Flax NNX with nnxlite as its `flax.nnx`, unch
   --help    print this text"""
 
 
-def _fail(text: str) -> int:
-    print(text, file=sys.stderr)
-    return 2
-
-
 def _options() -> list[str]:
     """The options that this Python was started with."""
     count = len(sys.orig_argv) - len(sys.argv[1:])
@@ -34,59 +27,26 @@ def _options() -> list[str]:
     return given if last == "-" else [*given, last]
 
 
-def _is_module(name: str) -> bool:
-    """Whether there is a module, as `python -m` looks for it; imports none of its parents."""
-    top, *rest = name.split(".")
-    sys.path.insert(0, os.getcwd())
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        spec = None
-    for part in rest:
-        if spec is not None:
-            folders = spec.submodule_search_locations or []
-            spec = importlib.machinery.PathFinder.find_spec(f"{spec.name}.{part}", folders)
-    return spec is not None
-
-
-def _missing(program: list[str]) -> str | None:
-    """Why a program cannot be started, in one sentence."""
-    match program:
-        case []:
-            return f"There is no script to run.\n{USAGE}"
-        case ["-m" | "-c" as option]:
-            return f"{option} needs {'a module' if option == '-m' else 'code'} after it."
-        case ["-m", name, *_]:
-            return None if _is_module(name) else f"There is no module named {name!r}."
-        case ["-c", *_]:
-            return None
-        case [option, *_] if option.startswith("-") and option != "-":
-            return f"There is no option {option}: see `python -m nnxlite.flax --help`."
-        case [script, *_]:
-            if script != "-" and not os.path.exists(script):
-                return f"There is no script {script!r} in {os.getcwd()}."
-    return None
-
-
 def main(arguments: list[str]) -> int:
-    """Replace this process by the program; the exit status where it cannot be started."""
-    report = False
-    while arguments[:1] in (["--report"], ["--help"], ["-h"]):
-        if arguments.pop(0) != "--report":
-            print(USAGE)
-            return 0
-        report = True
+    """Replace this process by the program; the exit status where it cannot be started.
+
+    Python itself says what is wrong with the name of a script, a module or an option.
+    """
+    report = arguments[:1] == ["--report"]
+    program = arguments[report:]
+    if not program or program[0] in ("--help", "-h"):
+        print(USAGE, file=sys.stdout if program else sys.stderr)
+        return 0 if program else 2
+    problem = _finder.fault()
     if sys.flags.ignore_environment or sys.flags.no_site:
-        return _fail(
-            "nnxlite.flax needs PYTHONPATH and `site`: start Python without -E, -I and -S."
-        )
-    problem = _missing(arguments) or _finder.fault()
+        problem = "nnxlite.flax needs PYTHONPATH and `site`: start Python without -E, -I and -S."
     if problem:
-        return _fail(problem)
+        print(problem, file=sys.stderr)
+        return 2
     if report:
         os.environ["NNXLITE_FLAX_REPORT"] = str(os.getpid())  # exec does not change it
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *_options(), *arguments])
+    os.execv(sys.executable, [sys.executable, *_options(), *program])
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ OURS = frozenset(
     filter_value_and_grad filter_vjp filter_vmap filtered filters find_nan flax freeze generate
     generate_stream if_array init_sharded inspect is_array is_array_like is_array_ref is_inexact_array
     is_inexact_array_like load_exported load_safetensors lora make_mesh memory objects
-    partition pipeline plan_layout remat_layers
+    partition plan_layout remat_layers
     sampling save_safetensors serving shard sharding stack_layers to_arrays to_refs tree_at
     tree_equal tree_inference tree_pformat tree_pprint unfreeze
     unstack_layers use_named_scopes

@@ -1,7 +1,7 @@
 """Stacked layers: equal layers as one, whose arrays have a leading axis, and back.
 
 A model with a list of layers is unrolled: each layer is traced and compiled by itself.  The same layers
-stacked are scanned (`nnx.scan`), traced and compiled once, or spread over devices (`nnx.pipeline`).
+stacked are scanned (`nnx.scan`), traced and compiled once, or spread over devices.
 `stack_layers` and `unstack_layers` are inverse to each other; arrays keep their shardings behind the new
 axis, and none is gathered.
 """
@@ -97,7 +97,7 @@ def unstack_layers(layer: M) -> List[M]:
     (True, 4)
     """
     stacked = _Leaves(layer)
-    count = _leading_size(stacked, layer, "unstack_layers")
+    count = _leading_size(stacked, layer)
     rest: Change = lambda names: names[1:]
     shardings = [_changed(getattr(v, "sharding", None), rest) for v in stacked.values]
     rows = _computed(
@@ -111,31 +111,24 @@ def unstack_layers(layer: M) -> List[M]:
     return layers
 
 
-def num_layers(stacked: tp.Any, caller: str) -> int:
-    """The size of the leading axis of all arrays of an object.
-
-    Raises ValueError, in the name of the caller, if they have no such axis.
-    """
-    return _leading_size(_Leaves(stacked), stacked, caller)
-
-
-def _leading_size(leaves: _Leaves, stacked: tp.Any, caller: str) -> int:
+def _leading_size(leaves: _Leaves, stacked: tp.Any) -> int:
     sizes = {p: _shape(v)[:1] for p, v in zip(leaves.paths, leaves.values)}
     (path, size), *_ = [*sizes.items(), ((), ())]
+    what = ""
     if not size:
         what = f"'{path_text(path)}' is a scalar" if sizes else "it has no arrays"
+    for other, its in sizes.items():
+        if its != size and not what:
+            got = f"{its[0]} entries" if its else "no leading axis"
+            what = (
+                f"'{path_text(path)}' has {size[0]} entries along its leading axis, "
+                f"'{path_text(other)}' has {got}"
+            )
+    if what:
         raise ValueError(
-            f"{caller}: {short_type(stacked)} is not a stack of layers: {what}. Make one with "
+            f"unstack_layers: {short_type(stacked)} is not a stack of layers: {what}. Make one with "
             "nnx.stack_layers(layers)."
         )
-    for other, its in sizes.items():
-        if its != size:
-            got = f"{its[0]} entries" if its else "no leading axis"
-            raise ValueError(
-                f"{caller}: {short_type(stacked)} is not a stack of layers: '{path_text(path)}' has "
-                f"{size[0]} entries along its leading axis, '{path_text(other)}' has {got}. Make one "
-                "with nnx.stack_layers(layers)."
-            )
     return size[0]
 
 

@@ -1,11 +1,10 @@
-"""Models on a mesh: plans, and layers that are stacked, staged or computed again.
+"""Models on a mesh: plans, and layers that are stacked or computed again.
 
 Apart from the annotations, which the core's layers need: these modules import all layers.
 """
 
 from nnxlite.sharding._layout import Layout as Layout
 from nnxlite.sharding._layout import Placement as Placement
-from nnxlite.sharding._pipeline import pipeline as pipeline
 from nnxlite.sharding._plan import Plan as Plan
 from nnxlite.sharding._plan import make_mesh as make_mesh
 from nnxlite.sharding._remat_layers import remat_layers as remat_layers

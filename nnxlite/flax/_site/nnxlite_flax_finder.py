@@ -36,10 +36,11 @@ def version() -> "str | None":
 
 def fault() -> "str | None":
     """Why `flax.nnx` cannot be replaced in this process, in one sentence; None where it can."""
-    if importer := imported_by():
+    theirs = [name for name in list(sys.modules) if _is_ours(name)]
+    if current() is None and any(not is_alias(sys.modules[name]) for name in theirs):
         return (
-            f"nnxlite.flax must come before flax.nnx is imported, which {importer} did: start the "
-            "program with `python -m nnxlite.flax`, or make `import nnxlite.flax` its first line."
+            "nnxlite.flax must come before the first import of flax.nnx: start the program with "
+            "`python -m nnxlite.flax`, or make `import nnxlite.flax` its first line."
         )
     found = version()
     if found is not None and found.split(".")[:2] != ["0", "12"]:
@@ -48,32 +49,6 @@ def fault() -> "str | None":
             "`pip install 'flax>=0.12,<0.13'`, or remove it."
         )
     return None
-
-
-def imported_by() -> "str | None":
-    """Who imported another `flax.nnx`; None where nobody did."""
-    names = list(sys.modules)
-    theirs = [name for name in names if _is_ours(name) and not is_alias(sys.modules[name])]
-    if not theirs or current() is not None:
-        return None
-    # Python moves a module behind those that it imported when it is complete.
-    last = max(map(names.index, theirs))
-    for name in [*names[last + 1 :], *reversed(names[:last])]:
-        if name.partition(".")[0] != "flax" and _refers(sys.modules[name]):
-            return f"the module {name!r}"
-    return "a module that did not keep it"
-
-
-def _refers(module: types.ModuleType) -> bool:
-    for value in list(vars(module).values() if isinstance(module, types.ModuleType) else ()):
-        if isinstance(value, types.ModuleType):
-            if _is_ours(value.__name__) or (
-                value.__name__ == "flax" and isinstance(vars(value).get("nnx"), types.ModuleType)
-            ):
-                return True
-        elif isinstance(found := getattr(value, "__module__", None), str) and _is_ours(found):
-            return True
-    return False
 
 
 def is_alias(module: object) -> bool:
