@@ -3,6 +3,7 @@
 from nnxlite.decoding import sampling as sampling
 from nnxlite.decoding._beam import Beams as Beams
 from nnxlite.decoding._beam import beam_search as beam_search
+from nnxlite.decoding._generate import Conversation as Conversation
 from nnxlite.decoding._generate import Generated as Generated
 from nnxlite.decoding._generate import generate as generate
 from nnxlite.decoding._generate import generate_stream as generate_stream

@@ -16,17 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from nnxlite.decoding._decoder import Decoder, Setup, check_causal, noting_programs
 from nnxlite.decoding._generate import (
-    Decoder,
     Progress,
     Prompt,
     Request,
-    Setup,
-    check_causal,
     check_finite,
     cut,
-    new_tokens,
-    noting_programs,
+    of_new_tokens,
     prepare,
     start,
     whole_number,
@@ -110,7 +107,7 @@ def beam_search(
     with noting_programs() as made:
         found, nan_at = _search(model, request, jnp.float32(length_penalty), beams, setup)
     check_finite(model, nan_at, setup)
-    check_causal(model, request, setup, made)
+    check_causal(model, request.prompt, setup, made)
     return Beams(*(x[0] for x in found)) if single else found
 
 
@@ -136,7 +133,7 @@ def _run(
     first = jnp.arange(batch)[:, None] * beams  # the first row of each prompt
 
     def body(state: State) -> State:
-        position, tokens, counts, done, _ = state.progress
+        position, tokens, counts, done, _, logs = state.progress
         logits, cache = decoder.next_logits(state.cache, tokens, position)
         size = logits.shape[-1]
         log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
@@ -159,7 +156,7 @@ def _run(
         ends = jnp.isin(token, request.stop) | (counts >= setup.max_new)
         tokens = lax.dynamic_update_index_in_dim(tokens, token, position + 1, 1)
         nan_at = jnp.where(nan.any(), position + 1, -1)
-        progress = Progress(position + 1, tokens, counts, done | (~reading & ends), nan_at)
+        progress = Progress(position + 1, tokens, counts, done | (~reading & ends), nan_at, logs)
         moved = [x if a is None else jnp.take(x, rows, axis=a) for x, a in zip(cache, axes)]
         return State(moved, progress, scores)
 
@@ -169,7 +166,8 @@ def _run(
     goes_on = lambda state: ~state.progress.done.all() & (state.progress.nan_at < 0)
     _, progress, scores = lax.while_loop(goes_on, body, state)
     counts = progress.counts.reshape(batch, beams)
-    tokens = new_tokens(request, progress, setup).reshape(batch, beams, -1)
+    tokens = of_new_tokens(progress.tokens, request, progress.counts, setup, request.pad)
+    tokens = tokens.reshape(batch, beams, -1)
     return Beams(tokens, counts, scores / counts**penalty), progress.nan_at
 
 

@@ -1,31 +1,22 @@
 """`generate`: new tokens after a prompt, in one compiled loop.
 
 What a model has to do: called with tokens (batch, length), return logits (batch, length, vocabulary)
-for the token after each of them.  There are two ways to run it.
-
-- With a cache: the model is viewed with `decode=True`, `batch_size` and `max_length`, for which
-  `MultiHeadAttention` allocates a `Cache`.  A call then gets only the next tokens, and what `Cache`
-  Variables contain is carried from one call to the next.  They are zero at first.
-- Without one: if there is no `Cache` after that, each step calls the model on the whole sequence,
-  padded to its final length, and reads the logits of one position.  The model must be causal.
+for the token after each of them.  `_decoder.py` says how it runs.
 
 All rows are always at the same position: at each step of the loop, a row with prompt tokens left takes
 the next of them, and any other row the token that was sampled.  So rows of different lengths need
 neither masks nor shifted positions, and are independent of each other.  The positions that are prompt in
 every row are read in a few large steps before the loop begins.
 
-Nothing is written to the model: caches belong to a view of it that exists while it is traced.
+A conversation goes on as a call on all of it would, but begins at the first position whose token some
+row has not read.  Rows that had ended before have read padding since: an attention cache goes back to
+that position, since entries after its index do not count; with any other cache all is read again.
 
-Both ways are right for a causal model alone, whose logits do not depend on later tokens.  When a
-program has been compiled, a short call on whole sequences is compared with how it runs the model.
+Nothing is written to the model: caches belong to a view of it that exists while it is traced.
 """
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import functools
-import inspect
 import operator
 import typing as tp
 from collections.abc import Iterator, Sequence
@@ -36,36 +27,49 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from nnxlite._base.errors import short_type, warn_user
-from nnxlite._state._flat import to_flat_state
+from nnxlite._base.errors import short_type
+from nnxlite.decoding._decoder import (
+    BY_POSITION,
+    Decoder,
+    Setup,
+    check_causal,
+    note_program,
+    noting_programs,
+)
 from nnxlite.decoding.sampling import Sampler, SamplerFn, greedy
-from nnxlite.filters import Nothing
-from nnxlite.graph._functional import clone, merge, split
-from nnxlite.graph._walk import iter_graph
-from nnxlite.nn.multi_head_attention import MultiHeadAttention, takes_positions
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs import Rngs, RngStream
-from nnxlite.objects._views import view
 from nnxlite.transforms._jit import jit
-from nnxlite.variables._kinds import Cache
 
 Prompt = jax.Array | np.ndarray | Sequence[int] | Sequence[Sequence[int]]
 """Tokens (length,) or (batch, length), or a list of lists of different lengths."""
 
-POSITIONS = ("input_positions", "positions")
-"""Parameters of a model by which it gets the positions of its tokens, (length,) int32."""
-
 CHUNK = 16
 """Positions of a prompt that are read at once where rows have different lengths."""
 
-PROBE = 4
-"""Tokens of the call by which a new program is checked."""
 
-PADDING = 3
-"""Tokens after these, where a model runs without a cache."""
+class Conversation(tp.NamedTuple):
+    """What a model has read, for `generate(..., cache=...)` to go on with.
 
-TOLERANCE = 0.02
-"""The difference of logits that rounding may make, as a part of the largest one."""
+    Args:
+        leaves: the arrays of the model's cache.
+        tokens: prompts and new tokens, (batch, max_length) int32.
+        lengths: how many tokens there are in each row, (batch,) int32.
+        read: how many positions the cache has read, () int32.
+
+    >>> import nnxlite as nnx
+    >>> class Next(nnx.Module):
+    ...     def __call__(self, tokens):
+    ...         return nnx.one_hot(tokens + 1, 10)
+    >>> first = nnx.generate(Next(), [3, 4], 2, cache=True)
+    >>> first.cache.tokens.tolist(), nnx.generate(Next(), [1], 2, cache=first.cache).lists()
+    ([[3, 4, 5, 6]], [2, 3])
+    """
+
+    leaves: list[jax.Array]
+    tokens: jax.Array
+    lengths: jax.Array
+    read: jax.Array
 
 
 class Generated(tp.NamedTuple):
@@ -74,6 +78,9 @@ class Generated(tp.NamedTuple):
     Args:
         tokens: the new tokens, (batch, max_new) int32; padding after the last one.
         lengths: how many there are in each row, (batch,) int32, a stop token among them.
+        log_probs: the log probability of each new token, before a sampler changed the logits,
+            (batch, max_new) float32; 0 for padding.
+        cache: a `Conversation`, if `generate` was to return it.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> nnx.Generated(jnp.array([[5, 2, 0]]), jnp.array([2])).lists()
@@ -82,6 +89,8 @@ class Generated(tp.NamedTuple):
 
     tokens: jax.Array
     lengths: jax.Array
+    log_probs: jax.Array | None = None
+    cache: Conversation | None = None
 
     def lists(self) -> list[tp.Any]:
         """The new tokens as a list of integers for each row, or one list for a single prompt."""
@@ -95,15 +104,6 @@ def cut(tokens: np.ndarray, lengths: np.ndarray) -> list[tp.Any]:
     return [cut(row, length) for row, length in zip(tokens, lengths, strict=True)]
 
 
-class Setup(tp.NamedTuple):
-    """The static side of a call."""
-
-    max_new: int
-    max_length: int
-    use_cache: bool | None
-    chunk: int  # how many positions of the prompt are read at once
-
-
 class Request(tp.NamedTuple):
     """The arrays of a call."""
 
@@ -113,6 +113,7 @@ class Request(tp.NamedTuple):
     keys: jax.Array | None  # (batch,)
     stop: tp.Any  # (number of stop tokens,)
     pad: tp.Any
+    before: Conversation | None = None  # whose tokens the prompt begins with
 
 
 class Progress(tp.NamedTuple):
@@ -123,6 +124,7 @@ class Progress(tp.NamedTuple):
     counts: jax.Array  # (batch,), of new tokens
     done: jax.Array  # (batch,)
     nan_at: jax.Array  # the position whose logits have a NaN; -1 if there is none
+    log_probs: jax.Array  # (batch, max_length), of the new tokens
 
 
 def generate(
@@ -137,6 +139,7 @@ def generate(
     lengths: jax.Array | np.ndarray | Sequence[int] | None = None,
     max_length: int | None = None,
     use_cache: bool | None = None,
+    cache: bool | Conversation = False,
 ) -> Generated:
     """New tokens after a prompt.
 
@@ -169,18 +172,21 @@ def generate(
         max_length: the length of the cache, prompt and new tokens together; no more than needed by
             default.
         use_cache: False calls the model with the whole sequence in each step, True insists on a cache.
+        cache: True returns the cache, to go on with: `cache=former.cache` continues a conversation
+            with `prompt`, as a call on all its tokens would. A cache that is too short grows, which
+            compiles again: give `max_length` for the whole conversation.
 
     Warns:
         UserWarning: if a model with a cache runs without it, since nothing tells it positions; once for
             each program, if the model is not causal, or a cache gives other logits than none.
 
     Returns:
-        New tokens and how many there are: a `Generated`.
+        New tokens, how many there are, their log probabilities and the cache: a `Generated`.
 
     Raises:
         ValueError: for an empty prompt, one that is longer than `max_length` allows, a sampler without
-            a key, a model that has no cache but should, or one whose logits have another shape or
-            are NaN.
+            a key, a model that has no cache but should, one whose logits have another shape or
+            are NaN, or a cache of another model or batch.
         TypeError: if the model is not a module, or tokens are not integers.
 
     >>> import jax.numpy as jnp
@@ -194,13 +200,25 @@ def generate(
     [[5, 6, 7], [2, 3, 4, 5]]
     """
     setup, request, single = prepare(
-        "generate", model, prompt, max_new, sampler, rngs, stop, pad, lengths, max_length, use_cache
+        "generate",
+        model,
+        prompt,
+        max_new,
+        sampler,
+        rngs,
+        stop,
+        pad,
+        lengths,
+        max_length,
+        use_cache,
+        cache,
     )
     with noting_programs() as made:
-        tokens, counts, nan_at = _whole(model, request, setup)
+        found, nan_at = _whole(model, request, setup)
     check_finite(model, nan_at, setup)
-    check_causal(model, request, setup, made)
-    return Generated(tokens[0], counts[0]) if single else Generated(tokens, counts)
+    check_causal(model, request.prompt, setup, made)
+    *arrays, after = found
+    return Generated(*(x[0] if single else x for x in arrays), after)
 
 
 def generate_stream(
@@ -264,7 +282,7 @@ def _chunks(
 ) -> Iterator[list[tp.Any]]:
     with noting_programs() as made:
         cache, progress = _started(model, request, setup)
-    check_causal(model, request, setup, made)
+    check_causal(model, request.prompt, setup, made)
     starts, seen = np.asarray(request.lengths), np.zeros(len(request.lengths), int)
     while not np.asarray(progress.done).all():
         cache, progress = _continued(model, cache, progress, request, chunk, setup)
@@ -292,13 +310,17 @@ def prepare(
     lengths: tp.Any,
     max_length: int | None,
     use_cache: bool | None,
+    cache: bool | Conversation = False,
 ) -> tuple[Setup, Request, bool]:
     """The arguments of a call, checked, and whether the prompt is a single one."""
     if not isinstance(model, Pytree) or not callable(model):
         raise TypeError(f"{caller} takes a module that can be called, not {short_type(model)}.")
+    before = cache if isinstance(cache, Conversation) else None
     max_new = whole_number(caller, "max_new", max_new)
     room = None if max_length is None else whole_number(caller, "max_length", max_length) - max_new
-    tokens, sizes, single = _read_prompt(caller, prompt, lengths, room)
+    tokens, sizes, single = _read_prompt(caller, prompt, lengths)
+    if before is not None:
+        tokens, sizes = _joined(caller, before, tokens, sizes)
     batch, length = tokens.shape
     if room is not None and length > room:
         raise ValueError(
@@ -306,75 +328,90 @@ def prepare(
             f"new ones make {length + max_new}, and max_length is {max_length}. Cut the prompt, or "
             "raise max_length."
         )
-    if not callable(sampler):
-        raise TypeError(f"{caller}: the sampler must be callable, not {short_type(sampler)}.")
-    keys = _keys(caller, sampler, rngs, batch)
-    chunk = length - 1 if sizes is None else min(length - 1, CHUNK)
-    setup = Setup(max_new, length + max_new if max_length is None else max_length, use_cache, chunk)
-    stops = np.atleast_1d(np.asarray(stop, np.int32))
+    listed = isinstance(prompt, (list, tuple))
+    if room is not None and (before is not None or listed):
+        tokens = (jnp if isinstance(tokens, Tracer) else np).pad(
+            tokens, ((0, 0), (0, room - length))
+        )
+        length = room
+    # Whether rows differ is static, so it must not depend on lengths that another call may have.
+    ragged = lengths is not None or before is not None
+    ragged = ragged or (listed and (room is not None or bool((sizes != length).any())))
+    total = length + max_new if max_length is None else max_length
+    setup = Setup(
+        max_new,
+        total if before is None else max(total, before.tokens.shape[1]),
+        use_cache,
+        min(length - 1, CHUNK) if ragged else length - 1,
+        cache is not False,
+    )
     request = Request(
         tokens,
-        np.full(batch, length, np.int32) if sizes is None else sizes,
+        sizes,
         sampler if isinstance(sampler, (Sampler, Pytree)) else jax.tree_util.Partial(sampler),
-        keys,
-        stops,
+        _keys(caller, sampler, rngs, batch),
+        np.atleast_1d(np.asarray(stop, np.int32)),
         np.int32(pad),
+        before,
     )
     return setup, request, single
 
 
-def _read_prompt(
-    caller: str, prompt: tp.Any, lengths: tp.Any, room: int | None
-) -> tuple[tp.Any, tp.Any, bool]:
-    """Tokens (batch, length), their lengths if they may differ, and whether it is a single prompt."""
-    if isinstance(prompt, (list, tuple)):
-        if not prompt:
-            raise ValueError(f"{caller} needs a prompt of at least one token; got an empty list.")
-        single = all(np.ndim(row) == 0 for row in prompt)
-        rows = [np.asarray(row) for row in ([prompt] if single else prompt)]
-        if any(row.ndim != 1 for row in rows):
-            raise ValueError(f"{caller}: a prompt is a list of tokens, or a list of such lists.")
+def _read_prompt(caller: str, prompt: tp.Any, lengths: tp.Any) -> tuple[tp.Any, tp.Any, bool]:
+    """Tokens (batch, length), their lengths (batch,), and whether it is a single prompt."""
+    listed = isinstance(prompt, (list, tuple))
+    single = not any(map(np.ndim, prompt)) if listed else np.ndim(prompt) == 1
+    if listed and all(np.ndim(row) < 2 for row in prompt):
+        rows = [prompt] if single else prompt
         sizes = np.array([len(row) for row in rows], np.int32)
-        if lengths is not None:
-            raise ValueError(f"{caller}: lengths go with an array; a list has lengths of its own.")
-        _check_tokens(caller, *(row for row in rows if len(row)))
-        length = int(sizes.max()) if room is None else max(room, int(sizes.max()))
-        tokens = np.zeros((len(rows), length), np.int32)
+        lengths = sizes if lengths is None else lengths
+        kind = np.result_type(np.int8, *(np.asarray(row) for row in rows if len(row)))
+        tokens: tp.Any = np.zeros((len(rows), int(sizes.max())), kind)
         for padded, row in zip(tokens, rows, strict=True):
             padded[: len(row)] = row
-        lengths = None if (sizes == length).all() and room is None else sizes
     else:
         tokens = prompt if isinstance(prompt, jax.Array) else np.asarray(prompt)
-        _check_tokens(caller, tokens)
-        if tokens.ndim not in (1, 2) or 0 in tokens.shape:
-            raise ValueError(
-                f"{caller}: a prompt is an array (length,) or (batch, length) with at least one "
-                f"token; got shape {tokens.shape}."
-            )
-        single = tokens.ndim == 1
-        tokens = tokens.reshape(-1, tokens.shape[-1]).astype(np.int32)
-    if lengths is not None:
-        lengths = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)
-        if lengths.shape != tokens.shape[:1] or lengths.dtype.kind not in "iu":
-            raise ValueError(
-                f"{caller}: lengths must be {tokens.shape[0]} integers, one for each row of the "
-                f"prompt; got {lengths.dtype}{list(lengths.shape)}."
-            )
-        if not isinstance(lengths, Tracer):
-            wrong = [int(n) for n in lengths if not 1 <= n <= tokens.shape[1]]
-            if wrong:
-                raise ValueError(
-                    f"{caller}: each prompt needs from 1 to {tokens.shape[1]} tokens; the lengths "
-                    f"include {wrong[0]}."
-                )
-        lengths = lengths.astype(np.int32)
-    return tokens, lengths, single
+        tokens = tokens[None] if single else tokens
+    if tokens.ndim != 2 or 0 in tokens.shape:
+        raise ValueError(
+            f"{caller}: a prompt is (length,) or (batch, length), with at least one token; got shape "
+            f"{tokens.shape[single:]}."
+        )
+    if tokens.dtype.kind not in "iu":
+        raise TypeError(f"{caller}: tokens are integers; the prompt has dtype {tokens.dtype}.")
+    batch, longest = tokens.shape
+    if lengths is None:
+        lengths = np.full(batch, longest, np.int32)
+    lengths = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)
+    known = not isinstance(lengths, Tracer)
+    if lengths.shape != (batch,) or (known and not ((lengths >= 1) & (lengths <= longest)).all()):
+        raise ValueError(
+            f"{caller}: lengths must be {batch} integers, one for each row of the prompt, from 1 to "
+            f"{longest}; got {lengths if known else lengths.shape}."
+        )
+    return tokens.astype(np.int32), lengths.astype(np.int32), single
 
 
-def _check_tokens(caller: str, *arrays: tp.Any) -> None:
-    for array in arrays:
-        if array.dtype.kind not in "iu":
-            raise TypeError(f"{caller}: tokens are integers; the prompt has dtype {array.dtype}.")
+def _joined(
+    caller: str, before: Conversation, tokens: tp.Any, sizes: tp.Any
+) -> tuple[tp.Any, tp.Any]:
+    """The tokens of a conversation with new ones after those of each row, and their lengths."""
+    if len(before.lengths) != len(tokens):
+        raise ValueError(
+            f"{caller}: the cache is of a batch of {len(before.lengths)} rows, and the prompt has "
+            f"{len(tokens)}. Go on with all rows of a batch."
+        )
+    known = not any(isinstance(x, Tracer) for x in (*before, tokens, sizes))
+    xp: tp.Any = np if known else jnp
+    old, starts = xp.asarray(before.tokens), xp.asarray(before.lengths)
+    places = xp.arange(old.shape[1] + tokens.shape[1])
+    new = xp.clip(places - starts[:, None], 0, tokens.shape[1] - 1)
+    old = xp.pad(old, ((0, 0), (0, tokens.shape[1])))
+    joined = xp.where(
+        places < starts[:, None], old, xp.take_along_axis(xp.asarray(tokens), new, axis=1)
+    )
+    sizes = starts + sizes
+    return (joined[:, : int(sizes.max())] if known else joined), sizes
 
 
 def whole_number(caller: str, name: str, value: tp.Any) -> int:
@@ -428,212 +465,54 @@ def check_finite(model: tp.Any, nan_at: jax.Array, setup: Setup) -> None:
 # What is compiled ---------------------------------------------------------------------------------
 
 
-_made: contextvars.ContextVar[list[bool] | None] = contextvars.ContextVar("_made", default=None)
-
-
-@contextlib.contextmanager
-def noting_programs() -> Iterator[list[bool]]:
-    """A list to which each program that is traced in this block adds whether it uses a cache."""
-    made: list[bool] = []
-    token = _made.set(made)
-    try:
-        yield made
-    finally:
-        _made.reset(token)
-
-
-def check_causal(model: tp.Any, request: Request, setup: Setup, made: list[bool]) -> None:
-    """Warn where new programs do not give the logits of a call on a whole sequence."""
-    if not made or isinstance(request.prompt, Tracer):
-        return
-    length = min(PROBE, setup.max_length - 1)
-    tokens = np.tile(np.array([0, 1], np.int32), (len(request.prompt), PROBE))[:, :length]
-    try:
-        tokens[:, :1] = np.asarray(request.prompt[:, :1])
-        wrong = bool(_differs(model, jnp.asarray(tokens), setup._replace(use_cache=made[0])))
-    except Exception:  # a call of this length is more than the model has to support
-        return
-    if wrong:
-        way = "in steps with a cache" if made[0] else "with padding after them"
-        name = type(model).__name__
-        warn_user(
-            f"{name} gives other logits for tokens {way} than in a call on these tokens alone, so that "
-            "what is generated depends on the way. A position may depend on later tokens: use attention "
-            "with is_causal=True or a causal mask, convolutions with padding='CAUSAL'. Otherwise the "
-            f"positions or caches of {name} are wrong; see docs/generating.md."
-        )
-
-
-def _differs_in_a_call(model: tp.Any, tokens: jax.Array, setup: Setup) -> jax.Array:
-    """Whether the logits of tokens differ from those of a call on them alone, in that setup."""
-    batch, length = tokens.shape
-    alone, _ = Decoder(model, setup._replace(use_cache=False), batch)([], tokens, 0)
-    decoder = Decoder(model, setup, batch)
-    if not setup.use_cache:
-        after = min(PADDING, setup.max_length - length)
-        tokens = jnp.pad(tokens, ((0, 0), (0, after)))
-    logits = decoder(decoder.cache, tokens, 0)[0][:, :length]
-    epsilon = jnp.finfo(logits.dtype).eps if jnp.issubdtype(logits.dtype, jnp.floating) else 0
-    alone, logits = alone.astype(jnp.float32), logits.astype(jnp.float32)
-    finite = jnp.isfinite(alone) & jnp.isfinite(logits)
-    largest = jnp.where(finite, jnp.abs(alone), 0).max()
-    difference = jnp.where(finite, jnp.abs(alone - logits), 0).max()
-    return difference > max(TOLERANCE, 64 * float(epsilon)) * largest
-
-
-class Decoder:
-    """A model in the modes of decoding, as a function of what its cache contains.
-
-    Attributes:
-        cache: the leaves of its empty cache; none if it runs without one.
-    """
-
-    def __init__(self, model: tp.Any, setup: Setup, batch: int) -> None:
-        modes: dict[str, tp.Any] = {"deterministic": True, "use_running_average": True}
-        sizes: dict[str, tp.Any] = {"batch_size": batch, "max_length": setup.max_length}
-        self.name = type(model).__name__
-        names = inspect.signature(model).parameters
-        self.positions = next((name for name in POSITIONS if name in names), None)
-        cache: tp.Any = None
-        if setup.use_cache is not False:
-            viewed = view(model, decode=True, **modes, **sizes, raise_if_not_found=False)
-            self._widen_caches(viewed, batch)
-            self.graphdef, cache, self.rest = split(viewed, Cache, ...)
-            if setup.use_cache and not cache:
-                raise ValueError(
-                    f"{self.name} has no cache for use_cache=True: in a view with decode=True, "
-                    "batch_size and max_length it has no Variable of the kind nnx.Cache."
-                )
-            if (
-                setup.use_cache is None
-                and self.positions is None
-                and _lacks_positions(viewed, cache)
-            ):
-                warn_user(
-                    f"{self.name} runs without a cache: with one, nothing tells it the positions of its "
-                    "tokens. Give its __call__ a parameter input_positions, or pass use_cache=True if "
-                    "it needs no positions."
-                )
-                cache = None
-        if not cache:
-            viewed = view(model, decode=False, **modes, raise_if_not_found=False)
-            self.graphdef, cache, self.rest = split(viewed, Nothing(), ...)
-        leaves, self.structure = jax.tree.flatten(cache)
-        self.cache = [jnp.zeros_like(leaf) for leaf in leaves]
-
-    def __call__(
-        self, cache: list[jax.Array], tokens: jax.Array, first: tp.Any
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        """Logits (batch, length, vocabulary) of tokens from position `first` on, and the new cache."""
-        state = jax.tree.unflatten(self.structure, cache)
-        model = merge(self.graphdef, state, self.rest, copy=True)
-        logits = self._called(model, tokens, first)
-        shape = getattr(logits, "shape", None)
-        if shape is None or len(shape) != 3 or shape[:2] != tokens.shape:
-            got = short_type(logits) if shape is None else f"shape {shape}"
-            raise ValueError(
-                f"{self.name} must return logits (batch, length, vocabulary) for tokens of shape "
-                f"{tokens.shape}; it returned {got}."
-            )
-        if cache:
-            cache = jax.tree.leaves(split(model, Cache, ...)[1])
-        return logits, cache
-
-    def _called(self, model: tp.Any, tokens: jax.Array, first: tp.Any) -> tp.Any:
-        """What a model returns for tokens from position `first` on."""
-        named = {}
-        if self.positions is not None:
-            named[self.positions] = first + jnp.arange(tokens.shape[1], dtype=jnp.int32)
-        return model(tokens, **named)
-
-    def _widen_caches(self, model: tp.Any, batch: int) -> None:
-        """Give a cache the dtype of the keys where the inputs of a layer promote its parameters.
-
-        An abstract call shows that dtype.
-        """
-        if not any(
-            layer.dtype is None and _is_narrow(layer.cached_key) for layer in _cached(model)
-        ):
-            return
-        seen: dict[int, tp.Any] = {}
-
-        def call(tokens: jax.Array) -> None:
-            copy = clone(model)
-            for index, layer in enumerate(_cached(copy)):
-                layer.attention_fn = _noting(layer.attention_fn, seen, index)
-            self._called(copy, tokens, 0)
-
-        jax.eval_shape(call, jax.ShapeDtypeStruct((batch, 1), jnp.int32))
-        for index, layer in enumerate(_cached(model)):
-            for name in ("cached_key", "cached_value"):
-                former = getattr(layer, name)
-                dtype = jnp.promote_types(former.dtype, seen.get(index, former.dtype))
-                if dtype != former.dtype:
-                    setattr(layer, name, Cache(jnp.zeros(former.shape, dtype)))
-
-    def next_logits(
-        self, cache: list[jax.Array], tokens: jax.Array, position: jax.Array
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        """Logits (batch, vocabulary) for the token after a position, and the new cache."""
-        if not self.cache:
-            logits, _ = self(cache, tokens, jnp.int32(0))
-            return lax.dynamic_index_in_dim(logits, position, 1, keepdims=False), cache
-        token = lax.dynamic_slice_in_dim(tokens, position, 1, axis=1)
-        logits, cache = self(cache, token, position)
-        return logits[:, 0], cache
-
-
-def _cached(model: tp.Any) -> list[MultiHeadAttention]:
-    """The attention layers of a model that have a cache."""
-    layers = [x for _, x in iter_graph(model) if isinstance(x, MultiHeadAttention)]
-    return [layer for layer in layers if layer.cached_key is not None]
-
-
-def _is_narrow(cache: Cache[jax.Array] | None) -> bool:
-    return cache is not None and cache.dtype.itemsize < 4
-
-
-def _noting(fun: tp.Callable[..., tp.Any], seen: dict[int, tp.Any], index: int) -> tp.Any:
-    """An attention function that notes the dtype of its keys."""
-
-    @functools.wraps(fun)
-    def attend(query: tp.Any, key: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        seen[index] = key.dtype
-        return fun(query, key, *args, **kwargs)
-
-    return attend
-
-
-def _lacks_positions(model: tp.Any, cache: tp.Any) -> bool:
-    """Whether a model has attention that ignores positions, and no other state that could count them."""
-    names = {path[-1] for path, _ in to_flat_state(cache)}
-    return names <= {"cached_key", "cached_value", "cache_index"} and any(
-        not takes_positions(layer.attention_fn) for layer in _cached(model)
-    )
-
-
 def start(model: tp.Any, request: Request, setup: Setup) -> tuple[list[jax.Array], Progress]:
     """Read the positions that are prompt in every row, except the last one, into the cache."""
     batch, length = request.prompt.shape
     decoder = Decoder(model, setup, batch)
-    made = _made.get()
-    if made is not None:
-        made.append(bool(decoder.cache))
+    note_program(uses_cache=bool(decoder.cache))
     common = jnp.min(request.lengths) - 1
     cache, position = decoder.cache, common
     if cache and setup.chunk:
+        first: tp.Any = 0
+        if request.before is not None:
+            cache, first = _resumed(decoder, request.before)
         size = setup.chunk
-        reads = common // size
+        reads = (common - first) // size
 
         def read(i: jax.Array, cache: list[jax.Array]) -> list[jax.Array]:
-            tokens = lax.dynamic_slice_in_dim(request.prompt, i * size, size, axis=1)
-            return decoder(cache, tokens, i * size)[1]
+            tokens = lax.dynamic_slice_in_dim(request.prompt, first + i * size, size, axis=1)
+            return decoder(cache, tokens, first + i * size)[1]
 
         cache = lax.fori_loop(0, reads, read, cache)
-        position = reads * size
+        position = first + reads * size
     tokens = jnp.pad(request.prompt, ((0, 0), (0, setup.max_length - length)))
     none = jnp.zeros(batch, jnp.int32)
-    return cache, Progress(position, tokens, none, none > 0, jnp.int32(-1))
+    logs = jnp.zeros(tokens.shape, jnp.float32)
+    return cache, Progress(position, tokens, none, none > 0, jnp.int32(-1), logs)
+
+
+def _resumed(decoder: Decoder, before: Conversation) -> tuple[list[jax.Array], jax.Array]:
+    """The cache of a conversation in the size of this call, and the first position that it lacks."""
+    fits = len(before.leaves) == len(decoder.cache) and all(
+        old.ndim == new.ndim and all(a <= b for a, b in zip(old.shape, new.shape))
+        for old, new in zip(before.leaves, decoder.cache)
+    )
+    if not fits:
+        raise ValueError(
+            f"generate: the cache is not one of {decoder.name}: it has arrays "
+            f"{[x.shape for x in before.leaves]}, and the model has {[x.shape for x in decoder.cache]}."
+        )
+    cache = [
+        lax.dynamic_update_slice(new, old.astype(new.dtype), (0,) * new.ndim)
+        for old, new in zip(before.leaves, decoder.cache)
+    ]
+    first = jnp.min(before.lengths) - 1
+    if set(decoder.names) <= BY_POSITION:
+        pairs = zip(decoder.names, cache)
+        return [jnp.full_like(x, first) if n == "cache_index" else x for n, x in pairs], first
+    right = before.read == first
+    cache = [jnp.where(right, old, new) for old, new in zip(cache, decoder.cache)]
+    return cache, jnp.where(right, first, 0)
 
 
 def _advance(
@@ -652,7 +531,7 @@ def _advance(
     until = progress.position + steps
 
     def body(carry: tuple[list[jax.Array], Progress]) -> tuple[list[jax.Array], Progress]:
-        cache, (position, tokens, counts, done, _) = carry
+        cache, (position, tokens, counts, done, _, logs) = carry
         logits, cache = decoder.next_logits(cache, tokens, position)
         row_keys = None if keys is None else jax.vmap(jax.random.fold_in)(keys, counts)
         sampled = sample(sampler, logits, row_keys).astype(jnp.int32)
@@ -664,7 +543,11 @@ def _advance(
         done |= ~reading & (jnp.isin(token, request.stop) | (counts >= setup.max_new))
         tokens = lax.dynamic_update_index_in_dim(tokens, token, position + 1, 1)
         nan_at = jnp.where(nan.any(), position + 1, -1)
-        return cache, Progress(position + 1, tokens, counts, done, nan_at)
+        logits = logits.astype(jnp.float32)
+        chosen = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+        log_prob = chosen - jax.nn.logsumexp(logits, axis=1)
+        logs = lax.dynamic_update_index_in_dim(logs, log_prob, position + 1, 1)
+        return cache, Progress(position + 1, tokens, counts, done, nan_at, logs)
 
     def goes_on(carry: tuple[list[jax.Array], Progress]) -> jax.Array:
         progress = carry[1]
@@ -673,22 +556,28 @@ def _advance(
     return lax.while_loop(goes_on, body, (cache, progress))
 
 
-def _run(model: tp.Any, request: Request, setup: Setup) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """New tokens (batch, max_new), their numbers, and the position of NaN."""
+def _run(
+    model: tp.Any, request: Request, setup: Setup
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array, Conversation | None], jax.Array]:
+    """What `Generated` has, and the position of NaN."""
     cache, progress = start(model, request, setup)
-    _, progress = _advance(model, cache, progress, request, setup.max_length, setup)
-    return new_tokens(request, progress, setup), progress.counts, progress.nan_at
+    cache, progress = _advance(model, cache, progress, request, setup.max_length, setup)
+    counts = progress.counts
+    after = Conversation(cache, progress.tokens, request.lengths + counts, progress.position)
+    tokens = of_new_tokens(progress.tokens, request, counts, setup, request.pad)
+    logs = of_new_tokens(progress.log_probs, request, counts, setup, 0)
+    return (tokens, counts, logs, after if setup.keep else None), progress.nan_at
 
 
-def new_tokens(request: Request, progress: Progress, setup: Setup) -> jax.Array:
-    """The new tokens of each row, (rows, max_new), with padding after the last one."""
+def of_new_tokens(
+    rows: jax.Array, request: Request, counts: jax.Array, setup: Setup, pad: tp.Any
+) -> jax.Array:
+    """The entries of the new tokens of each row, (rows, max_new), with padding after the last one."""
     new = jnp.arange(setup.max_new)
     places = jnp.minimum(request.lengths[:, None] + new, setup.max_length - 1)
-    tokens = jnp.take_along_axis(progress.tokens, places, axis=1)
-    return jnp.where(new < progress.counts[:, None], tokens, request.pad)
+    return jnp.where(new < counts[:, None], jnp.take_along_axis(rows, places, axis=1), pad)
 
 
 _whole = jit(_run, static_argnums=2)
-_differs = jit(_differs_in_a_call, static_argnums=2)
 _started = jit(start, static_argnums=2)
 _continued = jit(_advance, static_argnums=5, donate_argnums=1)

@@ -247,6 +247,81 @@ def test_a_stream_of_one_sequence():
     assert len(parts) == 7 and sum(parts, []) == whole
 
 
+def log_probs_by_hand(model, prompt, new):
+    tokens = np.zeros((1, 24), np.int32)
+    tokens[0, : len(prompt) + len(new)] = [*prompt, *new]
+    logs = jax.nn.log_softmax(forward(nnx.view(model, deterministic=True, decode=False), tokens)[0])
+    return [float(logs[len(prompt) + i - 1, token]) for i, token in enumerate(new)]
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_log_probabilities_of_the_new_tokens(use_cache):
+    model, sampler = Decoder(), nnx.Sampler(temperature=2.0, top_k=4)
+    options = {
+        "sampler": sampler,
+        "rngs": jax.random.key(3),
+        "stop": (2, 3, 4, 5),
+        "use_cache": use_cache,
+    }
+    found = nnx.generate(model, PROMPTS, 6, **options)
+    assert found.log_probs.dtype == jnp.float32 and found.cache is None
+    for prompt, new, logs in zip(PROMPTS, found.lists(), found.log_probs):
+        expected = log_probs_by_hand(model, prompt, new) + [0.0] * (6 - len(new))
+        np.testing.assert_allclose(logs, expected, atol=1e-4)
+    assert {len(new) for new in found.lists()} != {6}
+    assert nnx.generate(model, [1, 2], 3).log_probs.shape == (3,)
+
+
+TURNS = [PROMPTS, [[3], [7, 7, 7, 7], [1, 2]], [[5], [6], [0]]]
+
+
+class Longer(Scanned):
+    def __init__(self):
+        super().__init__((2, 3))
+        self.positions = nnx.Embed(64, 8, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("length", [None, 64])
+@pytest.mark.parametrize("make", [Decoder, lambda: Decoder("rope", layers=2), Longer, Counter])
+def test_a_conversation_goes_on_as_one_call_over_all_of_it(make, length):
+    model, cache, spoken = make(), True, [[], [], []]
+    for turn in TURNS:
+        found = nnx.generate(model, turn, 5, stop=(3, 6), cache=cache, max_length=length)
+        cache, spoken = found.cache, [[*a, *b] for a, b in zip(spoken, turn)]
+        whole = nnx.generate(model, spoken, 5, stop=(3, 6), max_length=64)
+        assert found.lists() == whole.lists()
+        np.testing.assert_allclose(found.log_probs, whole.log_probs, atol=1e-4)
+        spoken = [[*a, *b] for a, b in zip(spoken, found.lists())]
+    assert cache.lengths.tolist() == [len(row) for row in spoken]
+    assert [row[:n].tolist() for row, n in zip(cache.tokens, cache.lengths)] == spoken
+
+
+def test_a_conversation_reads_only_what_is_new():
+    read = []
+
+    class Counted(Counter):
+        def __call__(self, tokens):
+            jax.debug.callback(lambda: read.append(tokens.shape[1]))
+            return super().__call__(tokens)
+
+    model = Counted()
+    first = nnx.generate(model, [1, 2, 4], 4, cache=True, max_length=32)
+    nnx.generate(model, np.array([5, 6]), 3, cache=first.cache, max_length=32)  # compiles
+    jax.effects_barrier()
+    read.clear()
+    second = nnx.generate(model, np.array([5, 6]), 3, cache=first.cache, max_length=32)
+    jax.effects_barrier()
+    assert read == [1] * 5  # the last token of the first call, two of the prompt, two new ones
+    whole = nnx.generate(Counter(), [1, 2, 4, *first.lists(), 5, 6], 3)
+    assert second.lists() == whole.lists()
+
+    @nnx.jit
+    def turn(model, prompt, cache):
+        return nnx.generate(model, prompt, 3, cache=cache)
+
+    assert turn(Counter(), jnp.array([5, 6]), first.cache).lists() == whole.lists()
+
+
 class Untold(nnx.Module):
     """Counts positions from zero in each call, which is wrong with a cache."""
 
@@ -440,22 +515,36 @@ class Pair(nnx.Module):
         ),
         (
             lambda m: nnx.generate(m, [], 4),
-            "needs a prompt of at least one token; got an empty list",
+            r"with at least one token; got shape \(0,\)",
         ),
-        (lambda m: nnx.generate(m, [[1], []], 4), "from 1 to 1 tokens; the lengths include 0"),
+        (
+            lambda m: nnx.generate(m, [[1], []], 4),
+            r"each row of the prompt, from 1 to 1; got \[1 0\]",
+        ),
         (lambda m: nnx.generate(m, jnp.zeros((2, 0), int), 4), r"one token; got shape \(2, 0\)"),
         (lambda m: nnx.generate(m, jnp.zeros((1, 2, 3), int), 4), r"got shape \(1, 2, 3\)"),
-        (lambda m: nnx.generate(m, [[[1]]], 4), "a list of tokens, or a list of such lists"),
+        (lambda m: nnx.generate(m, [[[1]]], 4), r"got shape \(1, 1, 1\)"),
         (lambda m: nnx.generate(m, [1], 0), "max_new must be a whole number from 1 up, not 0"),
         (lambda m: nnx.generate(m, [1], 4, max_length="8"), "max_length must be a whole number"),
-        (lambda m: nnx.generate(m, [1], 4, lengths=[1]), "lengths go with an array; a list has"),
         (
             lambda m: nnx.generate(m, jnp.array([[1, 2]]), 4, lengths=[3]),
-            "needs from 1 to 2 tokens; the lengths include 3",
+            r"lengths must be 1 integers, .*, from 1 to 2; got \[3\]",
         ),
         (
             lambda m: nnx.generate(m, jnp.array([[1, 2]]), 4, lengths=[1, 2]),
-            r"lengths must be 1 integers, one for each row of the prompt; got int64\[2\]",
+            r"lengths must be 1 integers, one for each row of the prompt.*; got \[1 2\]",
+        ),
+        (
+            lambda m: nnx.generate(
+                m, [[1], [2]], 4, cache=nnx.generate(m, [1], 2, cache=True).cache
+            ),
+            "the cache is of a batch of 1 rows, and the prompt has 2",
+        ),
+        (
+            lambda m: nnx.generate(
+                m, [1], 4, cache=nnx.generate(Decoder(), [1], 2, cache=True).cache
+            ),
+            r"the cache is not one of Counter: it has arrays \[\(\), .*, and the model has \[\(1,\)\]",
         ),
         (
             lambda m: nnx.generate(m, [1], 4, sampler=nnx.Sampler()),
@@ -496,7 +585,7 @@ def test_bad_values(call, message):
         (lambda m: nnx.generate_stream(nnx.Dict(), [1], 4), "generate_stream takes a module that"),
         (lambda m: nnx.generate(m, [1.5], 4), "tokens are integers; the prompt has dtype float64"),
         (lambda m: nnx.generate(m, jnp.ones(3), 4), "the prompt has dtype float32"),
-        (lambda m: nnx.generate(m, [1], 4, sampler=3), "the sampler must be callable, not"),
+        (lambda m: nnx.generate(m, [1], 4, sampler=3, rngs=jax.random.key(0)), "callable"),
         (
             lambda m: nnx.generate(m, [1], 4, sampler=nnx.Sampler(), rngs=0),
             "rngs must be an Rngs, a stream or keys, not",

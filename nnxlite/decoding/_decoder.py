@@ -1,0 +1,259 @@
+"""A model as `generate` runs it: in the modes of decoding, with a cache or without.
+
+- With a cache: the model is viewed with `decode=True`, `batch_size` and `max_length`, for which
+  `MultiHeadAttention` allocates a `Cache`.  A call then gets only the next tokens, and what `Cache`
+  Variables contain is carried from one call to the next.  They are zero at first.
+- Without one: if there is no `Cache` after that, each step calls the model on the whole sequence,
+  padded to its final length, and reads the logits of one position.  The model must be causal.
+
+Both ways are right for a causal model alone, whose logits do not depend on later tokens.  When a
+program has been compiled, a short call on whole sequences is compared with how it runs the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import typing as tp
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from nnxlite._base.errors import short_type, warn_user
+from nnxlite._state._flat import to_flat_state
+from nnxlite.filters import Nothing
+from nnxlite.graph._functional import clone, merge, split
+from nnxlite.graph._walk import iter_graph
+from nnxlite.nn.multi_head_attention import MultiHeadAttention, takes_positions
+from nnxlite.objects._views import view
+from nnxlite.transforms._jit import jit
+from nnxlite.variables._kinds import Cache
+
+POSITIONS = ("input_positions", "positions")
+"""Parameters of a model by which it gets the positions of its tokens, (length,) int32."""
+
+PROBE = 4
+"""Tokens of the call by which a new program is checked."""
+
+PADDING = 3
+"""Tokens after these, where a model runs without a cache."""
+
+BY_POSITION = {"cached_key", "cached_value", "cache_index"}
+"""Names of what attention caches: entries after an index, which do not count."""
+
+TOLERANCE = 0.02
+"""The difference of logits that rounding may make, as a part of the largest one."""
+
+
+class Setup(tp.NamedTuple):
+    """The static side of a call."""
+
+    max_new: int
+    max_length: int
+    use_cache: bool | None
+    chunk: int  # how many positions of the prompt are read at once
+    keep: bool = False  # whether the cache is returned
+
+
+_made: contextvars.ContextVar[list[bool] | None] = contextvars.ContextVar("_made", default=None)
+
+
+@contextlib.contextmanager
+def noting_programs() -> Iterator[list[bool]]:
+    """A list to which each program that is traced in this block adds whether it uses a cache."""
+    made: list[bool] = []
+    token = _made.set(made)
+    try:
+        yield made
+    finally:
+        _made.reset(token)
+
+
+def note_program(*, uses_cache: bool) -> None:
+    """Add a program that is traced to the lists of those that note them."""
+    made = _made.get()
+    if made is not None:
+        made.append(uses_cache)
+
+
+def check_causal(model: tp.Any, prompt: tp.Any, setup: Setup, made: list[bool]) -> None:
+    """Warn where new programs do not give the logits of a call on a whole sequence."""
+    if not made or isinstance(prompt, Tracer):
+        return
+    length = min(PROBE, setup.max_length - 1)
+    tokens = np.tile(np.array([0, 1], np.int32), (len(prompt), PROBE))[:, :length]
+    try:
+        tokens[:, :1] = np.asarray(prompt[:, :1])
+        wrong = bool(_differs(model, jnp.asarray(tokens), setup._replace(use_cache=made[0])))
+    except Exception:  # a call of this length is more than the model has to support
+        return
+    if wrong:
+        way = "in steps with a cache" if made[0] else "with padding after them"
+        name = type(model).__name__
+        warn_user(
+            f"{name} gives other logits for tokens {way} than in a call on these tokens alone, so that "
+            "what is generated depends on the way. A position may depend on later tokens: use attention "
+            "with is_causal=True or a causal mask, convolutions with padding='CAUSAL'. Otherwise the "
+            f"positions or caches of {name} are wrong; see docs/generating.md."
+        )
+
+
+def _differs_in_a_call(model: tp.Any, tokens: jax.Array, setup: Setup) -> jax.Array:
+    """Whether the logits of tokens differ from those of a call on them alone, in that setup."""
+    batch, length = tokens.shape
+    alone, _ = Decoder(model, setup._replace(use_cache=False), batch)([], tokens, 0)
+    decoder = Decoder(model, setup, batch)
+    if not setup.use_cache:
+        after = min(PADDING, setup.max_length - length)
+        tokens = jnp.pad(tokens, ((0, 0), (0, after)))
+    logits = decoder(decoder.cache, tokens, 0)[0][:, :length]
+    epsilon = jnp.finfo(logits.dtype).eps if jnp.issubdtype(logits.dtype, jnp.floating) else 0
+    alone, logits = alone.astype(jnp.float32), logits.astype(jnp.float32)
+    finite = jnp.isfinite(alone) & jnp.isfinite(logits)
+    largest = jnp.where(finite, jnp.abs(alone), 0).max()
+    difference = jnp.where(finite, jnp.abs(alone - logits), 0).max()
+    return difference > max(TOLERANCE, 64 * float(epsilon)) * largest
+
+
+class Decoder:
+    """A model in the modes of decoding, as a function of what its cache contains.
+
+    Attributes:
+        cache: the leaves of its empty cache; none if it runs without one.
+        names: of the Variables that have them.
+    """
+
+    def __init__(self, model: tp.Any, setup: Setup, batch: int) -> None:
+        modes: dict[str, tp.Any] = {"deterministic": True, "use_running_average": True}
+        sizes: dict[str, tp.Any] = {"batch_size": batch, "max_length": setup.max_length}
+        self.name = type(model).__name__
+        names = inspect.signature(model).parameters
+        self.positions = next((name for name in POSITIONS if name in names), None)
+        cache: tp.Any = None
+        if setup.use_cache is not False:
+            viewed = view(model, decode=True, **modes, **sizes, raise_if_not_found=False)
+            self._widen_caches(viewed, batch)
+            self.graphdef, cache, self.rest = split(viewed, Cache, ...)
+            if setup.use_cache and not cache:
+                raise ValueError(
+                    f"{self.name} has no cache for use_cache=True: in a view with decode=True, "
+                    "batch_size and max_length it has no Variable of the kind nnx.Cache."
+                )
+            if (
+                setup.use_cache is None
+                and self.positions is None
+                and _lacks_positions(viewed, cache)
+            ):
+                warn_user(
+                    f"{self.name} runs without a cache: with one, nothing tells it the positions of its "
+                    "tokens. Give its __call__ a parameter input_positions, or pass use_cache=True if "
+                    "it needs no positions."
+                )
+                cache = None
+        if not cache:
+            viewed = view(model, decode=False, **modes, raise_if_not_found=False)
+            self.graphdef, cache, self.rest = split(viewed, Nothing(), ...)
+        self.names = [
+            path[-1] for path, leaf in to_flat_state(cache) for _ in jax.tree.leaves(leaf)
+        ]
+        leaves, self.structure = jax.tree.flatten(cache)
+        self.cache = [jnp.zeros_like(leaf) for leaf in leaves]
+
+    def __call__(
+        self, cache: list[jax.Array], tokens: jax.Array, first: tp.Any
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """Logits (batch, length, vocabulary) of tokens from position `first` on, and the new cache."""
+        state = jax.tree.unflatten(self.structure, cache)
+        model = merge(self.graphdef, state, self.rest, copy=True)
+        logits = self._called(model, tokens, first)
+        shape = getattr(logits, "shape", None)
+        if shape is None or len(shape) != 3 or shape[:2] != tokens.shape:
+            got = short_type(logits) if shape is None else f"shape {shape}"
+            raise ValueError(
+                f"{self.name} must return logits (batch, length, vocabulary) for tokens of shape "
+                f"{tokens.shape}; it returned {got}."
+            )
+        if cache:
+            cache = jax.tree.leaves(split(model, Cache, ...)[1])
+        return logits, cache
+
+    def _called(self, model: tp.Any, tokens: jax.Array, first: tp.Any) -> tp.Any:
+        """What a model returns for tokens from position `first` on."""
+        named = {}
+        if self.positions is not None:
+            named[self.positions] = first + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        return model(tokens, **named)
+
+    def _widen_caches(self, model: tp.Any, batch: int) -> None:
+        """Give a cache the dtype of the keys where the inputs of a layer promote its parameters.
+
+        An abstract call shows that dtype.
+        """
+        if not any(
+            layer.dtype is None and _is_narrow(layer.cached_key) for layer in _cached(model)
+        ):
+            return
+        seen: dict[int, tp.Any] = {}
+
+        def call(tokens: jax.Array) -> None:
+            copy = clone(model)
+            for index, layer in enumerate(_cached(copy)):
+                layer.attention_fn = _noting(layer.attention_fn, seen, index)
+            self._called(copy, tokens, 0)
+
+        jax.eval_shape(call, jax.ShapeDtypeStruct((batch, 1), jnp.int32))
+        for index, layer in enumerate(_cached(model)):
+            for name in ("cached_key", "cached_value"):
+                former = getattr(layer, name)
+                dtype = jnp.promote_types(former.dtype, seen.get(index, former.dtype))
+                if dtype != former.dtype:
+                    setattr(layer, name, Cache(jnp.zeros(former.shape, dtype)))
+
+    def next_logits(
+        self, cache: list[jax.Array], tokens: jax.Array, position: jax.Array
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """Logits (batch, vocabulary) for the token after a position, and the new cache."""
+        if not self.cache:
+            logits, _ = self(cache, tokens, jnp.int32(0))
+            return lax.dynamic_index_in_dim(logits, position, 1, keepdims=False), cache
+        token = lax.dynamic_slice_in_dim(tokens, position, 1, axis=1)
+        logits, cache = self(cache, token, position)
+        return logits[:, 0], cache
+
+
+def _cached(model: tp.Any) -> list[MultiHeadAttention]:
+    """The attention layers of a model that have a cache."""
+    layers = [x for _, x in iter_graph(model) if isinstance(x, MultiHeadAttention)]
+    return [layer for layer in layers if layer.cached_key is not None]
+
+
+def _is_narrow(cache: Cache[jax.Array] | None) -> bool:
+    return cache is not None and cache.dtype.itemsize < 4
+
+
+def _noting(fun: tp.Callable[..., tp.Any], seen: dict[int, tp.Any], index: int) -> tp.Any:
+    """An attention function that notes the dtype of its keys."""
+
+    @functools.wraps(fun)
+    def attend(query: tp.Any, key: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        seen[index] = key.dtype
+        return fun(query, key, *args, **kwargs)
+
+    return attend
+
+
+def _lacks_positions(model: tp.Any, cache: tp.Any) -> bool:
+    """Whether a model has attention that ignores positions, and no other state that could count them."""
+    names = {path[-1] for path, _ in to_flat_state(cache)}
+    return names <= BY_POSITION and any(
+        not takes_positions(layer.attention_fn) for layer in _cached(model)
+    )
+
+
+_differs = jit(_differs_in_a_call, static_argnums=2)
