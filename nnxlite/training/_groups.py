@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import typing as tp
 
-from nnxlite._base.errors import MOST_PATHS, path_text
-from nnxlite.training._leaves import Path, flatten, paths
+from nnxlite._base.errors import listed, path_text
+from nnxlite.training._leaves import flatten, paths
 from nnxlite.training.patterns import Pattern
 
 if tp.TYPE_CHECKING:
     import optax
-
-Patterns: tp.TypeAlias = dict[str, Pattern]
-"""The patterns in their order, by text."""
 
 
 def by_path(
@@ -35,8 +31,8 @@ def by_path(
 
     Raises:
         TypeError: if a pattern is not text, or what belongs to one is not a transformation.
-        ValueError: if `groups` is empty; in `nnx.Optimizer(...)` and at `init`, if a parameter matches
-            no pattern or a pattern gets no parameter (a final `"**"` may be empty).
+        ValueError: if `groups` is empty; at `init`, if a parameter matches no pattern or a pattern
+            gets no parameter (`"**"` may be empty).
 
     >>> import nnxlite as nnx, optax
     >>> model = nnx.Dict(encoder=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), head=nnx.Param(1.0))
@@ -62,51 +58,23 @@ def by_path(
     texts = tuple(groups)
 
     def labels(params: tp.Any) -> tp.Any:
-        patterns = _compiled(texts)
-        _, treedef = flatten(params)
-        return treedef.unflatten([_pattern_of(path, patterns) for path in paths(params)])
+        patterns = [Pattern(text) for text in texts]
+        names = [path_text(path) for path in paths(params)]
+        found = [
+            next((p.text for p in patterns if p.match(name) is not None), None) for name in names
+        ]
+        if None in found:
+            raise ValueError(
+                f"by_path: the parameter {names[found.index(None)]} matches none of the patterns "
+                f"{', '.join(map(repr, texts))}. Add one for it, or '**' at the end for the rest."
+            )
+        for text in texts:
+            if text not in found and text != "**":
+                raise ValueError(
+                    f"by_path: no parameter belongs to the pattern {text!r}, or all belong to one "
+                    f"before it. The parameters, without frozen ones: {listed(names) or 'none'}."
+                )
+        return flatten(params)[1].unflatten(found)
 
     labelled: dict[tp.Hashable, optax.GradientTransformation] = {**groups}
-    inner = optax.partition(labelled, labels)
-
-    def init(params: tp.Any) -> tp.Any:
-        _check_used(paths(params), _compiled(texts))
-        return inner.init(params)
-
-    return optax.GradientTransformationExtraArgs(init, inner.update)
-
-
-def _compiled(texts: tp.Iterable[str]) -> Patterns:
-    return {text: Pattern(text) for text in texts}
-
-
-def _first(path: Path, patterns: Patterns) -> str | None:
-    name = path_text(path)
-    return next((text for text, p in patterns.items() if p.match(name) is not None), None)
-
-
-def _pattern_of(path: Path, patterns: Patterns) -> str:
-    found = _first(path, patterns)
-    if found is None:
-        raise ValueError(
-            f"by_path: the parameter {path_text(path)} matches none of the patterns "
-            f"{', '.join(map(repr, patterns))}. Add one for it, or '**' at the end for the rest."
-        )
-    return found
-
-
-def _check_used(every: tp.Sequence[Path], patterns: Patterns) -> None:
-    """Raise ValueError for a pattern that no parameter belongs to."""
-    used = {_first(path, patterns) for path in every}
-    names = [path_text(path) for path in every]
-    *_, last = patterns
-    for text, pattern in patterns.items():
-        if text in used or (text == "**" == last):
-            continue
-        taken = [name for name in names if pattern.match(name) is not None]
-        if taken:
-            why = f"what it matches, such as {taken[0]}, belongs to a pattern before it"
-        else:
-            near = difflib.get_close_matches(text, names, n=3, cutoff=0.5) or names[:MOST_PATHS]
-            why = f"there are parameters such as {', '.join(near)}" if near else "there are none"
-        raise ValueError(f"by_path: no parameter belongs to the pattern {text!r}: {why}.")
+    return optax.partition(labelled, labels)
