@@ -218,7 +218,7 @@ def generate(
     check_finite(model, nan_at, setup)
     check_causal(model, request.prompt, setup, made)
     *arrays, after = found
-    return Generated(*(x[0] if single else x for x in arrays), after)
+    return Generated(*(x[0] if single else x for x in arrays), cache=after)
 
 
 def generate_stream(

@@ -15,9 +15,24 @@ from pathlib import Path
 import jax
 
 import nnxlite as nnx
+from nnxlite.training._position import go_to, position
 from tests.distributed.training import build, mesh_of, train
 
 nnx.distributed.initialize()
+
+
+class Numbers:
+    """An iterator with a position of its own in each process."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def get_state(self):
+        return {"number": self.number}
+
+    def set_state(self, state):
+        self.number = state["number"]
+
 
 folder, number = Path(sys.argv[1]), signal.Signals[sys.argv[2]]
 struck = json.loads(sys.argv[3])  # step by process
@@ -49,4 +64,7 @@ for run in ("first", "second"):
             "steps": manager.steps,
             "handlers": ended == [signal.default_int_handler, signal.SIG_DFL],
         }
+data = Numbers(0)
+go_to(data, position(Numbers(me + 5)))
+report["data"] = data.number == me + 5
 (folder / f"{me}.json").write_text(json.dumps(report))

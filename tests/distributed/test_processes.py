@@ -159,7 +159,7 @@ def test_a_signal_to_some_processes_saves_and_stops_all(tmp_path):
     struck = {"0": 6, "1": 2}
     run(2, 1, HERE / "stopping.py", tmp_path, "SIGTERM", json.dumps(struck))
     zero, one = (json.loads((tmp_path / f"{index}.json").read_text()) for index in range(2))
-    assert zero == one
+    assert zero == one and zero["data"]
     first, second = zero["first"], zero["second"]
     assert first["interrupted"] and first["steps"] == [first["done"]]
     assert min(struck.values()) < first["done"] < 100
