@@ -105,8 +105,8 @@ class PackedCall:
         """A new object and new arguments, with these arrays."""
         remaining = iter(arrays)
         leaves = [_with_array(leaf, remaining) for leaf in self._leaves]
-        obj, args, kwargs = merge(self._graphdef, jax.tree.unflatten(self._tree, leaves))
-        return obj, args, kwargs
+        call: tp.Any = merge(self._graphdef, jax.tree.unflatten(self._tree, leaves))
+        return tuple(call)
 
 
 def _is_array(value: tp.Any) -> bool:
