@@ -2,7 +2,7 @@
 
 from nnxlite.nn import dtypes as dtypes
 from nnxlite.nn import initializers as initializers
-from nnxlite.nn.activations import *  # noqa: F403 - the names of its `__all__`
+from nnxlite.nn.activations import *  # noqa: F403 - functions, and nothing else
 from nnxlite.nn.attention import combine_masks as combine_masks
 from nnxlite.nn.attention import dot_product_attention as dot_product_attention
 from nnxlite.nn.attention import make_attention_mask as make_attention_mask

@@ -1,4 +1,4 @@
-"""Shared by several families of layers: argument types, size checks, parameters, products."""
+"""Shared by several families of layers: parameters, checks, products, shapes, random keys, modes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import numpy as np
 from jax import lax
 
 from nnxlite._base.errors import short_type
+from nnxlite._base.jax import as_integer
+from nnxlite.nn import initializers
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.lora_kernel import weight_of
 from nnxlite.objects._fields import data
 from nnxlite.objects._module import Module
-from nnxlite.objects._rngs import Rngs
+from nnxlite.objects._rngs import Rngs, RngStream
 from nnxlite.objects._scopes import layer_name
 from nnxlite.variables._kinds import Param
 from nnxlite.variables._variable import Variable
@@ -34,6 +36,9 @@ OutSharding = tp.Any
 """A `NamedSharding` or `PartitionSpec` for the output, or None."""
 
 Axes = int | tp.Sequence[int]
+
+Padding = str | int | tp.Sequence[int | tuple[int, int]]
+Pads = str | tuple[tuple[int, int], ...]
 
 
 def value_of(parameter: Variable[jax.Array] | None) -> jax.Array | None:
@@ -139,20 +144,8 @@ def promoted(layer: tp.Any, inputs: tp.Any) -> tuple[tp.Any, ...]:
     return layer.promote_dtype(arrays, dtype=layer.dtype)
 
 
-class DotGeneralFn(tp.Protocol):
-    """A replacement for `jax.lax.dot_general`, such as a quantised product."""
-
-    def __call__(
-        self,
-        lhs: tp.Any,
-        rhs: tp.Any,
-        dimension_numbers: tp.Any,
-        *,
-        precision: Precision = None,
-        out_sharding: OutSharding = None,
-    ) -> jax.Array:
-        """The product; `preferred_element_type` is passed as well if the layer has one."""
-        ...
+DotGeneralFn: tp.TypeAlias = tp.Callable[..., jax.Array]
+"""A replacement for `jax.lax.dot_general`, such as a quantised product; called with its arguments."""
 
 
 class FrozenMapping(tp.Mapping[tp.Any, tp.Any]):
@@ -197,6 +190,11 @@ def check_size(layer: tp.Any, name: str, value: tp.Any) -> int:
     return size
 
 
+def name_of(caller: tp.Any) -> str:
+    """The name of a layer in a message; that of a function is given as it is."""
+    return caller if isinstance(caller, str) else layer_name(caller)
+
+
 def check_rate(caller: tp.Any, name: str, rate: tp.Any, *, below_one: bool = True) -> None:
     """Raise unless `rate` is a probability; a traced one is not looked at.
 
@@ -218,10 +216,11 @@ def check_rate(caller: tp.Any, name: str, rate: tp.Any, *, below_one: bool = Tru
         number = None
     if number is not None and 0 <= number <= 1 and not (below_one and number == 1):
         return
-    who = caller if isinstance(caller, str) else layer_name(caller)
     span = "[0, 1)" if below_one else "[0, 1]"
     kind = TypeError if number is None else ValueError
-    raise kind(f"{who}: `{name}` must be a probability in the range {span}, got {rate!r}.")
+    raise kind(
+        f"{name_of(caller)}: `{name}` must be a probability in the range {span}, got {rate!r}."
+    )
 
 
 def check_sizes(layer: tp.Any, name: str, values: Axes) -> tuple[int, ...]:
@@ -241,6 +240,34 @@ def as_tuple(values: Axes) -> tuple[int, ...]:
 def without_numpy(values: tp.Any) -> tp.Any:
     """A NumPy array as a list of numbers; any other value unchanged."""
     return values.tolist() if isinstance(values, np.ndarray) else values
+
+
+def padding_of(caller: tp.Any, padding: tp.Any, names: tuple[str, ...], rank: int) -> Pads:
+    """Padding as one of the names, or a pair of numbers for each of `rank` axes.
+
+    Args:
+        caller: the layer, or the name of the function.
+        padding: a name, one number for all, or a number or pair of numbers for each axis.
+        names: the names that are known.
+        rank: the number of spatial axes.
+
+    Raises ValueError for anything else.
+    """
+    given = without_numpy(as_integer(padding))
+    if isinstance(given, str):
+        if given.upper() in names:
+            return given.upper()
+    elif isinstance(given, int):
+        return ((given, given),) * rank
+    elif isinstance(given, tp.Sequence) and len(given) == rank:
+        pairs = [(p, p) if isinstance(p, int) else p for p in map(as_integer, given)]
+        if all(isinstance(p, tp.Sequence) and len(p) == 2 for p in pairs):
+            return tuple((p[0], p[1]) for p in pairs)
+    raise ValueError(
+        f"{name_of(caller)}: Invalid padding format: {padding!r}, should be "
+        f"{'one of ' * bool(names)}{''.join(f'{name}, ' for name in names)}a number, or a number or "
+        f"pair of numbers for each of the {rank} spatial axes."
+    )
 
 
 def feature_mismatch(layer: tp.Any, inputs: tp.Any, kernel: tp.Any, name: str = "kernel") -> str:
@@ -304,3 +331,128 @@ def broadcastable(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if rank_promotion == "allow" and (1,) * added + x.shape == shape:
         return x
     return lax.reshape(x, shape)
+
+
+# Shapes
+
+
+def broadcast_together(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether arrays of the two shapes broadcast.
+
+    >>> from nnxlite.nn._common import broadcast_together
+    >>> broadcast_together((3, 1), (4,)), broadcast_together((3,), (4,))
+    (True, False)
+    """
+    try:
+        jnp.broadcast_shapes(one, other)
+    except ValueError:
+        return False
+    return True
+
+
+def broadcasts_to(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    """Whether an array of the one shape broadcasts to the other.
+
+    >>> from nnxlite.nn._common import broadcasts_to
+    >>> broadcasts_to((3, 1), (3, 4)), broadcasts_to((3, 4), (3, 1))
+    (True, False)
+    """
+    return broadcast_together(shape, full) and jnp.broadcast_shapes(shape, full) == full
+
+
+# Random keys
+
+KeySource = Rngs | RngStream | jax.Array
+"""Several streams, of which one is chosen by name; one stream; or the key itself."""
+
+KEYLESS: tp.Final = (initializers.zeros, initializers.ones)
+"""Initializers that ignore their key, so that none has to be drawn."""
+
+
+def own_stream(layer: tp.Any, rngs: Rngs | RngStream | None, name: str) -> RngStream | None:
+    """The stream of a layer: forked from the stream `name` of `rngs`, or from `rngs` itself.
+
+    Raises:
+        AttributeError: if `rngs` does not have this stream.
+        TypeError: if `rngs` is of another type.
+    """
+    if isinstance(rngs, Rngs):
+        return getattr(rngs, name).fork()
+    if isinstance(rngs, RngStream):
+        return rngs.fork()
+    if rngs is None:
+        return None
+    raise TypeError(
+        f"{type(layer).__name__}: `rngs` must be an Rngs, such as rngs=nnx.Rngs(0), an RngStream or "
+        f"None; got {short_type(rngs)}."
+    )
+
+
+def draw_key(
+    layer: tp.Any,
+    given: KeySource | None,
+    own: RngStream | None,
+    name: str,
+    purpose: str,
+    keep: str,
+) -> jax.Array:
+    """A key for one call: from its argument, or else from the layer's own stream.
+
+    Args:
+        layer: the layer, for messages.
+        given: the argument of the call.
+        own: the stream of the layer.
+        name: the stream to draw from if there are several.
+        purpose: why a key is needed, as a sentence.
+        keep: the argument of the constructor that gives the layer a stream of its own.
+
+    Raises:
+        ValueError: if there is neither.
+        AttributeError: if the source does not have this stream.
+        TypeError: if the source is of another type.
+    """
+    source = own if given is None else given
+    if isinstance(source, Rngs):
+        return getattr(source, name)()
+    if isinstance(source, RngStream):
+        return source()
+    if isinstance(source, jax.Array):
+        return source
+    kind = type(layer).__name__
+    if source is None:
+        raise ValueError(
+            f"{layer_name(layer)}: {purpose}. Pass a key, or streams, with the call (rngs=...), or "
+            f"let the layer keep a stream ({kind}(..., {keep}))."
+        )
+    raise TypeError(
+        f"{layer_name(layer)}: `rngs` must be an Rngs, an RngStream or a key, got {short_type(source)}."
+    )
+
+
+# Modes.  A mode (`deterministic`, `decode`, ...) is a static attribute, so that `train`,
+# `eval` and `view` can set it.  An argument of the call takes precedence; None means "not set".
+
+M = tp.TypeVar("M")
+
+SET_BY_TRAIN: tp.Final = ("deterministic", "use_running_average")
+"""The modes that `Module.train` and `Module.eval` set."""
+
+
+def resolve_mode(layer: tp.Any, name: str, given: M | None, own: M | None) -> M:
+    """The mode `name` of a layer: the argument of the call if there is one, else the attribute.
+
+    Raises ValueError, which explains both, if neither is set.
+    """
+    if given is not None:
+        return given
+    if own is not None:
+        return own
+    kind = type(layer).__name__
+    ways = f"`model.set_attributes({name}=False)`"
+    if name in SET_BY_TRAIN:
+        ways = "`model.train()`, `model.eval()`"
+    raise ValueError(
+        f"{layer_name(layer)}: No `{name}` argument was provided to {kind}, and none is set. Pass "
+        f"`{name}=...` to the call, give it to the constructor ({kind}(..., {name}=...)), or "
+        f"set it on a whole model with {ways} or `nnx.view(model, {name}=...)`."
+    )

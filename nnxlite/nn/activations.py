@@ -1,7 +1,4 @@
-"""Activation functions, and `PReLU`, the one that learns.
-
-All but `PReLU` are JAX's own functions (`jax.nn`), under the names that models use.  Modules have
-them as attributes, so this module also makes `pickle` store JAX's compiled functions by name.
+"""Activation functions: JAX's own (`jax.nn`), under the names that models use, and `PReLU`.
 
 >>> import jax.numpy as jnp
 >>> import nnxlite as nnx
@@ -9,147 +6,30 @@ them as attributes, so this module also makes `pickle` store JAX's compiled func
 [0.0, 2.0]
 """
 
-from __future__ import annotations
+from jax.nn import celu as celu
+from jax.nn import elu as elu
+from jax.nn import gelu as gelu
+from jax.nn import glu as glu
+from jax.nn import hard_sigmoid as hard_sigmoid
+from jax.nn import hard_silu as hard_silu
+from jax.nn import hard_swish as hard_swish
+from jax.nn import hard_tanh as hard_tanh
+from jax.nn import identity as identity
+from jax.nn import leaky_relu as leaky_relu
+from jax.nn import log_sigmoid as log_sigmoid
+from jax.nn import log_softmax as log_softmax
+from jax.nn import logsumexp as logsumexp
+from jax.nn import one_hot as one_hot
+from jax.nn import relu as relu
+from jax.nn import relu6 as relu6
+from jax.nn import selu as selu
+from jax.nn import sigmoid as sigmoid
+from jax.nn import silu as silu
+from jax.nn import soft_sign as soft_sign
+from jax.nn import softmax as softmax
+from jax.nn import softplus as softplus
+from jax.nn import standardize as standardize
+from jax.nn import swish as swish
+from jax.numpy import tanh as tanh
 
-import copyreg
-import operator
-import sys
-import typing as tp
-
-import jax
-import jax.numpy as jnp
-from jax.nn import (
-    celu,
-    elu,
-    gelu,
-    glu,
-    hard_sigmoid,
-    hard_silu,
-    hard_swish,
-    hard_tanh,
-    identity,
-    leaky_relu,
-    log_sigmoid,
-    log_softmax,
-    logsumexp,
-    one_hot,
-    relu,
-    relu6,
-    selu,
-    sigmoid,
-    silu,
-    soft_sign,
-    softmax,
-    softplus,
-    standardize,
-    swish,
-)
-from jax.numpy import tanh
-
-from nnxlite.nn._common import NO_METADATA, Metadata
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
-from nnxlite.objects._module import Module
-from nnxlite.variables._kinds import Param
-
-__all__ = [
-    "PReLU",
-    "celu",
-    "elu",
-    "gelu",
-    "glu",
-    "hard_sigmoid",
-    "hard_silu",
-    "hard_swish",
-    "hard_tanh",
-    "identity",
-    "leaky_relu",
-    "log_sigmoid",
-    "log_softmax",
-    "logsumexp",
-    "one_hot",
-    "relu",
-    "relu6",
-    "selu",
-    "sigmoid",
-    "silu",
-    "soft_sign",
-    "softmax",
-    "softplus",
-    "standardize",
-    "swish",
-    "tanh",
-]
-
-
-class PReLU(Module):
-    """A leaky rectifier whose slope for negative inputs is learned: `where(x >= 0, x, slope * x)`.
-
-    The result has the shape of the input, and its dtype where `dtype` is None.  Source: He et al.,
-    "Delving Deep into Rectifiers" (2015).
-
-    Args:
-        negative_slope_init: the first value of the slope.
-        dtype: dtype of the computation; None for that of the input.
-        param_dtype: dtype of the slope.
-        promote_dtype: brings input and slope to `dtype`.
-        negative_slope_metadata: metadata of the slope.
-
-    Attributes:
-        negative_slope: Param of shape ().
-
-    >>> import jax.numpy as jnp
-    >>> import nnxlite as nnx
-    >>> nnx.PReLU(0.5)(jnp.array([-2.0, 3.0])).tolist()
-    [-1.0, 3.0]
-    """
-
-    negative_slope: Param[jax.Array]
-
-    def __init__(
-        self,
-        negative_slope_init: float = 0.01,
-        *,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        negative_slope_metadata: Metadata = NO_METADATA,
-    ) -> None:
-        self.negative_slope = Param(
-            jnp.asarray(negative_slope_init, param_dtype), **negative_slope_metadata
-        )
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.promote_dtype = promote_dtype
-
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        """The rectified input, of the same shape.
-
-        Args:
-            inputs: an array of any shape.
-        """
-        slope = self.negative_slope[...]
-        if self.dtype is None:
-            inputs = jnp.asarray(inputs)
-            slope = slope.astype(inputs.dtype)
-        else:
-            inputs, slope = self.promote_dtype((inputs, slope), dtype=self.dtype)
-        return jnp.where(inputs >= 0, inputs, slope * inputs)
-
-
-def _by_name(fun: tp.Any) -> tp.Any:
-    """How to pickle a compiled function: by name if it is JAX's own, else as it says itself.
-
-    A user's functions are not pickled by name, because cloudpickle sends their code.
-    """
-    module, name = getattr(fun, "__module__", None) or "", getattr(fun, "__qualname__", "")
-    if module.partition(".")[0] == "jax":
-        try:
-            if operator.attrgetter(name)(sys.modules[module]) is fun:
-                return name
-        except (AttributeError, KeyError):
-            pass
-    return fun.__reduce_ex__(4)
-
-
-for _kind in (type(jax.jit(_by_name)), jax.custom_jvp):
-    copyreg.pickle(_kind, _by_name)  # pyright: ignore[reportArgumentType]
+from nnxlite.nn.prelu import PReLU as PReLU

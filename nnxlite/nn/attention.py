@@ -12,9 +12,10 @@ neighbouring query heads then share a key head.  Weights, masks and biases have 
 (*batch, heads, query length, key length), or one that broadcasts to it.
 
 There are two implementations.  The *fused* one is `jax.nn.dot_product_attention`, which computes
-logits and softmax in float32 and uses a flash kernel if the device has one (the argument
-`implementation`).  The *explicit* one does so, too, and then has the weights, in the dtype of the query,
-so that they can be recorded and be subject to dropout.
+logits and softmax in float32.  With `implementation="cudnn"`, on an NVIDIA GPU and in a half-precision
+dtype, it is a flash kernel, which stores no logits.  Otherwise JAX leaves it to XLA, which stores them
+all: memory grows with the square of the length.  The *explicit* one always has the weights, in the dtype
+of the query, so that they can be recorded and be subject to dropout.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from nnxlite.nn._common import Precision, check_rate
-from nnxlite.nn._shapes import broadcast_together, broadcasts_to
+from nnxlite.nn._common import Precision, broadcast_together, broadcasts_to, check_rate, name_of
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.objects._module import Module
 from nnxlite.variables._kinds import Intermediate
@@ -77,9 +77,10 @@ def dot_product_attention(
             `attention_weights`, by `module.sow`.
         promote_dtype: casts query, key and value to the dtype of the computation.
         is_causal: exclude keys at later positions than the query.
-        implementation: "xla" or "cudnn" for the fused attention on that backend.  By default the
-            attention is fused, on a backend that JAX chooses, unless there is dropout, the weights
-            are recorded, or values have another depth than keys.
+        implementation: "cudnn" for the flash kernel of NVIDIA GPUs (float16 or bfloat16), "xla" for
+            XLA's; see `jax.nn.dot_product_attention`.  None is what JAX takes by default, XLA, which
+            stores all logits; the attention is explicit then if there is dropout, the weights are
+            recorded, or values have another depth than keys.
 
     Returns:
         An array (*batch, query length, heads, value depth), of the dtype of the computation.
@@ -320,7 +321,7 @@ def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array | None = Non
 
 
 def logit_like(
-    caller: str, name: str, x: jax.Array | None, shape: tuple[int, ...]
+    caller: tp.Any, name: str, x: jax.Array | None, shape: tuple[int, ...]
 ) -> jax.Array | None:
     """`x` as an array that broadcasts to the shape of the logits; TypeError if it does not."""
     if x is None:
@@ -328,7 +329,7 @@ def logit_like(
     x = jnp.asarray(x)
     if not broadcasts_to(x.shape, shape):
         raise TypeError(
-            f"{caller} got a {name} of shape {x.shape}, which does not broadcast to "
+            f"{name_of(caller)} got a {name} of shape {x.shape}, which does not broadcast to "
             f"(*batch, heads, query length, key length) = {shape}."
         )
     return x

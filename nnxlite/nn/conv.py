@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from nnxlite._base.jax import as_integer
 from nnxlite.nn._common import (
     NO_METADATA,
     AffineLayer,
@@ -32,11 +31,14 @@ from nnxlite.nn._common import (
     Axes,
     Metadata,
     OutSharding,
+    Padding,
+    Pads,
     Precision,
     add_bias,
     check_size,
     check_sizes,
     current,
+    padding_of,
     product_options,
     value_of,
     without_numpy,
@@ -44,12 +46,9 @@ from nnxlite.nn._common import (
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import default_bias_init, default_kernel_init
-from nnxlite.nn.lora_kernel import adapter_of, add_adapter, weight_of
+from nnxlite.nn.lora_kernel import add_adapter, weight_of
 from nnxlite.objects._rngs import Rngs
 from nnxlite.objects._scopes import layer_name
-
-Padding = str | int | tp.Sequence[int | tuple[int, int]]
-Pads = str | tuple[tuple[int, int], ...]
 
 
 def canonicalize_padding(padding: Padding, rank: int) -> str | list[tuple[int, int]]:
@@ -63,46 +62,12 @@ def canonicalize_padding(padding: Padding, rank: int) -> str | list[tuple[int, i
     """
     if isinstance(padding, str):
         return padding
-    pairs = _pairs(padding, rank)
-    if pairs is None:
-        raise ValueError(
-            f"Invalid padding format: {padding!r}, should be a name, a number, or a number or pair "
-            f"of numbers for each of {rank} axes."
-        )
-    return list(pairs)
+    pads = padding_of("canonicalize_padding", padding, (), rank)
+    return pads if isinstance(pads, str) else list(pads)
 
 
-def _pairs(padding: tp.Any, rank: int) -> tuple[tuple[int, int], ...] | None:
-    """Padding given in numbers as a pair for each axis; None if it is something else."""
-    padding = without_numpy(as_integer(padding))
-    if isinstance(padding, int):
-        return ((padding, padding),) * rank
-    if isinstance(padding, tp.Sequence) and len(padding) == rank:
-        pairs = [(p, p) if isinstance(p, int) else p for p in map(as_integer, padding)]
-        if all(isinstance(p, tp.Sequence) and len(p) == 2 for p in pairs):
-            return tuple((p[0], p[1]) for p in pairs)
-    return None
-
-
-class ConvGeneralDilatedFn(tp.Protocol):
-    """A replacement for `jax.lax.conv_general_dilated`."""
-
-    def __call__(
-        self,
-        lhs: tp.Any,
-        rhs: tp.Any,
-        window_strides: tp.Any,
-        padding: tp.Any,
-        *,
-        lhs_dilation: tp.Any,
-        rhs_dilation: tp.Any,
-        dimension_numbers: tp.Any,
-        feature_group_count: int,
-        precision: Precision,
-        out_sharding: OutSharding,
-    ) -> jax.Array:
-        """The convolution; `preferred_element_type` is passed as well if the layer has one."""
-        ...
+ConvGeneralDilatedFn: tp.TypeAlias = tp.Callable[..., jax.Array]
+"""A replacement for `jax.lax.conv_general_dilated`; called with its arguments."""
 
 
 def _as_tuples(given: tp.Any) -> tp.Any:
@@ -169,33 +134,16 @@ def _per_axis(layer: tp.Any, name: str) -> tuple[int, ...]:
     return sizes
 
 
-def _named_or_pairs(layer: tp.Any, names: tuple[str, ...]) -> Pads:
-    """The padding as one of the names or a pair for each spatial axis; raises ValueError otherwise."""
-    padding, rank = layer.padding, len(layer.kernel_size)
-    if isinstance(padding, str):
-        name = padding.upper()
-        if name == "CAUSAL" and name in names and rank != 1:
-            raise ValueError(
-                f"{layer_name(layer)}: Causal padding is only implemented for 1D convolutions, "
-                f"and kernel_size is {layer.kernel_size}."
-            )
-        if name in names:
-            return name
-    else:
-        pairs = _pairs(padding, rank)
-        if pairs is not None:
-            return pairs
-    raise ValueError(
-        f"{layer_name(layer)}: Invalid padding format: {padding!r}, should be one of "
-        f"{', '.join(names)}, a number, or a number or pair of numbers for each "
-        f"of the {rank} axes of kernel_size={layer.kernel_size}."
-    )
-
-
 def _pads(layer: Conv) -> Pads:
     """The padding of a convolution."""
     names = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR", "REFLECT", "CAUSAL")
-    pads = _named_or_pairs(layer, names)
+    rank = len(layer.kernel_size)
+    pads = padding_of(layer, layer.padding, names, rank)
+    if pads == "CAUSAL" and rank != 1:
+        raise ValueError(
+            f"{layer_name(layer)}: Causal padding is only implemented for 1D convolutions, "
+            f"and kernel_size is {layer.kernel_size}."
+        )
     if isinstance(pads, str) and any(d != 1 for d in _per_axis(layer, "input_dilation")):
         raise ValueError(
             f"{layer_name(layer)}: with input_dilation={layer.input_dilation} the padding "
@@ -207,7 +155,8 @@ def _pads(layer: Conv) -> Pads:
 
 def _pads_of_transpose(layer: ConvTranspose) -> Pads:
     """The padding of a transposed convolution."""
-    return _named_or_pairs(layer, ("SAME", "SAME_LOWER", "VALID", "CIRCULAR"))
+    names = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR")
+    return padding_of(layer, layer.padding, names, len(layer.kernel_size))
 
 
 def _check_mask(layer: tp.Any, kernel_shape: tuple[int, ...]) -> None:
@@ -218,12 +167,11 @@ def _check_mask(layer: tp.Any, kernel_shape: tuple[int, ...]) -> None:
         )
 
 
-def _parameters(layer: tp.Any) -> tuple[jax.Array, jax.Array | None]:
-    """The kernel, without an adapter, and the bias; with a mask, the (adapted) kernel times the mask."""
+def _parameters(layer: tp.Any, kernel: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """The kernel, times the mask if there is one, and the bias."""
     bias = value_of(layer.bias) if layer.use_bias else None
     if layer.mask is None:
-        return weight_of(layer.kernel), bias
-    kernel = layer.kernel[...]
+        return kernel, bias
     _check_mask(layer, kernel.shape)
     return kernel * jnp.asarray(layer.mask), bias
 
@@ -339,7 +287,8 @@ class Conv(_Convolution):
             inputs: array of shape (*batch, *spatial, in_features).
             out_sharding: sharding of the convolution, where the mesh has explicit axes.
         """
-        kernel, bias = _parameters(self)
+        whole = self.kernel[...] if self.mask is not None else weight_of(self.kernel)
+        kernel, bias = _parameters(self, whole)
         x, batch = _one_batch_axis(self, inputs, kernel.shape[-2] * self.feature_group_count)
         x, pads = _padded(self, x)
         x, kernel, bias = self.promote_dtype((x, kernel, bias), dtype=self.dtype)
@@ -472,7 +421,7 @@ class ConvTranspose(_Convolution):
         Args:
             inputs: array of shape (*batch, *spatial, in_features).
         """
-        kernel, bias = _parameters(self)
+        kernel, bias = _parameters(self, self.kernel[...])
         x, batch = _one_batch_axis(self, inputs, kernel.shape[-1 if self.transpose_kernel else -2])
         x, kernel, bias = self.promote_dtype((x, kernel, bias), dtype=self.dtype)
         strides = _per_axis(self, "strides")
@@ -481,38 +430,21 @@ class ConvTranspose(_Convolution):
                 f"{layer_name(self)}: 'SAME_LOWER' padding needs strides of one, got strides="
                 f"{self.strides}. Use 'SAME', or give the padding as numbers."
             )
-        y = _transposed(self, x, kernel)
-        if self.mask is None:
-            y = _with_adapter(self, y, x)
+        pads = _pads_of_transpose(self)
+        y = lax.conv_transpose(
+            x,
+            kernel,
+            strides,
+            "VALID" if pads == "CIRCULAR" else pads,
+            rhs_dilation=_per_axis(self, "kernel_dilation"),
+            transpose_kernel=self.transpose_kernel,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+        )
+        if pads == "CIRCULAR":
+            y = _wrapped(y, x.shape[1:-1], strides, self.transpose_kernel)
         y = add_bias(y, bias)
         return y if batch is None else jnp.reshape(y, (*batch, *y.shape[1:]))
-
-
-def _transposed(layer: ConvTranspose, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """The transposed convolution of an input with a kernel that may have other features."""
-    pads, strides = _pads_of_transpose(layer), _per_axis(layer, "strides")
-    y = lax.conv_transpose(
-        x,
-        kernel,
-        strides,
-        "VALID" if pads == "CIRCULAR" else pads,
-        rhs_dilation=_per_axis(layer, "kernel_dilation"),
-        transpose_kernel=layer.transpose_kernel,
-        precision=layer.precision,
-        preferred_element_type=layer.preferred_element_type,
-    )
-    return _wrapped(y, x.shape[1:-1], strides, layer.transpose_kernel) if pads == "CIRCULAR" else y
-
-
-def _with_adapter(layer: ConvTranspose, y: jax.Array, x: jax.Array) -> jax.Array:
-    """`y` plus the transposed convolution of its input with the kernel's adapter, if there is one."""
-    if not layer.transpose_kernel:
-        return add_adapter(y, x, layer.kernel, lambda x, a: _transposed(layer, x, a))
-    adapter = adapter_of(layer.kernel, x.dtype)  # the last axis of the kernel is that of the input
-    if adapter is None:
-        return y
-    thin = jnp.matmul(adapter.dropped(x), adapter.b.T, precision=layer.precision)
-    return y + _transposed(layer, thin, adapter.a).astype(y.dtype)
 
 
 def _wrapped(

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import string
 import types
 import typing as tp
@@ -44,12 +43,13 @@ from nnxlite.nn._common import (
     feature_mismatch,
     product_options,
     promoted,
+    value_of,
 )
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.nn.lora_kernel import Product, adapter_of, add_adapter
+from nnxlite.nn.lora_kernel import Adapter, LoRAKernel, Product, adapter_of, add_adapter, weight_of
 from nnxlite.objects._rngs import Rngs
-from nnxlite.objects._scopes import layer_name
+from nnxlite.objects._scopes import layer_name, note_layer
 from nnxlite.variables._metadata import VariableMetadata
 
 default_kernel_init: tp.Final[Initializer] = initializers.lecun_normal()
@@ -303,21 +303,8 @@ def _flat(init: Initializer, flat: tuple[int, ...]) -> Initializer:
     return flat_init
 
 
-class EinsumFn(tp.Protocol):
-    """A replacement for `jax.numpy.einsum`."""
-
-    def __call__(
-        self,
-        equation: str,
-        lhs: tp.Any,
-        rhs: tp.Any,
-        /,
-        *,
-        precision: Precision,
-        out_sharding: OutSharding,
-    ) -> jax.Array:
-        """The product; `preferred_element_type` is passed as well if the layer has one."""
-        ...
+EinsumFn: tp.TypeAlias = tp.Callable[..., jax.Array]
+"""A replacement for `jax.numpy.einsum`; called with its arguments."""
 
 
 class Einsum(AffineLayer):
@@ -402,11 +389,19 @@ class Einsum(AffineLayer):
             out_sharding: sharding of the product, where the mesh has explicit axes.
         """
         equation = self.einsum_str if einsum_str is None else _checked_equation(self, einsum_str)
-        x, kernel, bias = promoted(self, inputs)
-        _check_operands(self, equation, x.shape, kernel.shape)
+        by_input = _adapts_inputs(equation, self.kernel)
+        weight = weight_of(self.kernel) if by_input else self.kernel[...]
+        arrays = (inputs, weight, value_of(self.bias))
+        x, kernel, bias = self.promote_dtype(arrays, dtype=self.dtype)
         options = product_options(self, out_sharding)
-        y = current(self.einsum_op)(equation, x, kernel, **options)
-        y = _with_adapter(y, equation, x, self.kernel, options)
+        try:
+            y = current(self.einsum_op)(equation, x, kernel, **options)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"It is {equation!r} of shapes {x.shape} and {kernel.shape} (`kernel`).")
+            note_layer(error, self)
+            raise
+        if by_input:
+            y = _with_adapter(y, equation, x, tp.cast(tp.Any, self.kernel), options)
         if bias is None:
             return y
         shape = _bias_in_output(equation, x.ndim, kernel.shape)
@@ -420,56 +415,37 @@ class Einsum(AffineLayer):
 
 
 def _with_adapter(
-    y: jax.Array, equation: str, x: jax.Array, kernel: tp.Any, options: dict[str, tp.Any]
+    y: jax.Array, equation: str, x: jax.Array, kernel: LoRAKernel, options: dict[str, tp.Any]
 ) -> jax.Array:
-    """The einsum `y`, plus that of the same input with the adapter of its kernel, if there is one.
+    """The einsum `y`, plus that of the same input with the adapter of its kernel.
 
-    The last axis of the kernel is `columns`; its matrix is multiplied first if the input has this axis.
+    Its first matrix has `rank` in place of the kernel's last axis, which the second one maps `rank` to.
     """
-    adapter = adapter_of(kernel, x.dtype)
-    if adapter is None:
-        return y
-    a, b, dropped = adapter
-    x = dropped(x)
+    a, b, dropped = tp.cast(Adapter, adapter_of(kernel, x.dtype))
     operands, output = equation.split("->")
     of_x, of_kernel = operands.split(",")
-    rows, columns = of_kernel[:-1], of_kernel[-1]
-    if columns == ".":  # an axis without a letter of its own
-        delta = jnp.einsum(equation, x, jnp.tensordot(a, b, 1), **options)
-        return y + delta.astype(y.dtype)
+    columns = of_kernel[-1]
     rank = next(label for label in string.ascii_letters if label not in equation)
-    first, second = (a, rows + rank), (b, rank + columns)
-    if columns in of_x:
-        first, second = second, first
-    names = _names(of_x + first[1])
-    needed = _names(output + second[1])
-    between = "".join(name for name in dict.fromkeys(names) if name in needed)
-    thin_sharding = _sharding_of(between, output, y.ndim, options)
-    z = jnp.einsum(f"{of_x},{first[1]}->{between}", x, first[0], **thin_sharding)
-    delta = jnp.einsum(f"{between},{second[1]}->{output}", z, second[0], **options)
+    thin = output.replace(columns, rank)
+    sharding = _thin_sharding(options["out_sharding"], _labels(output, y.ndim).index(columns))
+    thin_options = options | {"out_sharding": sharding}
+    z = jnp.einsum(f"{of_x},{of_kernel[:-1]}{rank}->{thin}", dropped(x), a, **thin_options)
+    delta = jnp.einsum(f"{thin},{rank}{columns}->{output}", z, b, **options)
     return y + delta.astype(y.dtype)
 
 
-def _names(term: str) -> list[str]:
-    """The letters of a term, and its `...`."""
-    return re.findall(r"\.\.\.|.", term)
+def _thin_sharding(sharding: OutSharding, axis: int) -> OutSharding:
+    """The sharding of an output, but whole along one axis."""
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, _thin_sharding(sharding.spec, axis))
+    return sharding and PartitionSpec(*(None if i == axis else n for i, n in enumerate(sharding)))
 
 
-def _sharding_of(
-    term: str, output: str, ndim: int, options: dict[str, tp.Any]
-) -> dict[str, tp.Any]:
-    """The options of an einsum with the output `term`, whose axes are divided as those of `output`."""
-    sharding = options["out_sharding"]
-    if sharding is None:
-        return options
-    labels = _labels(output, ndim)
-    spec = sharding.spec if isinstance(sharding, NamedSharding) else sharding
-    entries = dict(zip(labels, (*spec, *(None,) * (ndim - len(spec)))))
-    hidden = sum(isinstance(label, int) for label in labels) if "..." in term else 0
-    ours = _labels(term, len(term.replace("...", "")) + hidden)
-    parts = PartitionSpec(*(entries.get(label) for label in ours))
-    named = isinstance(sharding, NamedSharding)
-    return options | {"out_sharding": NamedSharding(sharding.mesh, parts) if named else parts}
+def _adapts_inputs(equation: str, kernel: tp.Any) -> bool:
+    """Whether the kernel has an adapter that the input can be multiplied by."""
+    operands, output = equation.split("->")
+    of_x, of_kernel = operands.split(",")
+    return isinstance(kernel, LoRAKernel) and of_kernel[-1:] in set(output) - {*of_x, "."}
 
 
 def _checked_equation(layer: Einsum, equation: str) -> str:
@@ -486,29 +462,6 @@ def _checked_equation(layer: Einsum, equation: str) -> str:
             f"and the kernel, got {text.count(',') + 1} in {equation!r}."
         )
     return text
-
-
-def _check_operands(
-    layer: Einsum, equation: str, inputs: tuple[int, ...], kernel: tuple[int, ...]
-) -> None:
-    """Raise ValueError unless the labels match the shapes and each label has one size."""
-    terms = equation.split("->")[0].split(",")
-    sizes: dict[str, tuple[int, str]] = {}
-    for name, term, shape in zip(("input", "kernel"), terms, (inputs, kernel), strict=True):
-        named = len(term.replace("...", ""))
-        if len(shape) < named or (len(shape) > named and "..." not in term):
-            raise ValueError(
-                f"{layer_name(layer)}: {term!r} in {equation!r} names {named} axes, and the "
-                f"{name} has shape {shape}."
-            )
-        for label, size in zip(_labels(term, len(shape)), shape, strict=True):
-            before, where = sizes.setdefault(str(label), (size, name))
-            if before != size and 1 not in (before, size):
-                raise ValueError(
-                    f"{layer_name(layer)}: axis {label!r} of {equation!r} has the size "
-                    f"{before} in the {where} and {size} in the {name} (input {inputs}, "
-                    f"kernel {kernel})."
-                )
 
 
 def _labels(term: str, ndim: int) -> list[str | int]:

@@ -10,7 +10,8 @@ Adaptation of Large Language Models" (2021).
 `LoRA` and `LoRALinear` are layers to build with.  `inject` adapts the kernels of any model in place: the
 attribute that was a Variable becomes a `LoRAKernel`, which contains that same Variable as `base` and
 reads like it.  The layers of the library multiply their input by the thin matrices, as `LoRA` does;
-other objects read the sum.  A kernel with several axes is adapted as the matrix of its input axes by
+transposed or masked convolutions, an `Einsum` whose output lacks the kernel's last axis, and other
+objects read the sum.  A kernel with several axes is adapted as the matrix of its input axes by
 its output axes.  The layers of a stack, made by `vmap`, have an adapter each.
 """
 
@@ -259,8 +260,8 @@ def inject(
         rank: columns of the first matrix and rows of the second.
         alpha: the product counts `alpha / rank` times; by default once.
         dropout: the probability with which, in training, the adapter of a layer does not see an
-            element of its input. (Where a layer of your own reads its kernel, or a convolution has a
-            mask, an input feature is dropped for all examples.)
+            element of its input. (Where a layer reads the sum, an input feature is dropped for all
+            examples.)
         weight: the attribute that contains the kernel, for layers of your own: a Variable whose last
             axis is the output's. It reads as the adapted kernel, which takes memory of that size.
         param_dtype: dtype of the two matrices.

@@ -25,16 +25,18 @@ from nnxlite.boundary._call_def import parameters_of
 from nnxlite.nn import initializers
 from nnxlite.nn._common import (
     NO_METADATA,
+    Arguments,
     DotGeneralFn,
+    KeySource,
     Metadata,
     OutSharding,
     Precision,
     check_rate,
+    draw_key,
+    own_stream,
+    resolve_mode,
 )
-from nnxlite.nn._keys import KeySource, draw_key, own_stream
-from nnxlite.nn._modes import resolve_mode
-from nnxlite.nn._shapes import broadcasts_to
-from nnxlite.nn.attention import dot_product_attention
+from nnxlite.nn.attention import Implementation, dot_product_attention, logit_like
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import LinearGeneral, default_kernel_init
@@ -69,7 +71,8 @@ class MultiHeadAttention(Module):
         attention_fn: a function like `dot_product_attention`, called with query, key and value and
             the keyword arguments `mask`, `dropout_rng`, `dropout_rate`, `broadcast_dropout`,
             `deterministic`, `dtype`, `precision`, `module` and `is_causal`; also `input_positions`
-            if the call has them, or in a decoding step if the function has this parameter.
+            if the call has them, or in a decoding step if the function has this parameter, and
+            `implementation` if it is set.
         decode: the mode; True means decoding steps, None leaves it to the call.
         normalize_qk: apply a `LayerNorm` to the projected queries and keys.
         qkv_promote_dtype, out_promote_dtype, ln_promote_dtype: cast input and parameters of the
@@ -84,6 +87,8 @@ class MultiHeadAttention(Module):
             the parameters.
         out_kernel_metadata, out_bias_metadata: those of the output projection; if empty, those of
             the other projections.
+        implementation: "cudnn" for the flash kernel of NVIDIA GPUs, in half precision and without
+            dropout; see `dot_product_attention`. By default XLA computes and stores all logits.
 
     Attributes:
         query, key, value: `LinearGeneral`s to (heads, head_dim).
@@ -108,6 +113,20 @@ class MultiHeadAttention(Module):
     True
     """
 
+    num_heads: int
+    in_features: int
+    qkv_features: int
+    out_features: int
+    num_kv_heads: int
+    in_kv_features: int
+    dtype: Dtype | None
+    dropout_rate: float
+    broadcast_dropout: bool
+    deterministic: bool | None
+    decode: bool | None
+    precision: Precision
+    attention_fn: tp.Callable[..., jax.Array]
+    implementation: Implementation | None
     query_ln: LayerNorm | None
     key_ln: LayerNorm | None
     rngs: RngStream | None
@@ -153,32 +172,17 @@ class MultiHeadAttention(Module):
         out_bias_metadata: Metadata = NO_METADATA,
         query_ln_scale_metadata: Metadata = NO_METADATA,
         key_ln_scale_metadata: Metadata = NO_METADATA,
+        implementation: Implementation | None = None,
     ) -> None:
-        self.num_heads = num_heads
-        self.in_features = in_features
-        self.qkv_features = in_features if qkv_features is None else qkv_features
-        self.out_features = in_features if out_features is None else out_features
-        self.in_kv_features = in_features if in_kv_features is None else in_kv_features
-        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        arguments = Arguments(self, locals())
+        arguments.set_attributes(
+            qkv_features=in_features if qkv_features is None else qkv_features,
+            out_features=in_features if out_features is None else out_features,
+            in_kv_features=in_features if in_kv_features is None else in_kv_features,
+            num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+        )
         self._nnx_check_heads()
         check_rate(self, "dropout_rate", dropout_rate)
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.broadcast_dropout = broadcast_dropout
-        self.dropout_rate = dropout_rate
-        self.deterministic = deterministic
-        self.precision = precision
-        self.use_bias = use_bias
-        self.attention_fn = attention_fn
-        self.decode = decode
-        self.normalize_qk = normalize_qk
-        self.qkv_promote_dtype = qkv_promote_dtype
-        self.out_promote_dtype = out_promote_dtype
-        self.ln_promote_dtype = ln_promote_dtype
-        self.qkv_dot_general = qkv_dot_general
-        self.out_dot_general = out_dot_general
-        self.qkv_dot_general_cls = qkv_dot_general_cls
-        self.out_dot_general_cls = out_dot_general_cls
         self.head_dim = self.qkv_features // num_heads
 
         projection = functools.partial(
@@ -317,7 +321,10 @@ class MultiHeadAttention(Module):
             key, value, mask = step.keys, step.values, step.mask
             if input_positions is None and takes_positions(self.attention_fn):
                 input_positions = step.positions
-        positions = {} if input_positions is None else {"input_positions": input_positions}
+        implementation = getattr(
+            self, "implementation", None
+        )  # unknown to layers of another library
+        optional = {"input_positions": input_positions, "implementation": implementation}
         try:
             x = self.attention_fn(
                 query,
@@ -334,7 +341,7 @@ class MultiHeadAttention(Module):
                 precision=self.precision,
                 module=self if sow_weights else None,
                 is_causal=is_causal and not decode,
-                **positions,
+                **{name: value for name, value in optional.items() if value is not None},
             )
         except (TypeError, ValueError) as error:
             note_layer(error, self)
@@ -468,7 +475,9 @@ def _decode(
     positions = index + jnp.arange(steps, dtype=index.dtype)
     filled = jnp.arange(length) <= positions[:, None]
     filled = jnp.broadcast_to(filled, (*batch, 1, steps, length))
-    mask = filled if mask is None else filled & _checked_mask(layer, mask, filled.shape)
+    heads = (*batch, layer.num_heads, steps, length)
+    mask = logit_like(layer, "mask", mask, heads)
+    mask = filled if mask is None else filled & mask.astype(bool)
     axis = len(batch)
     keys = lax.dynamic_update_slice_in_dim(keys, key.astype(keys.dtype), index, axis)
     values = lax.dynamic_update_slice_in_dim(values, value.astype(values.dtype), index, axis)
@@ -498,18 +507,6 @@ def _check_step(
             f"{layer_name(layer)} cannot decode position {last}: {filled} {length} entries of its "
             "cache are filled. Make a longer one with init_cache, which also empties it."
         )
-
-
-def _checked_mask(layer: MultiHeadAttention, mask: jax.Array, filled: tuple[int, ...]) -> jax.Array:
-    """The mask of a decoding step, which must broadcast to all heads, one query, all cached keys."""
-    mask = jnp.asarray(mask, bool)
-    full = (*filled[:-3], layer.num_heads, *filled[-2:])
-    if not broadcasts_to(mask.shape, full):
-        raise ValueError(
-            f"{layer_name(layer)} got a mask of shape {mask.shape} for a decoding step; it must "
-            f"broadcast to (*batch, heads, query length, length of the cache) = {full}."
-        )
-    return mask
 
 
 def _known(index: jax.Array) -> bool:

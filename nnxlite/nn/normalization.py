@@ -28,7 +28,6 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from nnxlite.nn import initializers
 from nnxlite.nn._common import (
@@ -37,20 +36,17 @@ from nnxlite.nn._common import (
     Axes,
     Metadata,
     as_tuple,
-    broadcastable,
+    resolve_mode,
     value_of,
     without_numpy,
 )
-from nnxlite.nn._modes import resolve_mode
-from nnxlite.nn._shapes import broadcasts_to
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype, default_promote_dtype
+from nnxlite.nn._moments import checked_mask, moments, normalized, number_of, updated, wide
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects._module import Module
 from nnxlite.objects._rngs import Rngs
 from nnxlite.objects._scopes import layer_name
 from nnxlite.variables._kinds import BatchStat, Param
-
-Count = int | jax.Array
 
 
 class _Normalization(Module):
@@ -79,111 +75,6 @@ class _Normalization(Module):
         arguments.set_attributes(*without, **axes)
 
 
-# These functions read public attributes of a layer only: `nnx.LayerNorm.__call__(other, x)` works for
-# any object that has the same attributes.
-
-
-def _moments(
-    layer: tp.Any,
-    x: jax.Array,
-    axes: tuple[int, ...],
-    mask: jax.Array | None,
-    centred: bool = True,
-    count: Count | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance over `axes`, which are kept with size one; the mean is 0 unless `centred`.
-
-    The fast variance, E|x|^2 - |E x|^2, reads the input once and needs one communication between
-    devices; it loses digits if the mean is much larger than the deviation.
-    """
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    count = _count(layer, x.shape, axes, mask) if count is None else count
-    if not centred:
-        (var,) = _means(layer, (_abs_squared(x),), axes, mask, count)
-        return jnp.zeros_like(var), _unless_of_none(var, count, 1)
-    if layer.use_fast_variance:
-        mean, square = _means(layer, (x, _abs_squared(x)), axes, mask, count)
-        var = jnp.maximum(0.0, square - _abs_squared(mean))
-        return mean, _unless_of_none(var, count, 1)
-    (mean,) = _means(layer, (x,), axes, mask, count)
-    (var,) = _means(layer, (_abs_squared(x - mean),), axes, mask, count)
-    return mean, _unless_of_none(var, count, 1)
-
-
-def _unless_of_none(moment: jax.Array, count: Count, default: float) -> jax.Array:
-    """The moment, or `default` where it was computed from no elements: the result stays finite."""
-    if isinstance(count, jax.Array):
-        return jnp.where(count > 0, moment, default)
-    return jnp.full_like(moment, default) if _is_zero(count) else moment
-
-
-def _is_zero(count: tp.Any) -> bool:
-    """Whether a size is zero; a symbolic one is at least one."""
-    return isinstance(count, int) and count == 0
-
-
-def _count(
-    layer: tp.Any, shape: tuple[int, ...], axes: tuple[int, ...], mask: jax.Array | None
-) -> Count:
-    """How many elements the moments are of: without a mask, on each device; with one, on all."""
-    if mask is None:
-        return math.prod(shape[axis] for axis in axes)
-    count = jnp.sum(jnp.broadcast_to(mask, shape), axes, dtype=jnp.int32, keepdims=True)
-    if layer.axis_name is None:
-        return count
-    return lax.psum(count, layer.axis_name, axis_index_groups=layer.axis_index_groups)
-
-
-def _means(
-    layer: tp.Any,
-    arrays: tuple[jax.Array, ...],
-    axes: tuple[int, ...],
-    mask: jax.Array | None,
-    count: Count,
-) -> tp.Sequence[jax.Array]:
-    """The mean of each array over `axes`, and over the devices on the named axis; of no elements, 0.
-
-    With a mask, devices may count different numbers of elements, so that the mean of their means
-    would be wrong: sums and counts are added up, then divided.
-    """
-    name, groups = layer.axis_name, layer.axis_index_groups
-    if name is None or mask is None:
-        means = tuple(jnp.mean(a, axes, where=mask, keepdims=True) for a in arrays)
-        means = means if name is None else lax.pmean(means, name, axis_index_groups=groups)
-    else:
-        sums = tuple(jnp.sum(a, axes, where=mask, keepdims=True) for a in arrays)
-        means = tuple(a / count for a in lax.psum(sums, name, axis_index_groups=groups))
-    return tuple(_unless_of_none(mean, count, 0) for mean in means)
-
-
-def _abs_squared(x: jax.Array) -> jax.Array:
-    """|x|^2, real also for complex x."""
-    if np.iscomplexobj(x):
-        return jnp.square(x.real) + jnp.square(x.imag)
-    return jnp.square(x)
-
-
-def _normalized(
-    layer: tp.Any,
-    x: jax.Array,
-    mean: jax.Array,
-    var: jax.Array,
-    feature_axes: tuple[int, ...],
-    scale: jax.Array | None,
-    bias: jax.Array | None = None,
-) -> jax.Array:
-    """(x - mean) / sqrt(var + epsilon) * scale + bias; the moments have as many axes as `x`."""
-    along = tuple(n if axis in feature_axes else 1 for axis, n in enumerate(x.shape))
-    y = x - mean
-    factor = lax.rsqrt(var + layer.epsilon)
-    if scale is not None:
-        factor = factor * broadcastable(scale, along)
-    y = y * factor
-    if bias is not None:
-        y = y + broadcastable(bias, along)
-    return jnp.asarray(y, canonicalize_dtype(x, scale, bias, dtype=layer.dtype))
-
-
 def _normalized_by_itself(
     layer: tp.Any,
     x: jax.Array,
@@ -191,16 +82,17 @@ def _normalized_by_itself(
     mask: tp.Any,
     bias: Param[jax.Array] | None = None,
     centred: bool = True,
+    feature_axes: Axes | None = None,
 ) -> jax.Array:
     """The input normalised by its own moments over some axes."""
     x = jnp.asarray(x)
-    feature_axes = _absolute(layer, x, layer.feature_axes)
+    feature_axes = _absolute(layer, x, layer.feature_axes if feature_axes is None else feature_axes)
     parameters = (value_of(layer.scale), value_of(bias))
     _check_features(layer, x, feature_axes, *map(np.size, _present(*parameters)))
     axes = _absolute(layer, x, reduction_axes)
     x, scale, bias_value = layer.promote_dtype((x, *parameters), dtype=layer.dtype)
-    mean, var = _moments(layer, x, axes, _checked_mask(layer, mask, x.shape), centred)
-    return _normalized(layer, x, mean, var, feature_axes, scale, bias_value)
+    mean, var = moments(layer, x, axes, checked_mask(layer, mask, x.shape), centred)
+    return normalized(layer, x, mean, var, feature_axes, scale, bias_value)
 
 
 def _absolute(layer: tp.Any, x: jax.Array, axes: Axes) -> tuple[int, ...]:
@@ -233,19 +125,6 @@ def _check_features(
                 f"{layer_name(layer)} was made for {expected} feature(s), and its input of shape "
                 f"{x.shape} has {features} along axes {feature_axes}."
             )
-
-
-def _checked_mask(layer: tp.Any, mask: tp.Any, shape: tuple[int, ...]) -> jax.Array | None:
-    """The mask, which must broadcast to the shape of the input."""
-    if mask is None:
-        return None
-    mask = jnp.asarray(mask, dtype=bool)
-    if not broadcasts_to(mask.shape, shape):
-        raise ValueError(
-            f"{layer_name(layer)} got a mask of shape {mask.shape}, which does not broadcast "
-            f"to its input of shape {shape}."
-        )
-    return mask
 
 
 def _all_but(x: jax.Array, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -350,21 +229,21 @@ class BatchNorm(_Normalization):
         feature_axes = _absolute(self, x, self.axis)
         average, spread = self.mean.get_value(), self.var.get_value()
         if not use_running_average:  # a running average in bfloat16 stops moving on the way
-            average, spread = _wide(average), _wide(spread)
+            average, spread = wide(average), wide(spread)
         arrays = (average, spread, value_of(self.scale), value_of(self.bias))
         _check_features(self, x, feature_axes, *map(np.size, _present(*arrays)))
         x, _, _, scale, bias = self.promote_dtype((x, *arrays), dtype=self.dtype)
         if use_running_average:  # in float32 even if `x` is not, like the moments of a batch
             along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
-            wide = (a.astype(jnp.promote_types(a.dtype, x.dtype)) for a in (average, spread))
-            mean, var = (a.reshape(along) for a in wide)
+            exact = (a.astype(jnp.promote_types(a.dtype, x.dtype)) for a in (average, spread))
+            mean, var = (a.reshape(along) for a in exact)
         else:
-            mask, axes = _checked_mask(self, mask, x.shape), _all_but(x, feature_axes)
-            count = _count(self, x.shape, axes, mask)
-            mean, var = _moments(self, x, axes, mask, count=count)
-            self.mean.set_value(_updated(average, mean, self.momentum, count))
-            self.var.set_value(_updated(spread, var, self.momentum, count))
-        return _normalized(self, x, mean, var, feature_axes, scale, bias)
+            mask, axes = checked_mask(self, mask, x.shape), _all_but(x, feature_axes)
+            count = number_of(self, x.shape, axes, mask)
+            mean, var = moments(self, x, axes, mask, count=count)
+            self.mean.set_value(updated(average, mean, self.momentum, count))
+            self.var.set_value(updated(spread, var, self.momentum, count))
+        return normalized(self, x, mean, var, feature_axes, scale, bias)
 
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Set the mode; None leaves it unchanged.
@@ -374,23 +253,6 @@ class BatchNorm(_Normalization):
         """
         if use_running_average is not None:
             self.use_running_average = use_running_average
-
-
-def _wide(average: jax.Array) -> jax.Array:
-    return average.astype(jnp.promote_types(average.dtype, jnp.float32))
-
-
-def _updated(average: jax.Array, moment: jax.Array, momentum: float, count: Count) -> jax.Array:
-    """A running average updated with the moment of a batch, in its dtype.
-
-    The moment of no elements leaves it as it was.
-    """
-    moment = moment.reshape(average.shape)
-    new = lax.stop_gradient(momentum * average + (1 - momentum) * moment)
-    new = new if np.iscomplexobj(new) else new.astype(average.dtype)
-    if isinstance(count, jax.Array):
-        return jnp.where(count.reshape(average.shape) > 0, new, lax.stop_gradient(average))
-    return average if _is_zero(count) else new
 
 
 class LayerNorm(_Normalization):
@@ -610,18 +472,15 @@ class GroupNorm(_Normalization):
         """
         x = jnp.asarray(x)
         axes = _reduction_axes_of_groups(self, x)
-        feature_axes = _absolute(self, x, self.feature_axis)
-        _check_features(self, x, feature_axes, self.num_groups * self.group_size)
-        parameters = (value_of(self.scale), value_of(self.bias))
-        x, scale, bias = self.promote_dtype((x, *parameters), dtype=self.dtype)
-        mask = _checked_mask(self, mask, x.shape)
+        _check_features(self, x, (x.ndim - 1,), self.num_groups * self.group_size)
+        mask = checked_mask(self, mask, x.shape)
         if mask is not None and mask.ndim:
             groups = (self.num_groups, self.group_size) if mask.shape[-1] > 1 else (1, 1)
             mask = mask.reshape(*mask.shape[:-1], *groups)
         grouped = x.reshape(*x.shape[:-1], self.num_groups, self.group_size)
-        moments = _moments(self, grouped, (*axes[:-1], x.ndim), mask)
-        mean, var = (jnp.repeat(m.squeeze(-1), self.group_size, axis=-1) for m in moments)
-        return _normalized(self, x, mean, var, feature_axes, scale, bias)
+        axes = (*axes[:-1], x.ndim)
+        y = _normalized_by_itself(self, grouped, axes, mask, self.bias, feature_axes=(-2, -1))
+        return y.reshape(x.shape)
 
 
 def _reduction_axes_of_groups(layer: GroupNorm, x: jax.Array) -> tuple[int, ...]:

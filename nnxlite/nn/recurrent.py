@@ -21,8 +21,7 @@ from nnxlite._base.errors import short_type
 from nnxlite.boundary._prefixes import Carry, StateAxes
 from nnxlite.filters import All, Filter
 from nnxlite.graph._functional import variables
-from nnxlite.nn._keys import KeySource, own_stream
-from nnxlite.nn._shapes import broadcasts_to
+from nnxlite.nn._common import KeySource, broadcasts_to, own_stream
 from nnxlite.nn.recurrent_cells import RNNCellBase
 from nnxlite.nn.recurrent_cells import modified_orthogonal as modified_orthogonal
 from nnxlite.objects._fields import data

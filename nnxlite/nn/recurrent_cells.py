@@ -16,9 +16,16 @@ import numpy as np
 
 from nnxlite._base.errors import TraceContextError, short_type, under_own_name
 from nnxlite.nn import initializers
-from nnxlite.nn._common import NO_METADATA, Arguments, Metadata
-from nnxlite.nn._keys import KEYLESS, KeySource, draw_key, own_stream
-from nnxlite.nn._shapes import broadcast_together
+from nnxlite.nn._common import (
+    KEYLESS,
+    NO_METADATA,
+    Arguments,
+    KeySource,
+    Metadata,
+    broadcast_together,
+    draw_key,
+    own_stream,
+)
 from nnxlite.nn.activations import sigmoid, tanh
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
@@ -203,28 +210,14 @@ def _first_carry(
     return tuple(init(key(), shape, cell.param_dtype) for _ in range(parts))
 
 
-def _check(
-    cell: tp.Any, of_input: tp.Any, of_hidden: tp.Any, inputs: jax.Array, *hidden: jax.Array
-) -> None:
-    """Raise TypeError unless the input and every array of the carry match the projections."""
-    batch = np.shape(inputs)[:-1]
-    wanted = _features(of_hidden, cell.hidden_features)
-    for name, x, features in (
-        ("an input", inputs, _features(of_input, cell.in_features)),
-        *(("a carry", h, wanted) for h in hidden),
-    ):
-        shape = np.shape(x)
-        if not shape or shape[-1] != features or not broadcast_together(shape[:-1], batch):
+def _check_batch(cell: tp.Any, inputs: jax.Array, *hidden: jax.Array) -> None:
+    """Raise TypeError unless batch axes of input and carry broadcast; `Linear` checks features."""
+    for shape in map(np.shape, hidden):
+        if not broadcast_together(shape[:-1], np.shape(inputs)[:-1]):
             raise TypeError(
-                f"{layer_name(cell)} takes {name} of shape (*batch, {features}); got "
-                f"{shape}, where the input has shape {np.shape(inputs)}."
+                f"{layer_name(cell)} got a carry of shape {shape} for an input of shape "
+                f"{np.shape(inputs)}: their batch axes must broadcast."
             )
-
-
-def _features(projection: tp.Any, declared: int) -> int:
-    """How many features a projection takes: its kernel may be of another size than it was made with."""
-    kernel = getattr(projection, "kernel", None)
-    return declared if kernel is None else kernel.shape[-2]
 
 
 class SimpleCell(_Cell):
@@ -290,7 +283,7 @@ class SimpleCell(_Cell):
             carry: (*batch, hidden_features).
             inputs: (*batch, in_features).
         """
-        _check(self, self.dense_i, self.dense_h, inputs, carry)
+        _check_batch(self, inputs, carry)
         total = self.dense_i(inputs) + self.dense_h(carry)
         if self.residual:
             total = total + carry
@@ -353,7 +346,6 @@ def _memory_step(
     cell: tp.Any,
     carry: tuple[jax.Array, jax.Array],
     inputs: jax.Array,
-    projections: tuple[tp.Any, tp.Any],
     gates: tp.Callable[[jax.Array], tp.Iterable[jax.Array]],
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     """One step of long short-term memory.
@@ -362,7 +354,6 @@ def _memory_step(
         cell: the cell.
         carry: memory and hidden array.
         inputs: (*batch, in_features).
-        projections: one of the input and one of the hidden array.
         gates: maps a hidden array to input gate, forget gate, candidate and output gate, before
             their activations.
     """
@@ -372,7 +363,7 @@ def _memory_step(
             f"initialize_carry makes it; got {short_type(carry)}."
         )
     c, h = carry
-    _check(cell, *projections, inputs, c, h)
+    _check_batch(cell, inputs, c, h)
     i, f, g, o = gates(h)
     new_c = cell.gate_fn(f) * c + cell.gate_fn(i) * cell.activation_fn(g)
     new_h = cell.gate_fn(o) * cell.activation_fn(new_c)
@@ -444,7 +435,7 @@ class LSTMCell(_MemoryCell):
         def gates(h: jax.Array) -> tp.Iterable[jax.Array]:
             return [of_input(inputs) + of_hidden(h) for of_input, of_hidden in pairs]
 
-        return _memory_step(self, carry, inputs, pairs[0], gates)
+        return _memory_step(self, carry, inputs, gates)
 
 
 class OptimizedLSTMCell(_MemoryCell):
@@ -485,7 +476,7 @@ class OptimizedLSTMCell(_MemoryCell):
         def gates(h: jax.Array) -> tp.Iterable[jax.Array]:
             return jnp.split(self.dense_i(inputs) + self.dense_h(h), 4, axis=-1)
 
-        return _memory_step(self, carry, inputs, (self.dense_i, self.dense_h), gates)
+        return _memory_step(self, carry, inputs, gates)
 
 
 class GRUCell(_GatedCell):
@@ -527,7 +518,7 @@ class GRUCell(_GatedCell):
             inputs: (*batch, in_features).
         """
         h = carry
-        _check(self, self.dense_i, self.dense_h, inputs, h)
+        _check_batch(self, inputs, h)
         i_r, i_z, i_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
         h_r, h_z, h_n = jnp.split(self.dense_h(h), 3, axis=-1)
         r = self.gate_fn(i_r + h_r)

@@ -13,7 +13,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
-from nnxlite.nn._shapes import broadcasts_to
+from nnxlite.nn._common import broadcasts_to
 from nnxlite.nn.attention import check_shapes, dot_product_attention
 from nnxlite.objects._fields import data
 from nnxlite.objects._module import Module

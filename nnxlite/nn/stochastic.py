@@ -9,9 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from nnxlite.nn._common import check_rate
-from nnxlite.nn._keys import KeySource, draw_key, own_stream
-from nnxlite.nn._modes import resolve_mode
+from nnxlite.nn._common import KeySource, check_rate, draw_key, own_stream, resolve_mode
 from nnxlite.objects._fields import data
 from nnxlite.objects._module import Module
 from nnxlite.objects._rngs import Rngs, RngStream

@@ -20,8 +20,7 @@ from nnxlite._state._flat import to_flat_state
 from nnxlite.filters import Filter, PathContains
 from nnxlite.graph._functional import variables
 from nnxlite.nn import initializers
-from nnxlite.nn._common import Axes, as_tuple, new_param, params_key
-from nnxlite.nn._keys import KEYLESS
+from nnxlite.nn._common import KEYLESS, Axes, as_tuple, new_param, params_key
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects._fields import data

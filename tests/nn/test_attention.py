@@ -60,13 +60,6 @@ def random_mask(*shape):
     return np.random.default_rng(4).random(shape) < 0.6
 
 
-def test_a_mask_of_one_batch_axis_for_two():
-    query, key, value = arrays((2, 3))
-    mask = random_mask(2, 1, 1, 5, 7)
-    y = attend(query, key, value, mask=jnp.asarray(mask))
-    np.testing.assert_allclose(y, reference(query, key, value, mask=mask)[0], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("dtype", "implementation"),
     # XLA compiles no fused attention of float16 for a CPU
@@ -79,21 +72,6 @@ def test_dtypes(dtype, implementation):
     wanted, _ = reference(*(a.astype(dtype) for a in (query, key, value)))
     tolerance = TOLERANCE[jnp.dtype(dtype).name]
     np.testing.assert_allclose(np.asarray(y, np.float64), wanted, rtol=tolerance, atol=tolerance)
-
-
-def test_values_may_have_another_depth():
-    query, key, value = arrays(value_depth=3)
-    y = attend(query, key, value, precision="highest")
-    np.testing.assert_allclose(y, reference(query, key, value)[0], rtol=1e-4, atol=1e-5)
-
-
-def test_a_query_without_keys_gets_the_mean_of_all_values():
-    query, key, value = arrays()
-    mask = jnp.zeros((5, 7))
-    for implementation in (None, "xla"):
-        y = attend(query, key, value, mask=mask, implementation=implementation)
-        wanted = np.broadcast_to(np.mean(value, axis=1, keepdims=True), y.shape)
-        np.testing.assert_allclose(y, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("broadcast", [True, False])
@@ -241,30 +219,6 @@ def layer(*args, decode=False, **kwargs):
     return nnx.MultiHeadAttention(*args, decode=decode, **options)
 
 
-def by_hand(m, inputs_q, inputs_k=None, inputs_v=None, mask=None, is_causal=False):
-    """The layer in float64."""
-    inputs_k = inputs_q if inputs_k is None else inputs_k
-    inputs_v = inputs_k if inputs_v is None else inputs_v
-
-    def project(linear, x):
-        y = np.einsum("...f,fhd->...hd", np.asarray(x, np.float64), linear.kernel.value)
-        return y if linear.bias is None else y + np.asarray(linear.bias.value)
-
-    def norm(ln, x):
-        if ln is None:
-            return x
-        x = x - x.mean(-1, keepdims=True)
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * np.asarray(ln.scale.value)
-
-    query, key = (
-        norm(m.query_ln, project(m.query, inputs_q)),
-        norm(m.key_ln, project(m.key, inputs_k)),
-    )
-    x, _ = reference(query, key, project(m.value, inputs_v), mask=mask, is_causal=is_causal)
-    y = np.einsum("...hd,hdf->...f", x, m.out.kernel.value)
-    return y if m.out.bias is None else y + np.asarray(m.out.bias.value)
-
-
 LAYERS = {
     "plain": ((2, 8), {}),
     "without biases": ((2, 8), {"use_bias": False}),
@@ -275,23 +229,12 @@ LAYERS = {
 }
 
 
-def test_cross_attention():
-    m = layer(2, 8, in_kv_features=5)
-    k, v = jnp.asarray(normal(3, 4, 5, seed=1)), jnp.asarray(normal(3, 4, 5, seed=2))
-    np.testing.assert_allclose(m(X, k), by_hand(m, X, k), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(m(X, k, v), by_hand(m, X, k, v), rtol=1e-3, atol=1e-4)
-    mask = random_mask(3, 1, 6, 4)
-    y = m(X, k, v, mask=jnp.asarray(mask))
-    np.testing.assert_allclose(y, by_hand(m, X, k, v, mask), rtol=1e-3, atol=1e-4)
-
-
 def test_the_attention_function_is_chosen_by_argument():
-    attend = {
-        name: functools.partial(nnx.dot_product_attention, implementation=name)
-        for name in (None, "xla")
-    }
-    y = layer(attention_fn=attend[None])(X, is_causal=True)
-    np.testing.assert_allclose(layer(attention_fn=attend["xla"])(X, is_causal=True), y, atol=1e-5)
+    y = layer()(X, is_causal=True)
+    fused = layer(implementation="xla")
+    np.testing.assert_allclose(fused(X, is_causal=True), y, atol=1e-5)
+    with pytest.raises(ValueError, match="is fused, which excludes recording the weights"):
+        fused(X, sow_weights=True)
     seen = {}
 
     def own(query, key, value, **options):
@@ -303,8 +246,8 @@ def test_the_attention_function_is_chosen_by_argument():
         *("mask", "dropout_rng", "dropout_rate", "broadcast_dropout", "deterministic"),
         *("dtype", "precision", "module", "is_causal"),
     }
-    layer(attention_fn=own)(X, input_positions=jnp.arange(6))
-    assert seen["input_positions"].shape == (6,)
+    layer(attention_fn=own, implementation="cudnn")(X, input_positions=jnp.arange(6))
+    assert seen["input_positions"].shape == (6,) and seen["implementation"] == "cudnn"
 
 
 def test_recorded_weights_add_up_to_one():
@@ -599,7 +542,7 @@ def test_decoding_messages():
         ):
             m(x, decode=True)
     for shape in ((5,), (3, 1, 2, 6), (4, 1, 1, 6)):
-        with pytest.raises(ValueError, match=r"a mask of shape .* \(3, 2, 1, 6\)"):
+        with pytest.raises(TypeError, match=r"a mask of shape .* \(3, 2, 1, 6\)"):
             m(X[:, :1], decode=True, mask=jnp.ones(shape))
     assert int(m.cache_index.value) == 0
 

@@ -10,23 +10,16 @@ import pytest
 
 import nnxlite as nnx
 from tests.nn.quick import normal, quick
+from tests.numerics import reference as ref
 
 X = normal(4, 5, 6) * 3 + 1
 MASK = np.random.default_rng(1).random((4, 5, 6)) < 0.7
 
 
-def moments(x, axes, mask=None, centred=True):
-    """Mean and variance over some axes, in float64, of the elements a mask keeps."""
-    x = np.asarray(x, np.float64)
-    keep = np.ones(x.shape) if mask is None else np.broadcast_to(mask, x.shape).astype(float)
-    count = keep.sum(axes, keepdims=True)
-    mean = (x * keep).sum(axes, keepdims=True) / count if centred else np.zeros(count.shape)
-    return mean, ((x - mean) ** 2 * keep).sum(axes, keepdims=True) / count
-
-
 def normalized(x, axes, epsilon, mask=None, centred=True):
-    mean, var = moments(x, axes, mask, centred)
-    return (np.asarray(x, np.float64) - mean) / np.sqrt(var + epsilon)
+    return ref.norm(
+        np.asarray(x, np.float64), list(axes), epsilon, None, None, mask=mask, centred=centred
+    )
 
 
 def grouped(x, groups, epsilon, mask=None, axes=None):
@@ -47,32 +40,27 @@ def grouped(x, groups, epsilon, mask=None, axes=None):
     )
 
 
-# Each: class, arguments, the expected result without scale and bias, the shape of these.
-BATCH = (nnx.BatchNorm, (6,), {}, lambda x, m: normalized(x, (0, 1), 1e-5, m), (6,))
-LAYER = (nnx.LayerNorm, (6,), {}, lambda x, m: normalized(x, (2,), 1e-6, m), (6,))
-RMS = (nnx.RMSNorm, (6,), {}, lambda x, m: normalized(x, (2,), 1e-6, m, centred=False), (6,))
-GROUP = (nnx.GroupNorm, (6, 3), {}, lambda x, m: grouped(x, 3, 1e-6, m), (6,))
-INSTANCE = (nnx.InstanceNorm, (6,), {}, lambda x, m: normalized(x, (1,), 1e-6, m), (6,))
-BASIC = [BATCH, LAYER, RMS, GROUP, INSTANCE]
-
-
-def names(case):
-    kind, args, kwargs = case[:3]
-    return " ".join([kind.__name__, *map(str, args), *(f"{k}={v}" for k, v in kwargs.items())])
+NORMS = {  # class: arguments
+    nnx.BatchNorm: (6,),
+    nnx.LayerNorm: (6,),
+    nnx.RMSNorm: (6,),
+    nnx.GroupNorm: (6, 3),
+    nnx.InstanceNorm: (6,),
+}
+every_norm = pytest.mark.parametrize("kind", NORMS)
 
 
 def test_a_list_of_numbers_is_an_input_too():
     assert nnx.LayerNorm(3, rngs=nnx.Rngs(0))([[1.0, 2.0, 3.0]]).shape == (1, 3)
 
 
-@pytest.mark.parametrize("case", BASIC, ids=names)
-def test_parameters_are_drawn_from_params_scale_first(case):
-    kind, args, kwargs = case[:3]
+@every_norm
+def test_parameters_are_drawn_from_params_scale_first(kind):
     inits = {"scale_init": quick, "scale_metadata": {"note": "s"}}
     if kind is not nnx.RMSNorm:
         inits |= {"bias_init": quick, "bias_metadata": {"note": "b"}}
     rngs, same = nnx.Rngs(0, params=1), nnx.Rngs(params=1)
-    layer = kind(*args, **kwargs, **inits, rngs=rngs)
+    layer = kind(*NORMS[kind], **inits, rngs=rngs)
     np.testing.assert_array_equal(layer.scale.value, quick(same.params(), (6,)))
     assert layer.scale.note == "s"
     if kind is not nnx.RMSNorm:
@@ -248,20 +236,18 @@ def test_a_mask_for_groups_may_broadcast():
 # Bad input --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", BASIC, ids=names)
-def test_wrong_feature_counts_are_named(case):
-    kind, args, kwargs = case[:3]
-    layer = kind(*args, **kwargs, rngs=nnx.Rngs(0))
+@every_norm
+def test_wrong_feature_counts_are_named(kind):
+    layer = kind(*NORMS[kind], rngs=nnx.Rngs(0))
     with pytest.raises(
         TypeError, match=rf"{kind.__name__} was made for 6 feature\(s\).*\(4, 5, 7\) has 7 along"
     ):
         layer(jnp.ones((4, 5, 7)))
 
 
-@pytest.mark.parametrize("case", BASIC, ids=names)
-def test_masks_must_broadcast(case):
-    kind, args, kwargs = case[:3]
-    layer = kind(*args, **kwargs, rngs=nnx.Rngs(0))
+@every_norm
+def test_masks_must_broadcast(kind):
+    layer = kind(*NORMS[kind], rngs=nnx.Rngs(0))
     stats = nnx.to_pure_dict(nnx.state(layer))
     with pytest.raises(
         ValueError, match=rf"{kind.__name__} got a mask of shape \(3, 6\).*\(4, 5, 6\)"
@@ -317,21 +303,12 @@ def test_examples_cannot_be_features_of_instance_norm():
         nnx.InstanceNorm(24, feature_axes=(0, -1), rngs=nnx.Rngs(0))(jnp.asarray(X))
 
 
-EVERY_NORM = {
-    "BatchNorm": {},
-    "LayerNorm": {},
-    "RMSNorm": {},
-    "GroupNorm": {"num_groups": 2},
-    "InstanceNorm": {},
-}
-
-
 @pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("name", EVERY_NORM)
-def test_moments_of_no_elements_make_no_nan(name, fast):
+@every_norm
+def test_moments_of_no_elements_make_no_nan(kind, fast):
     """An example of padding only has a finite result, not magnified, and a finite gradient."""
-    norm = getattr(nnx, name)(4, **EVERY_NORM[name], use_fast_variance=fast, rngs=nnx.Rngs(0))
-    x = jnp.asarray(normal(2, 3, 4))
+    norm = kind(*NORMS[kind], use_fast_variance=fast, rngs=nnx.Rngs(0))
+    x = jnp.asarray(normal(2, 3, 6))
     nothing = jnp.zeros((2, 3, 1), bool)
     np.testing.assert_allclose(norm(x, mask=nothing), x, rtol=1e-5)
     part = nothing.at[0].set(True)

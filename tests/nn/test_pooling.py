@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 
 import jax
@@ -61,13 +60,6 @@ def test_pools_have_gradients(name):
         ({"window_shape": (2, 0)}, "needs `window_shape` as a sequence with a positive number"),
         ({"window_shape": (2.5, 2)}, "needs `window_shape` as a sequence with a positive number"),
         ({"window_shape": (2, 2), "strides": (1, -1)}, "needs `strides` as a sequence with a pos"),
-        (
-            {"window_shape": (2, 2), "padding": ((0.5, 0), (0, 0))},
-            r"such as \(\(0, 0\), \(0, 0\)\)",
-        ),
-        ({"window_shape": (2, 2), "padding": None}, r"such as \(\(0, 0\), \(0, 0\)\); got None"),
-        ({"window_shape": (2, 2), "inputs": None}, "needs `inputs` as an array, got None"),
-        ({"window_shape": (2, 2), "inputs": "x"}, "needs `inputs` as an array, got 'x'"),
     ],
 )
 def test_what_is_no_sequence_is_a_type_error(args, message):
@@ -75,21 +67,18 @@ def test_what_is_no_sequence_is_a_type_error(args, message):
         nnx.max_pool(**{"inputs": jnp.ones((1, 4, 4, 1)), **args})
 
 
-@pytest.mark.parametrize("padding", [1, (1, 0), [(1, 1), 2], 0, np.array([1, 2])])
-@pytest.mark.parametrize("pool", [nnx.max_pool, nnx.avg_pool, nnx.min_pool])
-def test_the_padding_that_a_message_advises_works(pool, padding):
-    x = jnp.ones((1, 4, 4, 1))
-    with pytest.raises(TypeError, match="a pair .before, after. for each spatial axis") as error:
-        pool(x, (2, 2), padding=padding)
-    advised = ast.literal_eval(re.search(r"such as (.*); got", str(error.value))[1])
-    assert pool(x, (2, 2), padding=advised).ndim == 4
+def test_paddings_in_numbers_are_those_of_a_convolution():
+    x = jnp.arange(16.0).reshape(1, 4, 4, 1)
+    for padding, pairs in ((1, ((1, 1), (1, 1))), ([1, (0, 2)], ((1, 1), (0, 2)))):
+        y = nnx.max_pool(x, (2, 2), padding=padding)
+        np.testing.assert_array_equal(y, nnx.max_pool(x, (2, 2), padding=pairs))
 
 
-@pytest.mark.parametrize("padding", ["foo", "CIRCULAR", ""])
+@pytest.mark.parametrize("padding", ["foo", "CIRCULAR", "", None, ((1, 0),)])
 def test_unknown_names_of_paddings_are_refused_as_in_a_convolution(padding):
     x = jnp.ones((1, 4, 4, 1))
-    message = f"Invalid padding format: '{padding}', should be one of SAME, "
-    with pytest.raises(ValueError, match=message):
+    message = f"Pooling: Invalid padding format: {padding!r}, should be one of SAME, "
+    with pytest.raises(ValueError, match=re.escape(message)):
         nnx.avg_pool(x, (2, 2), padding=padding)
     assert nnx.avg_pool(x, (2, 2), padding="same_lower").shape == x.shape
 
@@ -97,9 +86,8 @@ def test_unknown_names_of_paddings_are_refused_as_in_a_convolution(padding):
 @pytest.mark.parametrize(
     ("shape", "args", "message"),
     [
-        ((1, 4, 4, 1), {"strides": (1,)}, r"strides \(1,\) and window \(2, 2\) differ in length"),
-        ((1, 4, 4, 1), {"padding": ((1, 0),)}, "padding .* and window .* differ in length"),
-        ((4, 1), {}, r"\(2, 2\) expects an input .* 2 spatial axes, got \(4, 1\)"),
+        ((1, 4, 4, 1), {"strides": (1,)}, r"window \(2, 2\) expects .* got the strides \(1,\)"),
+        ((4, 1), {}, r"\(2, 2\) expects .* 2 spatial axes; .* shape \(4, 1\)"),
     ],
 )
 def test_lengths_that_differ_are_named(shape, args, message):

@@ -64,43 +64,10 @@ def numbers(tree):
 # Cells ------------------------------------------------------------------------------------------
 
 
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def by_hand(cell, carry, x):
-    """One step in float64."""
-
-    def dense(linear, x):
-        y = np.asarray(x, np.float64) @ np.asarray(linear.kernel.value, np.float64)
-        return y if linear.bias is None else y + np.asarray(linear.bias.value)
-
-    if isinstance(cell, nnx.SimpleCell):
-        h = np.tanh(dense(cell.dense_i, x) + dense(cell.dense_h, carry) + cell.residual * carry)
-        return h, h
-    if isinstance(cell, nnx.GRUCell):
-        (xr, xz, xn), (hr, hz, hn) = (
-            np.split(dense(linear, a), 3, -1)
-            for linear, a in ((cell.dense_i, x), (cell.dense_h, carry))
-        )
-        z = sigmoid(xz + hz)
-        h = (1 - z) * np.tanh(xn + sigmoid(xr + hr) * hn) + z * np.asarray(carry)
-        return h, h
-    c, h = carry
-    if isinstance(cell, nnx.LSTMCell):
-        pairs = (cell.ii, cell.hi), (cell.if_, cell.hf), (cell.ig, cell.hg), (cell.io, cell.ho)
-        i, f, g, o = (dense(of_input, x) + dense(of_hidden, h) for of_input, of_hidden in pairs)
-    else:
-        i, f, g, o = np.split(dense(cell.dense_i, x) + dense(cell.dense_h, h), 4, -1)
-    c = sigmoid(f) * np.asarray(c) + sigmoid(i) * np.tanh(g)
-    h = sigmoid(o) * np.tanh(c)
-    return (c, h), h
-
-
 def test_a_residual_cell_adds_its_carry():
-    cell = cell_of(nnx.SimpleCell, residual=True)
-    carry = some_carry(nnx.SimpleCell, 2)
-    assert_close(cell(carry, X[:, 0]), by_hand(cell, carry, X[:, 0]), rtol=1e-4, atol=1e-5)
+    cell, carry = cell_of(nnx.SimpleCell, residual=True), some_carry(nnx.SimpleCell, 2)
+    total = cell.dense_i(X[:, 0]) + cell.dense_h(carry) + carry
+    assert_close(cell(carry, X[:, 0])[0], jnp.tanh(total), rtol=1e-5)
 
 
 def test_activations_are_arguments():
@@ -161,18 +128,10 @@ def test_cells_keep_no_stream_unless_asked(kind):
 @pytest.mark.parametrize("kind", CELLS)
 def test_messages_of_cells(kind):
     cell, carry, name = cell_of(kind), some_carry(kind, 2), kind.__name__
-    with pytest.raises(
-        TypeError, match=rf"{name} takes an input of shape \(\*batch, 3\); got \(2, 4"
-    ):
-        cell(carry, jnp.ones((2, 4)))
-    wrong = jax.tree.map(lambda a: a[:, :3], carry)
-    with pytest.raises(
-        TypeError, match=rf"{name} takes a carry of shape \(\*batch, 4\); got \(2, 3"
-    ):
-        cell(wrong, X[:, 0])
-    with pytest.raises(
-        TypeError, match=r"a carry of shape.*got \(2, 4\), where the input has shape .3, 3"
-    ):
+    for state, x in ((carry, jnp.ones((2, 4))), (jax.tree.map(lambda a: a[:, :3], carry), X[:, 0])):
+        with pytest.raises(TypeError, match=rf"Linear at `.*` of {name} expects . feature"):
+            cell(state, x)
+    with pytest.raises(TypeError, match=rf"{name} got a carry of shape \(2, 4\) for .*\(3, 3\)"):
         cell(carry, jnp.ones((3, 3)))
     with pytest.raises(
         ValueError,
@@ -181,9 +140,7 @@ def test_messages_of_cells(kind):
         cell.initialize_carry((2, 3), carry_init=quick)
     with pytest.raises(TypeError, match=f"{name}: `rngs` must be an Rngs.* or a key, got int"):
         cell.initialize_carry((2, 3), 1)
-    expected = (
-        rf"{name} takes a carry of (two arrays, \(memory, hidden\).*; got int\.|shape.*got \(\),)"
-    )
+    expected = "takes a carry of two arrays, .memory, hidden.*; got int|expects 4 feature"
     with pytest.raises(TypeError, match=expected):
         cell(3, X[:, 0])
 
@@ -543,8 +500,6 @@ def test_messages_of_rnn():
             layer(DIGITS, seq_lengths=jnp.asarray(lengths))
     with pytest.raises(TypeError, match="takes Carry, None or the number of an axis; got 'a'"):
         nnx.RNN(noisy(), state_axes={...: "a"})
-    with pytest.raises(TypeError, match=r"GRUCell takes an input of shape \(\*batch, 3\)"):
-        nnx.RNN(cell_of(nnx.GRUCell))(jnp.ones((2, 5, 4)))
 
 
 def test_a_carry_of_another_structure_is_told():

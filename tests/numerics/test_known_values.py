@@ -14,19 +14,6 @@ import pytest
 import nnxlite as nnx
 
 
-def test_a_step_of_lstm_by_hand():
-    cell = nnx.OptimizedLSTMCell(1, 1, rngs=nnx.Rngs(0))
-    cell.dense_i.kernel.value = jnp.array([[0.5, -1.0, 2.0, 0.0]])  # i, f, g, o
-    cell.dense_h.kernel.value = jnp.array([[1.0, 1.0, -1.0, 2.0]])
-    cell.dense_h.bias.value = jnp.array([0.0, 1.0, 0.0, -0.5])
-    (c, h), y = cell((jnp.array([[0.25]]), jnp.array([[0.5]])), jnp.array([[1.0]]))
-    # i = sigmoid(1), f = sigmoid(0.5), g = tanh(1.5), o = sigmoid(0.5)
-    memory = 0.6224593 * 0.25 + 0.7310586 * 0.9051483
-    np.testing.assert_allclose(c, [[memory]], rtol=1e-6)
-    np.testing.assert_allclose(h, [[0.6224593 * math.tanh(memory)]], rtol=1e-6)
-    assert y is h
-
-
 def test_running_averages_after_three_batches():
     norm = nnx.BatchNorm(1, momentum=0.5, rngs=nnx.Rngs(0))
     for batch in ([1.0, 3.0], [2.0, 2.0], [0.0, 8.0]):
@@ -50,19 +37,6 @@ def test_welford_over_batches_is_the_variance_of_numpy(masked):
     np.testing.assert_allclose(result.standard_deviation, np.std(seen, ddof=0), rtol=1e-4)
     error = np.std(seen) / np.sqrt(len(seen))
     np.testing.assert_allclose(result.standard_error_of_mean, error, rtol=1e-4)
-
-
-def test_the_first_steps_of_adam():
-    rate, b1, b2, epsilon = 0.1, 0.9, 0.999, 1e-8
-    model = nnx.Dict(w=nnx.Param(jnp.array([1.0, -2.0])))
-    optimizer = nnx.Optimizer(model, optax.adam(rate, b1, b2, epsilon), wrt=nnx.Param)
-    w, m, v = np.array([1.0, -2.0]), np.zeros(2), np.zeros(2)
-    for t in range(1, 5):
-        optimizer.update(model, nnx.grad(lambda model: (model.w**2).sum())(model))
-        g = 2 * w
-        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
-        w = w - rate * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + epsilon)
-        np.testing.assert_allclose(model.w.value, w, rtol=1e-5)
 
 
 def test_a_schedule_is_read_at_the_number_of_updates():
