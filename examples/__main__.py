@@ -21,6 +21,7 @@ NEEDS = {
     "lora": ["checkpoint"],
     "multihost": ["checkpoint"],
     "neural_ode": ["ode"],
+    "pitch": ["checkpoint", "serving", "pretrained"],
 }
 """Extras that an example needs besides `examples`."""
 

@@ -40,7 +40,7 @@ class Network(nnx.Module):
         """Images (batch, 8, 8, 1) to logits (batch, 10)."""
         x = nnx.max_pool(nnx.relu(self.norm1(self.conv1(images))), (2, 2), strides=(2, 2))
         x = nnx.max_pool(nnx.relu(self.norm2(self.conv2(x))), (2, 2), strides=(2, 2))
-        return self.head(self.dropout(x.reshape(len(x), -1)))
+        return self.head(self.dropout(x.reshape(x.shape[0], -1)))
 
 
 def loss_fn(model: Network, images, labels) -> tuple[jax.Array, jax.Array]:
