@@ -157,8 +157,9 @@ def main() -> None:
     after = errors(model, True), errors(model, False)
 
     sound, _ = tones(draw, 3, True)
-    nnx.export(pitch, model, sound, shapes=f"batch, {FRAME}").save(run.out / "pitch.nnx")
-    served = nnx.load_exported(run.out / "pitch.nnx")(sound)  # needs no code of this file
+    program = run.out / "pitch.safetensors"
+    nnx.export(pitch, model, sound, shapes=f"batch, {FRAME}").save(program)
+    served = nnx.load_exported(program)(sound)  # needs no code of this file
     assert np.allclose(served, pitch(model, sound))
 
     with picture(run.out / "pitch.png", 8, 3.2) as figure:
@@ -174,7 +175,7 @@ def main() -> None:
     (ordinary, lacking), (ordinary_after, lacking_after) = (
         [100 * (values < 50).mean() for values in pair] for pair in (before, after)
     )
-    print(f"errors before and after: {run.out / 'pitch.png'}; the program: {run.out / 'pitch.nnx'}")
+    print(f"errors before and after: {run.out / 'pitch.png'}; the program: {program}")
     print(
         f"right within half a semitone: {ordinary:.1f} % of ordinary tones, {lacking:.1f} % of those "
         f"without a fundamental; {ordinary_after:.1f} % and {lacking_after:.1f} % with {count:,} "

@@ -2,9 +2,9 @@
 
 `private_grad` is `nnx.grad` for data that must not be recognisable in the model: it takes the gradient
 of each example by `nnx.vmap`, clips it, and adds noise to the sum (Abadi et al. 2016,
-https://arxiv.org/abs/1607.00133). Built of the library's transforms, it works like one of them: with any
-module, under `nnx.jit`. The privacy that was spent is a Variable of its own kind, so a filter selects it,
-and the compiled step writes it.
+https://arxiv.org/abs/1607.00133). Built of the library's transforms, it works like one of them, with
+any module and under `nnx.jit`. The privacy that was spent is a Variable of its own kind: a filter
+selects it, and the compiled step writes it.
 
     python examples/private.py            # a few seconds on two CPU cores
     python examples/private.py --quick    # half the steps
