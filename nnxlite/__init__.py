@@ -82,6 +82,7 @@ from nnxlite.filtered import filter_jit as filter_jit
 from nnxlite.filtered import filter_jvp as filter_jvp
 from nnxlite.filtered import filter_make_jaxpr as filter_make_jaxpr
 from nnxlite.filtered import filter_pmap as filter_pmap
+from nnxlite.filtered import filter_pure_callback as filter_pure_callback
 from nnxlite.filtered import filter_shard as filter_shard
 from nnxlite.filtered import filter_value_and_grad as filter_value_and_grad
 from nnxlite.filtered import filter_vjp as filter_vjp

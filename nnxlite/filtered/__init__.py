@@ -18,6 +18,7 @@ from nnxlite.filtered._shapes import error_if as error_if
 from nnxlite.filtered._shapes import filter_checkpoint as filter_checkpoint
 from nnxlite.filtered._shapes import filter_eval_shape as filter_eval_shape
 from nnxlite.filtered._shapes import filter_make_jaxpr as filter_make_jaxpr
+from nnxlite.filtered._shapes import filter_pure_callback as filter_pure_callback
 from nnxlite.filtered._shapes import filter_shard as filter_shard
 from nnxlite.filtered._specs import if_array as if_array
 from nnxlite.filtered._specs import is_array as is_array

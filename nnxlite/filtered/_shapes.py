@@ -1,4 +1,4 @@
-"""Shapes and programs of functions of any pytrees; checkpoints, shardings and checks."""
+"""Shapes and programs of functions of any pytrees; checkpoints, shardings, callbacks and checks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from nnxlite.filtered._specs import (
     SpecKind,
     answers,
     call_of,
+    chosen_first,
     filtered,
     has_shape,
     is_array,
@@ -27,6 +28,7 @@ from nnxlite.filtered._specs import (
     leaves_of,
     tree_out,
 )
+from nnxlite.graph._rebuild import Path
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._finish import note_check, raise_failed
 from nnxlite.transforms._wrapper import Transform, decorated
@@ -252,3 +254,69 @@ def _placed(leaf: tp.Any, sharding: tp.Any) -> tp.Any:
     if isinstance(sharding, jax.Device):
         sharding = jax.sharding.SingleDeviceSharding(sharding)
     return jax.lax.with_sharding_constraint(leaf, sharding)
+
+
+@tp.overload
+def filter_pure_callback(
+    callback: tp.Callable[..., tp.Any],
+    *args: tp.Any,
+    result_shape_dtypes: jax.ShapeDtypeStruct,
+    **options: tp.Any,
+) -> jax.Array: ...
+@tp.overload
+def filter_pure_callback(
+    callback: tp.Callable[..., tp.Any], *args: tp.Any, **options: tp.Any
+) -> tp.Any: ...
+def filter_pure_callback(
+    callback: tp.Callable[..., tp.Any],
+    *args: tp.Any,
+    result_shape_dtypes: tp.Any,
+    sharding: tp.Any = None,
+    vmap_method: str | None = None,
+    vectorized: bool | None = None,
+    **kwargs: tp.Any,
+) -> tp.Any:
+    """Call a Python function from a compiled one, with arguments of any type.
+
+    Args:
+        callback: a function without side effects; it gets concrete arrays.
+        args, kwargs: its arguments; leaves that are not arrays are passed unchanged.
+        result_shape_dtypes: the form of its result: a `jax.ShapeDtypeStruct` for each array; other
+            leaves are returned unchanged.
+        sharding, vmap_method: as for `jax.pure_callback`.
+        vectorized: the older name of `vmap_method="legacy_vectorized"` and `"sequential"`.
+
+    Returns:
+        The result of the callback, in the form of `result_shape_dtypes`.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp, numpy as np
+    >>> shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    >>> power = lambda x, n: np.asarray(x) ** n
+    >>> jax.jit(lambda x: nnx.filter_pure_callback(power, x, 2, result_shape_dtypes=shape))(
+    ...     jnp.array([1.0, 3.0]))
+    Array([1., 9.], dtype=float32)
+    """
+    if vectorized is not None:
+        vmap_method = "expand_dims" if vectorized else "sequential"
+    given, arrays = tree_out((args, kwargs))
+    result = leaves_of(result_shape_dtypes)
+    wanted = chosen_first(map(has_shape, result.leaves))
+    shapes, others = wanted.split(result.leaves)
+
+    def run(*arrays: tp.Any) -> list[tp.Any]:
+        inner_args, named = given.value.build(arrays)
+        returned = leaves_of(callback(*inner_args, **named))
+        if _paths(returned) != _paths(result):
+            raise ValueError(
+                f"filter_pure_callback: the callback returned a result of structure "
+                f"{returned.treedef}, result_shape_dtypes has {result.treedef}."
+            )
+        return wanted.split(returned.leaves)[0]
+
+    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes]
+    out = jax.pure_callback(run, structs, *arrays, sharding=sharding, vmap_method=vmap_method)
+    return result.definition.build(wanted.join(out, others))
+
+
+def _paths(tree: Inputs) -> list[Path]:
+    return [leaf.path for leaf in tree.definition.leaves()]

@@ -37,7 +37,7 @@ OURS = frozenset(
     checkpoint combine decoding diff distributed draw dtypes
     error_if errors explain_compiles export field filter filter_checkpoint
     filter_custom_jvp filter_custom_vjp filter_eval_shape filter_grad filter_hessian filter_jacfwd
-    filter_jacrev filter_jit filter_jvp filter_make_jaxpr filter_pmap filter_shard
+    filter_jacrev filter_jit filter_jvp filter_make_jaxpr filter_pmap filter_pure_callback filter_shard
     filter_value_and_grad filter_vjp filter_vmap filtered filters find_nan flax freeze generate
     generate_stream if_array init_sharded inspect is_array is_array_like is_array_ref is_inexact_array
     is_inexact_array_like load_exported load_safetensors lora make_mesh memory objects

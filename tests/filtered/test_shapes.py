@@ -67,6 +67,42 @@ def test_shard():
         nnx.filter_shard([jnp.ones(2)], [3])
 
 
+def test_pure_callback():
+    struct = jax.ShapeDtypeStruct((2,), jnp.float32)
+
+    def callback(tree, power, *, name):
+        assert name == "n"
+        return {"y": np.asarray(tree["x"]) ** power, "name": "ignored"}
+
+    shapes = {"y": struct, "name": "given"}
+
+    @jax.jit
+    def f(x):
+        return nnx.filter_pure_callback(
+            callback, {"x": x}, 2, name="n", result_shape_dtypes=shapes
+        )["y"]
+
+    assert f(jnp.array([2.0, 3.0])).tolist() == [4, 9]
+    eager = nnx.filter_pure_callback(
+        callback, {"x": jnp.ones(2)}, 2, name="n", result_shape_dtypes=shapes
+    )
+    assert eager["name"] == "given"
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    mapped = jax.vmap(
+        lambda x: nnx.filter_pure_callback(
+            lambda x: np.asarray(x) * 2, x, result_shape_dtypes=scalar, vectorized=True
+        )
+    )
+    assert mapped(jnp.arange(3.0)).tolist() == [0, 2, 4]
+
+
+def test_a_callback_of_another_structure():
+    with pytest.raises(Exception, match="the callback returned a result of structure"):
+        nnx.filter_pure_callback(
+            lambda x: [x], jnp.ones(()), result_shape_dtypes=jax.ShapeDtypeStruct((), jnp.float32)
+        )
+
+
 def test_error_if_outside_jit():
     x = jnp.array(1.0)
     assert nnx.error_if(x, False, "no") is x

@@ -195,6 +195,17 @@ DERIVATIVES = {
         lambda x: x.sum(), jax.ShapeDtypeStruct((2,), jnp.float32)
     ),
     "jaxpr": lambda lib: lib.filter_make_jaxpr(lambda x, s: (x, s, 1))(X, "a")[1:],
+    "callback": lambda lib: lib.filter_pure_callback(
+        lambda x, s: np.asarray(x) * s,
+        X,
+        2,
+        result_shape_dtypes=jax.ShapeDtypeStruct((3,), jnp.float32),
+    ),
+    "callback bad": lambda lib: lib.filter_pure_callback(
+        lambda x: np.ones(2, np.float32),
+        X,
+        result_shape_dtypes=jax.ShapeDtypeStruct((3,), jnp.float32),
+    ),
     "shard": lambda lib: lib.filter_shard((X, "a"), jax.devices()[0]),
 }
 TREES = {

@@ -7,6 +7,7 @@ from typing import assert_type
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 import nnxlite as nnx
@@ -58,6 +59,8 @@ assert_type(nnx.filter_eval_shape(double, x).shape, tuple[int, ...])
 assert_type(nnx.filter_eval_shape(loss_and_name, params, x), tuple[jax.Array, str])
 assert_type(nnx.filter_make_jaxpr(double)(x)[0], ClosedJaxpr)
 assert_type(nnx.filter_shard(params, jax.devices()[0]), Params)
+shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+assert_type(nnx.filter_pure_callback(np.sin, x, result_shape_dtypes=shape), jax.Array)
 
 
 @nnx.filter_custom_jvp
