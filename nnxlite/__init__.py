@@ -66,6 +66,7 @@ from nnxlite.boundary import split_context as split_context
 from nnxlite.boundary import unflatten as unflatten
 from nnxlite.boundary import update_context as update_context
 from nnxlite.filtered import apply_updates as apply_updates
+from nnxlite.filtered import branched_error_if as branched_error_if
 from nnxlite.filtered import combine as combine
 from nnxlite.filtered import error_if as error_if
 from nnxlite.filtered import field as field
@@ -94,6 +95,7 @@ from nnxlite.filtered import is_inexact_array as is_inexact_array
 from nnxlite.filtered import is_inexact_array_like as is_inexact_array_like
 from nnxlite.filtered import partition as partition
 from nnxlite.filtered import tree_at as tree_at
+from nnxlite.filtered import tree_check as tree_check
 from nnxlite.filtered import tree_equal as tree_equal
 from nnxlite.filtered import tree_inference as tree_inference
 from nnxlite.filtered import tree_pformat as tree_pformat

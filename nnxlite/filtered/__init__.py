@@ -14,6 +14,7 @@ from nnxlite.filtered._mapped import filter_pmap as filter_pmap
 from nnxlite.filtered._mapped import filter_vmap as filter_vmap
 from nnxlite.filtered._pretty import tree_pformat as tree_pformat
 from nnxlite.filtered._pretty import tree_pprint as tree_pprint
+from nnxlite.filtered._shapes import branched_error_if as branched_error_if
 from nnxlite.filtered._shapes import error_if as error_if
 from nnxlite.filtered._shapes import filter_checkpoint as filter_checkpoint
 from nnxlite.filtered._shapes import filter_eval_shape as filter_eval_shape
@@ -30,6 +31,7 @@ from nnxlite.filtered._trees import apply_updates as apply_updates
 from nnxlite.filtered._trees import combine as combine
 from nnxlite.filtered._trees import filter as filter
 from nnxlite.filtered._trees import partition as partition
+from nnxlite.filtered._trees import tree_check as tree_check
 from nnxlite.filtered._trees import tree_equal as tree_equal
 from nnxlite.filtered._trees import tree_inference as tree_inference
 from nnxlite.objects._fields import field as field

@@ -74,6 +74,38 @@ def error_if(x: T, pred: tp.Any, msg: str, *, on_error: OnError = "default") -> 
     >>> nnx.error_if(jnp.array(1.0), False, "never")
     Array(1., dtype=float32, weak_type=True)
     """
+    return branched_error_if(x, pred, 0, [msg], on_error=on_error)
+
+
+def branched_error_if(
+    x: T,
+    pred: tp.Any,
+    index: tp.Any,
+    msgs: tp.Sequence[str],
+    *,
+    on_error: OnError = "default",
+) -> T:
+    """Like `error_if`, with the message chosen by an index, which may be traced.
+
+    Args:
+        x: any pytree, or a graph object. Its arrays carry the check, so use the returned tree.
+        pred: the condition, one bool or an array of them, of which any is enough.
+        index: number of the message; the largest, where it is an array.
+        msgs: the messages.
+        on_error: as for `error_if`.
+
+    Returns:
+        `x`, with the check in its arrays.
+
+    Raises:
+        RuntimeCheckError: where the condition is true.
+        ValueError: for a tree without arrays when the condition is traced.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.branched_error_if(1.0, jnp.array(True), 1, ["first", "second"])
+    Traceback (most recent call last):
+    nnxlite._base.errors.RuntimeCheckError: second
+    """
     if on_error not in tp.get_args(OnError):
         raise ValueError(f"on_error={on_error!r}; it must be one of {tp.get_args(OnError)}.")
     if on_error == "off":
@@ -85,15 +117,16 @@ def error_if(x: T, pred: tp.Any, msg: str, *, on_error: OnError = "default") -> 
             [jnp.where(bad, jnp.nan, y) if is_inexact_array(y) else y for y in tree.leaves]
         )
 
-    def check(pred: tp.Any) -> tp.Any:
+    def check(pred: tp.Any, index: tp.Any) -> tp.Any:
         if np.any(pred):
+            chosen = np.broadcast_to(index, np.shape(pred))[np.asarray(pred, bool)]
             if on_error == "breakpoint":
                 breakpoint()
-            raise RuntimeCheckError(msg)
+            raise RuntimeCheckError(msgs[int(np.max(chosen))])
         return np.ones(np.shape(pred), bool)
 
-    if not isinstance(pred, Tracer):
-        check(np.asarray(pred))
+    if not isinstance(pred, Tracer) and not isinstance(index, Tracer):
+        check(np.asarray(pred), np.asarray(index))
         return x
     if not any(map(is_array, tree.leaves)):
         raise ValueError(
@@ -101,12 +134,13 @@ def error_if(x: T, pred: tp.Any, msg: str, *, on_error: OnError = "default") -> 
             "an array that is used afterwards, and use the result."
         )
     pred = jnp.any(jnp.asarray(pred))
+    index = jnp.max(jnp.asarray(index))
     note_check()
     if is_recording():
         jax.debug.callback(_nothing)
     try:
         fine = jax.pure_callback(
-            check, jax.ShapeDtypeStruct((), bool), pred, vmap_method="broadcast_all"
+            check, jax.ShapeDtypeStruct((), bool), pred, index, vmap_method="broadcast_all"
         )
     except JaxRuntimeError as error:  # in an eager `vmap` or `grad`
         raise_failed(error)

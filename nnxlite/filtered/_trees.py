@@ -385,6 +385,40 @@ def _same_leaf(x: tp.Any, y: tp.Any, typematch: bool, rtol: tp.Any, atol: tp.Any
     return bool(same) if xnp is np else same
 
 
+def tree_check(pytree: tp.Any) -> None:
+    """Check that no container or pytree node appears twice in a tree.
+
+    JAX would make two of it. Graph objects may be shared: the transforms of this library keep their
+    sharing.
+
+    Args:
+        pytree: any pytree.
+
+    Raises:
+        ValueError: naming both paths of a node that appears twice, or that of one inside itself.
+
+    >>> import nnxlite as nnx
+    >>> nnx.tree_check({"a": [1], "b": [1]})
+    """
+    first: dict[int, Path] = {}
+    pending: list[tuple[Path, tp.Any]] = [((), pytree)]
+    while pending:
+        path, value = pending.pop()
+        kind = kind_of(value)
+        parts = [] if kind == VARIABLE else children(value)
+        if not parts or (kind == OBJECT and id(value) in first):
+            continue  # a leaf, or empty and so without effect, or an object, which may be shared
+        if id(value) in first:
+            raise ValueError(
+                f"The {type(value).__name__} at '{path_text(first[id(value)])}' appears again at "
+                f"'{path_text(path)}'. Crossing a JAX transform makes two of it. Put a copy in one "
+                "of the places, or use a graph object (nnx.List, nnx.Dict, a Module), which may be "
+                "shared."
+            )
+        first[id(value)] = path
+        pending += [((*path, *step), child) for step, child in reversed(parts)]
+
+
 def tree_inference(pytree: T, value: bool = True) -> T:
     """A copy of a tree with every layer in inference mode (or, with False, in training mode).
 

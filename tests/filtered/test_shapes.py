@@ -108,8 +108,8 @@ def test_error_if_outside_jit():
     assert nnx.error_if(x, False, "no") is x
     with pytest.raises(nnx.RuntimeCheckError, match="too large"):
         nnx.error_if(x, x > 0, "too large")
-    with pytest.raises(nnx.RuntimeCheckError, match="too large"):
-        nnx.error_if(x, jnp.array([False, True]), "too large")
+    with pytest.raises(nnx.RuntimeCheckError, match="second"):
+        nnx.branched_error_if(x, jnp.array([False, True]), 1, ["first", "second"])
     assert nnx.error_if(x, True, "off", on_error="off") is x
     assert np.isnan(nnx.error_if(x, True, "nan", on_error="nan"))
     with pytest.raises(ValueError, match="on_error='often'"):
@@ -196,6 +196,9 @@ def test_error_if_under_transforms_of_jax():
     assert f(1.0) == 2
     with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):
         jax.block_until_ready(f(3.0))
+    g = nnx.jit(lambda x, i: nnx.branched_error_if(x, x > 2, i, ["first", "second"]))
+    with pytest.raises(nnx.RuntimeCheckError, match="second"):
+        g(3.0, 1)
     assert jax.grad(f)(1.0) == 2
     assert jax.vmap(f)(jnp.ones(2)).tolist() == [2, 2]
     with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):

@@ -156,6 +156,19 @@ def test_tree_equal_sees_sharing():
     assert not nnx.tree_equal(model, other)
 
 
+def test_tree_check():
+    shared = [1]
+    nnx.tree_check([shared, [1]])
+    nnx.tree_check([Tied(), jnp.ones(1), ()])
+    nnx.tree_check([(), ()])
+    with pytest.raises(ValueError, match="The list at 'a' appears again at 'b.0'"):
+        nnx.tree_check({"a": shared, "b": (shared,)})
+    loop = [1]
+    loop.append(loop)
+    with pytest.raises(ValueError, match="The list at '<root>' appears again at '1'"):
+        nnx.tree_check(loop)
+
+
 def test_tree_inference_gives_a_copy():
     model = nnx.Dict(a=nnx.Dropout(0.5), b=nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
     quiet = nnx.tree_inference([model, 1])[0]

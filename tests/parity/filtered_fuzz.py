@@ -359,6 +359,7 @@ class Writer:
                 "lib.apply_updates({t}, {u})",
                 "lib.apply_updates({t}, lib.filter({t}, {spec}))",
                 "lib.apply_updates({t}, lib.filter_grad({s})({t}))",
+                "lib.tree_check({t})",
                 "lib.filter_jit({f}).lower({t}).compile()({u})",
                 "lib.filter_pmap({f}).lower({t}).compile()({t})",
                 "[jax.tree.leaves({t}), jax.tree.structure({t}).num_nodes]",

@@ -222,6 +222,8 @@ TREES = {
         lambda t: (t[1], t[1][0]), [1, [2, 3]], ("x", "y")
     ),
     "tree_at attr": lambda lib: lib.tree_at(lambda t: t.foo, [1], 1),
+    "tree_check ok": lambda lib: lib.tree_check([1, 2]),
+    "tree_check dup": lambda lib: (lambda a: lib.tree_check([a, a]))([1]),
     "inference": lambda lib: lib.tree_inference(eqx.nn.Dropout(0.5)).inference,
     "equal 1": lambda lib: lib.tree_equal([1]),
     "equal jit": lambda lib: jax.jit(lambda a, b: lib.tree_equal(a, b))(X, X),
