@@ -72,6 +72,7 @@ from nnxlite.filtered import error_if as error_if
 from nnxlite.filtered import field as field
 from nnxlite.filtered import filter as filter
 from nnxlite.filtered import filter_checkpoint as filter_checkpoint
+from nnxlite.filtered import filter_closure_convert as filter_closure_convert
 from nnxlite.filtered import filter_custom_jvp as filter_custom_jvp
 from nnxlite.filtered import filter_custom_vjp as filter_custom_vjp
 from nnxlite.filtered import filter_eval_shape as filter_eval_shape
@@ -97,6 +98,7 @@ from nnxlite.filtered import partition as partition
 from nnxlite.filtered import tree_at as tree_at
 from nnxlite.filtered import tree_check as tree_check
 from nnxlite.filtered import tree_equal as tree_equal
+from nnxlite.filtered import tree_flatten_one_level as tree_flatten_one_level
 from nnxlite.filtered import tree_inference as tree_inference
 from nnxlite.filtered import tree_pformat as tree_pformat
 from nnxlite.filtered import tree_pprint as tree_pprint

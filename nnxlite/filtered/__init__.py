@@ -1,5 +1,6 @@
 """Filtered trees and transforms: what to trace, differentiate or batch, leaf by leaf."""
 
+from nnxlite.filtered._closure import filter_closure_convert as filter_closure_convert
 from nnxlite.filtered._custom import filter_custom_jvp as filter_custom_jvp
 from nnxlite.filtered._custom import filter_custom_vjp as filter_custom_vjp
 from nnxlite.filtered._grad import filter_grad as filter_grad
@@ -33,5 +34,6 @@ from nnxlite.filtered._trees import filter as filter
 from nnxlite.filtered._trees import partition as partition
 from nnxlite.filtered._trees import tree_check as tree_check
 from nnxlite.filtered._trees import tree_equal as tree_equal
+from nnxlite.filtered._trees import tree_flatten_one_level as tree_flatten_one_level
 from nnxlite.filtered._trees import tree_inference as tree_inference
 from nnxlite.objects._fields import field as field

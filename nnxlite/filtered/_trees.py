@@ -419,6 +419,32 @@ def tree_check(pytree: tp.Any) -> None:
         pending += [((*path, *step), child) for step, child in reversed(parts)]
 
 
+def tree_flatten_one_level(pytree: tp.Any) -> tuple[list[tp.Any], tp.Any]:
+    """The direct children of a pytree node, and how to put them together.
+
+    A leaf is its own only child.
+
+    Args:
+        pytree: any pytree.
+
+    Returns:
+        `(children, treedef)`; `jax.tree.unflatten(treedef, children)` gives the node again.
+
+    Raises:
+        ValueError: for a node that is its own child.
+
+    >>> import nnxlite as nnx
+    >>> nnx.tree_flatten_one_level([1, [2, 3]])[0]
+    [1, [2, 3]]
+    """
+    if pytree is None or is_pytree_leaf(pytree):
+        return jax.tree_util.tree_flatten(pytree)
+    pairs, treedef = flatten_one_level(pytree)
+    if any(child is pytree for _, child in pairs):
+        raise ValueError(f"The {type(pytree).__name__} contains itself: it is not a tree.")
+    return [child for _, child in pairs], treedef
+
+
 def tree_inference(pytree: T, value: bool = True) -> T:
     """A copy of a tree with every layer in inference mode (or, with False, in training mode).
 

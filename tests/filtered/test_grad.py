@@ -303,3 +303,21 @@ def test_one_value_in_two_places_is_not_a_change():
     for part in (jnp.tanh, "a", 1):
         assert f(Pair(Pair(part, part), part), X).tolist() == (2 * X).tolist()
     assert nnx.filter_vmap(f, in_axes=(None, 0))(Pair(X, X), X).shape == (1, 3)
+
+
+def test_closure_convert_with_abstract_examples_and_weak_types():
+    example = {"x": jax.ShapeDtypeStruct((3,), jnp.float32), "n": 2}
+    converted = nnx.filter_closure_convert(lambda t, name: (t["x"] * t["n"], name), example, "a")
+    assert converted.in_struct == ((example, "a"), {})
+    assert converted.out_struct == (jax.ShapeDtypeStruct((3,), jnp.float32), "a")
+    for x in (jnp.arange(3.0), np.arange(3.0)):  # NumPy's float64 is one of float32
+        assert converted({"x": x, "n": 2}, "a")[0].tolist() == [0, 2, 4]
+    double = nnx.filter_closure_convert(lambda x: 2 * x, jnp.array(1.0))
+    assert double(jnp.ones(())) == 2 and jax.vmap(double)(jnp.arange(2.0)).tolist() == [0, 2]
+    with pytest.raises(ValueError, match="closure-converted for other arguments"):
+        double(jnp.array(1))
+    keep = nnx.filter_closure_convert(lambda m: m(X), Tied())
+    assert keep.out_struct.shape == (1, 3) and keep(Tied()).shape == (1, 3)
+    whole = nnx.filter_closure_convert(lambda m: m, Tied()).out_struct
+    assert whole.first is whole.second and whole.parts[1].shape == (2,)
+    assert isinstance(nnx.filter_closure_convert(lambda: np.ones(2))(), jax.Array)

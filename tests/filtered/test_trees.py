@@ -177,6 +177,13 @@ def test_tree_inference_gives_a_copy():
     assert nnx.tree_inference(quiet, False).a.deterministic is False
 
 
+def test_a_tree_that_contains_itself_has_no_level():
+    loop = []
+    loop.append(loop)
+    with pytest.raises(ValueError, match="^The list contains itself: it is not a tree"):
+        nnx.tree_flatten_one_level(loop)
+
+
 def test_tree_pformat_of_nested_objects():
     class Block(nnx.Module, frozen=True):
         weight: jax.Array

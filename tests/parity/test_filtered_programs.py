@@ -195,6 +195,11 @@ DERIVATIVES = {
         lambda x: x.sum(), jax.ShapeDtypeStruct((2,), jnp.float32)
     ),
     "jaxpr": lambda lib: lib.filter_make_jaxpr(lambda x, s: (x, s, 1))(X, "a")[1:],
+    "closure": lambda lib: lib.filter_closure_convert(lambda x: x * X, X)(X),
+    "closure other": lambda lib: lib.filter_closure_convert(lambda x: x * X, X)(jnp.ones(1)),
+    "closure other dtype": lambda lib: lib.filter_closure_convert(lambda x: x * X, X)(
+        jnp.arange(3)
+    ),
     "callback": lambda lib: lib.filter_pure_callback(
         lambda x, s: np.asarray(x) * s,
         X,
@@ -224,6 +229,8 @@ TREES = {
     "tree_at attr": lambda lib: lib.tree_at(lambda t: t.foo, [1], 1),
     "tree_check ok": lambda lib: lib.tree_check([1, 2]),
     "tree_check dup": lambda lib: (lambda a: lib.tree_check([a, a]))([1]),
+    "flatten1": lambda lib: lib.tree_flatten_one_level({"a": [1, 2], "b": 3})[0],
+    "flatten1 leaf": lambda lib: lib.tree_flatten_one_level(1),
     "inference": lambda lib: lib.tree_inference(eqx.nn.Dropout(0.5)).inference,
     "equal 1": lambda lib: lib.tree_equal([1]),
     "equal jit": lambda lib: jax.jit(lambda a, b: lib.tree_equal(a, b))(X, X),
@@ -261,6 +268,11 @@ def rules(lib, call, fwd=None, bwd=lambda r, g, p, x, *a, **k: g * 5):
     )
     f.def_bwd(bwd)
     return jax.grad(lambda x: call(f, x))(X), repr(seen)
+
+
+def converted(lib, example, *args):
+    f = lib.filter_closure_convert(lambda x: (x * X, "a"), example)
+    return f(*args), repr(f.in_struct), repr(f.out_struct)
 
 
 def traces(lib, wrap):
@@ -312,6 +324,11 @@ WITH_RULES = {
     "no gradient": lambda lib: rules(lib, lambda f, x: f(x), bwd=lambda r, g, p, x: None),
 }
 CONVERTED = {
+    "weak": lambda lib: converted(lib, jnp.array(1.0), jnp.ones(())),
+    "strong": lambda lib: converted(lib, jnp.ones(()), jnp.array(1.0)),
+    "abstract": lambda lib: converted(lib, jax.ShapeDtypeStruct((3,), jnp.float32), X),
+    "another dtype": lambda lib: converted(lib, X, jnp.arange(3)),
+    "another number": lambda lib: converted(lib, 1.0, 2.0),
     "constants of a module": lambda lib: [
         np.shape(c) for c in lib.filter_make_jaxpr(SCALED)(X)[0].consts
     ],
