@@ -7,8 +7,10 @@ a function of the user's.
 from __future__ import annotations
 
 import csv
+import functools
 import os
 import pathlib
+import time
 import typing as tp
 
 
@@ -45,14 +47,15 @@ class CSV:
 
 
 class TensorBoard:
-    """Scalars in a folder that TensorBoard shows.
+    """Scalars in a folder that TensorBoard shows; each run writes a file there.
 
     Args:
         folder: of the run.
         **options: further arguments of `tensorboardX.SummaryWriter`.
 
     Attributes:
-        writer: the `SummaryWriter`, for pictures and histograms.
+        writer: the `SummaryWriter` while there is something to write, for pictures and histograms; else
+            None.
 
     Raises ImportError without tensorboardX (`pip install nnxlite[logging]`).
     """
@@ -60,7 +63,8 @@ class TensorBoard:
     def __init__(self, folder: str | os.PathLike[str], **options: tp.Any) -> None:
         from tensorboardX import SummaryWriter
 
-        self.writer: tp.Any = SummaryWriter(str(folder), **options)
+        self._make = functools.partial(SummaryWriter, str(folder), **options)
+        self.writer: tp.Any = None
 
     def __call__(self, step: int, values: dict[str, float], /) -> None:
         """Write the numbers of a step.
@@ -69,12 +73,16 @@ class TensorBoard:
             step: its number.
             values: the numbers by name.
         """
+        if self.writer is None:  # files of one second would have the same name
+            self.writer = self._make(filename_suffix=f".{time.time_ns()}")
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """Have everything in the file."""
-        self.writer.flush()
+        """Have everything in the file, and close it."""
+        if self.writer is not None:
+            self.writer.close()  # its `flush` does not wait for the thread that writes
+            self.writer = None
 
 
 class WandB:
