@@ -40,7 +40,7 @@ def flat_orbax() -> tuple[Save, Restore]:
 
 
 def ours() -> tuple[Save, Restore]:
-    """Into a model, with names, checksums and settings."""
+    """Into a model, with names and settings."""
     model, other = (linears(nnxlite, LAYERS) for _ in range(2))
     return (
         lambda path: nnxlite.checkpoint.save(path, model=model),

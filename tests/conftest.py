@@ -61,7 +61,7 @@ MEMORY_KEPT = 1_200 * 2**20
 
 QUICK = frozenset(
     """
-    boundary/test_aliases.py checkpoint/test_mapping.py checkpoint/test_untrusted.py
+    boundary/test_aliases.py checkpoint/test_mapping.py
     decoding/test_sampling.py distributed/test_local.py
     filtered/test_partition.py filtered/test_trees.py
     graph/test_graphdef.py graph/test_plans.py graph/test_writes.py

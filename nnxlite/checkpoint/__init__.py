@@ -5,7 +5,6 @@ from nnxlite.checkpoint._checkpoint import info as info
 from nnxlite.checkpoint._checkpoint import restore as restore
 from nnxlite.checkpoint._checkpoint import save as save
 from nnxlite.checkpoint._checkpoint import values as values
-from nnxlite.checkpoint._diff import diff as diff
 from nnxlite.checkpoint._errors import CheckpointError as CheckpointError
 from nnxlite.checkpoint._errors import DamagedError as DamagedError
 from nnxlite.checkpoint._errors import MismatchError as MismatchError

@@ -1,8 +1,7 @@
 """`save`, `restore`, `info`: one checkpoint in one folder.
 
-A checkpoint is replaced in three steps, each of which leaves a complete one behind: the new one is
-written beside the old one, the old one is renamed, and the new one takes its name.  If the process
-ends in between, `restore` and the next `save` find the newest complete one.
+A checkpoint is written beside its path and takes the path when it is complete.  If the process ends in
+between, `restore` and the next `save` find it there.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
     """
     check_options("nnx.checkpoint.save", only=only, overwrite=overwrite)
     target = _orbax.folder(path)
-    new, old = _beside(target)
     with together(f"nnx.checkpoint.save: {target}"):
         contents = contents_of(items, only)
         leaves = chosen(contents, only)
@@ -75,14 +73,10 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
     with together(f"nnx.checkpoint.save: {target}"):
         if first:
             _make_room(target, overwrite)
-    _orbax.write(new, args)
+    _orbax.write(_beside(target), args)
     with together(f"nnx.checkpoint.save: {target}"):
         if first:
-            if target.exists():
-                target.rename(old)
-            new.rename(target)
-            if old.exists():
-                old.rmtree()
+            _settle(target)
 
 
 def check_options(call: str, **options: tp.Any) -> None:
@@ -132,42 +126,35 @@ def _is_number(value: tp.Any) -> bool:
 
 def _make_room(target: epath.Path, overwrite: bool) -> None:
     """Refuse a path that is taken, and remove what ended processes have left."""
-    _finish_replacing(target)
-    if target.exists():
-        if not overwrite:
-            raise FileExistsError(
-                f"{target} exists. Save elsewhere, or pass overwrite=True to replace it when the new "
-                "checkpoint is complete."
-            )
-        if not is_checkpoint(target):
-            raise FileExistsError(f"{target} is not a checkpoint, and is not overwritten.")
-    new = _beside(target)[0]
-    for left_over in [*_orbax.unfinished_of(new), *([new] if new.exists() else [])]:
+    _settle(target)
+    if target.exists() and not overwrite:
+        raise FileExistsError(
+            f"{target} exists. Save elsewhere, or pass overwrite=True to replace it when the new "
+            "checkpoint is complete."
+        )
+    if target.exists() and not is_checkpoint(target):
+        raise FileExistsError(f"{target} is not a checkpoint, and is not overwritten.")
+    for left_over in _orbax.unfinished_of(_beside(target)):
         left_over.rmtree()
 
 
-def _beside(target: epath.Path) -> tuple[epath.Path, epath.Path]:
-    """Where a checkpoint is written, and where the one goes that it replaces."""
-    return target.parent / f".{target.name}.new", target.parent / f".{target.name}.old"
+def _beside(target: epath.Path) -> epath.Path:
+    """Where a checkpoint is written; there is one only if it is complete."""
+    return target.parent / f".{target.name}.new"
 
 
-def _finish_replacing(target: epath.Path) -> None:
-    """Complete what an ended process had begun: bring the newest complete checkpoint to its path."""
-    found = locate(target)
-    if found != target and found.exists():
-        found.rename(target)
-    old = _beside(target)[1]
-    if target.exists() and old.exists():
-        old.rmtree()
+def _settle(target: epath.Path) -> None:
+    """Bring a complete checkpoint to its path, in the place of the one that is there."""
+    if (new := _beside(target)).exists():
+        if target.exists():
+            target.rmtree()
+        new.rename(target)
 
 
 def locate(target: epath.Path) -> epath.Path:
-    """The folder of a checkpoint: one next to its path, if a process ended while replacing it."""
-    if not target.exists():
-        for place in _beside(target):
-            if is_checkpoint(place):
-                return place
-    return target
+    """The folder of a checkpoint: beside its path, if a process ended before it took the path."""
+    new = _beside(target)
+    return new if is_checkpoint(new) else target
 
 
 def is_checkpoint(path: epath.Path) -> bool:
@@ -204,7 +191,6 @@ def restore(
     rename: Renaming | None = None,
     strict: bool = True,
     cast: bool | None = False,
-    verify: bool = True,
     **items: tp.Any,
 ) -> Report:
     """Read a checkpoint into objects that exist, in place.
@@ -225,7 +211,6 @@ def restore(
             None: nothing is cast, and the object takes the dtypes that were saved. Without x64 JAX has
             no arrays of 64 bits: those are cast to 32 bits then, and listed under `cast` in the report,
             unless their values are outside of that range, which is an error.
-        verify: whether arrays are compared with the checksums that were saved.
         items: the objects, by the names they were saved by; a number, as in `step=0`, or another item
             that cannot be changed in place is in the `values` of the report, as are all items that are
             not passed.
@@ -238,7 +223,7 @@ def restore(
         nnxlite.checkpoint.MismatchError: if the objects need something else than is stored; its `report`
             has every name.
         nnxlite.checkpoint.NotFoundError: if there is no checkpoint, with what there is instead.
-        nnxlite.checkpoint.DamagedError: if files are missing, cut short, or changed.
+        nnxlite.checkpoint.DamagedError: if files are missing or cut short.
         nnxlite.checkpoint.CheckpointError: for a renaming that matches nothing or one name twice.
         ImportError: without Orbax (`pip install "nnxlite[checkpoint]"`).
 
@@ -254,9 +239,7 @@ def restore(
     >>> report.restored
     ('model.new.bias', 'model.new.kernel')
     """
-    check_options(
-        "nnx.checkpoint.restore", only=only, rename=rename, strict=strict, cast=cast, verify=verify
-    )
+    check_options("nnx.checkpoint.restore", only=only, rename=rename, strict=strict, cast=cast)
     place = locate(_orbax.folder(path))
     with together(f"nnx.checkpoint.restore: {place}"):
         contents = contents_of(dict(items), only)
@@ -284,10 +267,7 @@ def restore(
             wanted[old] = leaves[name].sharding
             check_sharding(leaves[name], wanted[old])
     with together(f"nnx.checkpoint.restore: {place}"):
-        arrays = _orbax.read_arrays(place, stored, wanted, verify)
-    if verify:
-        _orbax.verify_sums(place, stored, arrays)
-    with together(f"nnx.checkpoint.restore: {place}"):
+        arrays = _orbax.read_arrays(place, stored, wanted)
         new = {
             name: as_wanted(arrays[old], leaves[name], cast is not None)
             for name, old in matching.sources.items()

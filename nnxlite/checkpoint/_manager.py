@@ -28,21 +28,17 @@ from nnxlite.checkpoint._report import Report
 from nnxlite.filters import Filter
 
 _opened: weakref.WeakSet[tp.Any] = weakref.WeakSet()
-"""Orbax's managers: those of managers that are there, and those whose threads still write."""
+"""Orbax's managers that are there, or whose threads still write."""
 
 
 def _finish(process: int) -> None:
     """Complete what is being written when the program ends; raises what could not be written."""
-    if os.getpid() != process:  # a fork has none of the threads
-        return
-    errors = []
-    for manager in tuple(_opened):
-        try:
-            _wait_for(manager)
-        except Exception as error:
-            errors.append(_orbax.not_written(manager.directory, error))
-    for error in errors:
-        raise error
+    if os.getpid() == process:  # a fork has none of the threads
+        for manager in tuple(_opened):
+            try:
+                manager.wait_until_finished()
+            except Exception as error:
+                raise _orbax.not_written(manager.directory, error) from error
 
 
 @functools.cache
@@ -53,39 +49,6 @@ def _finish_at_exit(process: int) -> None:
     """
     at_exit = getattr(threading, "_register_atexit", atexit.register)
     at_exit(functools.partial(_finish, process))
-
-
-def _wait_for_others(directory: tp.Any) -> None:
-    """Wait until no manager of this process writes into a folder.
-
-    One whose `close` was interrupted may do so.
-    """
-    for manager in tuple(_opened):
-        if manager.directory == directory:
-            with contextlib.suppress(Exception):  # for those who use that manager
-                _wait_for(manager)
-
-
-def _wait_for(manager: tp.Any) -> None:
-    """Wait until Orbax's manager has written everything; raises what went wrong in the background.
-
-    It waits in a thread of its own.  Where a signal interrupts `join`, Python before 3.13 takes the
-    thread that was waited for as ended, and Orbax drops its step: so only ours may be interrupted.
-    Orbax also reports an error once to each thread that waits.
-    """
-    errors: list[Exception] = []
-
-    def wait() -> None:
-        try:
-            manager.wait_until_finished()
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
 
 
 class _Newest:
@@ -171,7 +134,6 @@ class Manager:
     def _open(self) -> tp.Any:
         """Orbax's manager."""
         if self._orbax is None:
-            _wait_for_others(self.directory)
             ocp = _orbax.orbax()
             kept = ocp.checkpoint_managers
             keep, keep_best, keep_every = self._policies
@@ -262,7 +224,6 @@ class Manager:
         self._check_new(step, there)
         if not self._saved:
             with together(f"nnx.checkpoint.Manager: {self.directory}"):
-                _wait_for_others(self.directory)
                 if jax.process_index() == 0:
                     for unfinished in self.directory.glob("*.orbax-checkpoint-tmp*"):
                         unfinished.rmtree()  # of a process that was ended
@@ -305,14 +266,13 @@ class Manager:
         rename: Renaming | None = None,
         strict: bool = True,
         cast: bool | None = False,
-        verify: bool = True,
         **items: tp.Any,
     ) -> Report:
         """Restore a checkpoint in place; without a step, the newest one that is not damaged.
 
         Args:
             step: which one; `manager.best` for the best.
-            only, rename, strict, cast, verify, items: as in `nnx.checkpoint.restore`.
+            only, rename, strict, cast, items: as in `nnx.checkpoint.restore`.
 
         Returns:
             A `Report`, with the step.
@@ -324,9 +284,7 @@ class Manager:
         Warns:
             UserWarning: if a damaged checkpoint is passed over for the one before it.
         """
-        check_options(
-            "Manager.restore", only=only, rename=rename, strict=strict, cast=cast, verify=verify
-        )
+        check_options("Manager.restore", only=only, rename=rename, strict=strict, cast=cast)
         self.wait()
         steps = self._by_age(self.steps)
         if not steps or (step is not None and step not in steps):
@@ -341,7 +299,6 @@ class Manager:
                     rename=rename,
                     strict=strict,
                     cast=cast,
-                    verify=verify,
                     **items,
                 )
                 self._at = number
@@ -404,7 +361,7 @@ class Manager:
     def wait(self) -> None:
         """Wait until what is being written is complete; CheckpointError if it cannot be written."""
         if self._orbax is not None:
-            self._unless_failed(functools.partial(_wait_for, self._orbax))
+            self._unless_failed(self._orbax.wait_until_finished)
 
     def _unless_failed(self, call: tp.Callable[[], tp.Any]) -> None:
         """Call Orbax; after an error its list of steps is wrong, and is read from the folder again."""

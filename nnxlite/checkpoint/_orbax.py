@@ -1,7 +1,7 @@
 """Arrays and their description in the folders of Orbax: writing, and reading a part.
 
-A folder has two items.  `arrays` is a flat dictionary of arrays by name, which Orbax alone can read,
-too; `nnxlite` is JSON that describes them and the objects they come from: shapes, dtypes and checksums,
+A folder has two items.  `arrays` is a flat dictionary of arrays by name, which Orbax can also read by
+itself; `nnxlite` is JSON that describes them and the objects they come from: shapes and dtypes,
 numbers and texts themselves, aliases, classes and static settings as text.  Reading executes nothing.
 
 Orbax writes into a folder of another name and renames it when it is complete.
@@ -13,29 +13,25 @@ import base64
 import contextlib
 import dataclasses
 import glob
+import hashlib
 import json
-import os
-import re
 import typing as tp
-import zlib
 
 import jax
 import numpy as np
 
 from nnxlite._base.errors import importing
 from nnxlite._base.jax import key_name
-from nnxlite.checkpoint._checksums import checksum, local_sum
-from nnxlite.checkpoint._contents import PYTHON_TYPES, Contents, Leaf, Spec, name_of
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, name_of
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError, together
-from nnxlite.checkpoint._files import looks_like, raw_form
-from nnxlite.checkpoint._plain import FIXED, Table, checked_table
-from nnxlite.checkpoint.untrusted import LARGEST, is_file, parse_json, read_json, shape_of, strings
+from nnxlite.checkpoint._files import looks_like
+from nnxlite.checkpoint._plain import FIXED, Table
 from nnxlite.distributed import agreed, exchange
 
 ARRAYS, ABOUT = "arrays", "nnxlite"
 UNFINISHED = ".orbax-checkpoint-tmp"
-FORMATS = (1, 2)
-"""2 where there is a leaf that only plain data has, which earlier versions do not read."""
+FORMAT = 3
+"""Formats 1 and 2, which are read as well, have a checksum for each array."""
 
 if tp.TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -63,8 +59,6 @@ class Stored:
 
     Attributes:
         specs: shape and dtype of each leaf, by name.
-        checksums: CRC-32 of the arrays that one process had as a whole.
-        sums: of arrays that were spread over several processes, see `_checksums`.
         values: numbers and texts, by name.
         aliases, settings, classes: see `Contents`.
         table: of the containers of plain data; None for one of an earlier version.
@@ -72,12 +66,10 @@ class Stored:
     """
 
     specs: dict[str, Spec]
-    checksums: dict[str, int]
     values: dict[str, tp.Any]
     aliases: dict[str, str]
     settings: dict[str, str]
     classes: dict[str, str]
-    sums: dict[str, int] = dataclasses.field(default_factory=dict)
     table: Table | None = None
     keys: dict[str, tuple[tp.Any, ...]] | None = None
 
@@ -86,109 +78,48 @@ class Stored:
         leaves: dict[str, tp.Any] = {}
         for name, spec in self.specs.items():
             leaves[name] = {"dtype": spec.dtype, "shape": list(spec.shape)}
-            if name in self.checksums:
-                leaves[name]["crc32"] = self.checksums[name]
-            if name in self.sums:
-                leaves[name]["sum64"] = self.sums[name]
             if name in self.values:
-                value = self.values[name]
-                leaves[name]["value"] = _as_json(value, spec)
-        about = {
-            "format": FORMATS[any(spec.is_plain for spec in self.specs.values())],
+                leaves[name]["value"] = _as_json(self.values[name], spec)
+        return {
+            "format": FORMAT,
             "leaves": leaves,
             "aliases": self.aliases,
             "settings": self.settings,
             "classes": self.classes,
             "containers": self.table or {},
         }
-        return sealed(about)
 
     @classmethod
     def from_json(cls, given: tp.Any, where: tp.Any) -> Stored:
-        """What was stored; CheckpointError for a later format, DamagedError for anything else.
-
-        Nothing but what `as_json` writes is accepted: of each leaf a shape, the name of a dtype that
-        JAX has, and a checksum, or a value of one of the types in `PYTHON_TYPES`.
-        """
+        """What was stored; CheckpointError for a later format, DamagedError for anything else."""
         try:
-            if type(given["format"]) is int and given["format"] > FORMATS[-1]:
+            if given["format"] > FORMAT:
                 raise CheckpointError(
                     f"{where} was written by a later version of nnxlite (format {given['format']}; "
-                    f"this version reads {FORMATS[-1]}). Upgrade nnxlite."
+                    f"this version reads {FORMAT}). Upgrade nnxlite."
                 )
-            if given["format"] not in FORMATS or ("crc32" in given and sealed(given) != given):
-                raise ValueError("its content is not what was written")
-            specs: dict[str, Spec] = {}
-            found: dict[str, dict[str, tp.Any]] = {"crc32": {}, "sum64": {}, "value": {}}
-            for name, entry in given["leaves"].items():
-                specs[name] = spec = _stored_spec(name, entry)
-                kind, value = _stored_value(name, spec, entry)
-                if kind is not None:
-                    found[kind][name] = value
-            tables = [strings(given[table]) for table in ("aliases", "settings", "classes")]
-            containers = checked_table(given["containers"]) if "containers" in given else None
-            sums = found["sum64"]
-            return cls(specs, found["crc32"], found["value"], *tables, sums=sums, table=containers)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            if isinstance(error, CheckpointError):
-                raise
+            leaves = given["leaves"].items()
+            specs = {name: Spec(tuple(entry["shape"]), entry["dtype"]) for name, entry in leaves}
+            values = {
+                name: _of_json(entry["value"], specs[name])
+                for name, entry in leaves
+                if specs[name].is_python
+            }
+            table = given.get("containers")
+            if table is not None:
+                table = {name: (kind, children) for name, (kind, children) in table.items()}
+            texts = (given[name] for name in ("aliases", "settings", "classes"))
+            return cls(specs, values, *texts, table=table)
+        except CheckpointError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedError(
                 f"{where}: {ABOUT}/metadata is damaged ({type(error).__name__}: {error})."
             ) from error
 
 
-def sealed(about: dict[str, tp.Any]) -> dict[str, tp.Any]:
-    """A description with the CRC-32 of its content; those of earlier versions have none."""
-    content = {name: value for name, value in about.items() if name != "crc32"}
-    return {**content, "crc32": zlib.crc32(json.dumps(content, sort_keys=True).encode())}
-
-
-def _stored_spec(name: str, entry: tp.Any) -> Spec:
-    """The shape and dtype of an entry; ValueError for what no leaf has."""
-    spec = Spec(shape_of(entry["shape"]), entry["dtype"])
-    if "/" in name:  # see `name_of`; Orbax makes paths of names
-        raise ValueError(f"{_shown(name)} is not the name of a leaf")
-    if not (spec.is_python and not spec.shape) and spec.key_impl is None:
-        if _dtype(spec.dtype).name != spec.dtype:
-            raise ValueError(f"{_shown(spec.dtype)} is not the name of a dtype")
-    return spec
-
-
-def _dtype(name: str) -> np.dtype:
-    """The dtype of a name; ValueError for what is not a single word, which NumPy would parse."""
-    if re.fullmatch(r"[<>|]?\w+(\[\w+\])?", name) is None:
-        raise ValueError(f"{_shown(name)} is not the name of a dtype")
-    return jax.numpy.dtype(name)
-
-
-def _shown(value: tp.Any) -> str:
-    return repr(value)[:80]
-
-
-def _stored_value(name: str, spec: Spec, entry: tp.Any) -> tuple[str | None, tp.Any]:
-    """The value of a number or text, or the checksum of an array, and under which key it is."""
-    if not spec.is_python:
-        kind = "sum64" if "sum64" in entry else "crc32"
-        if 0 in spec.shape and kind not in entry:
-            return None, None
-        if type(entry[kind]) is not int:
-            raise ValueError(f"the checksum of {_shown(name)} is not a number")
-        return kind, entry[kind]
-    type_, value = PYTHON_TYPES.get(spec.dtype, str), entry["value"]
-    if spec.dtype in FIXED:
-        type_ = type(None)
-    if type_ is complex and isinstance(value, list) and [type(x) for x in value] == [float] * 2:
-        value = complex(*value)
-    if type(value) is not type_:
-        raise ValueError(f"{_shown(name)} is {_shown(value)}, which is not a {spec}")
-    if spec.is_plain:
-        fixed = FIXED.get(spec.dtype)
-        value = base64.b64decode(str(value), validate=True) if fixed is None else fixed()
-    return "value", value
-
-
 def _as_json(value: tp.Any, spec: Spec) -> tp.Any:
-    """A value of Python as JSON has it; see `_stored_value`."""
+    """A value of Python as JSON has it."""
     if spec.dtype in FIXED:
         return None
     if isinstance(value, bytes):
@@ -196,13 +127,23 @@ def _as_json(value: tp.Any, spec: Spec) -> tp.Any:
     return [value.real, value.imag] if isinstance(value, complex) else value
 
 
+def _of_json(value: tp.Any, spec: Spec) -> tp.Any:
+    """The inverse of `_as_json`."""
+    match spec.dtype:
+        case "Python bytes":
+            return base64.b64decode(value)
+        case "Python complex":
+            return complex(*value)
+        case _:
+            return spec.as_python(value)
+
+
 def arguments(contents: Contents, leaves: tp.Mapping[str, Leaf]) -> ocp.args.Composite:
     """What Orbax is to save; all processes agree that it can be."""
     ocp = orbax()
     arrays: dict[str, tp.Any] = {}
-    checksums: dict[str, int] = {}
-    sums: dict[str, int] = {}
     several = jax.process_count() > 1
+    mine: list[str] = []  # arrays of which each process has a copy of its own
     with together("nnx.checkpoint: what is to be saved"):
         for name, leaf in leaves.items():
             if isinstance(leaf.value, jax.ShapeDtypeStruct):
@@ -215,66 +156,58 @@ def arguments(contents: Contents, leaves: tp.Mapping[str, Leaf]) -> ocp.args.Com
                     f"'{name}' lies on devices of other processes only; a checkpoint needs arrays of "
                     "which each process has a part. Make its mesh of jax.devices()."
                 )
-            if isinstance(value, jax.Array) and several and value.is_fully_replicated:
+            if not isinstance(value, jax.Array) or value.is_fully_addressable:
+                mine.append(name)
+            elif value.is_fully_replicated:
                 value = np.asarray(value.addressable_data(0))
             arrays[name] = value if isinstance(value, jax.Array) else np.asarray(value)
-            if not isinstance(value, jax.Array) or value.is_fully_addressable:
-                checksums[name] = checksum(value)
-            else:
-                sums[name] = local_sum(value)
-        values = {name: leaf.value for name, leaf in leaves.items() if leaf.spec.is_python}
-    if several:
-        sums = _same_in_all(leaves, checksums, values, sums)
     stored = Stored(
         {name: leaf.spec for name, leaf in leaves.items()},
-        checksums,
-        values,
+        {name: leaf.value for name, leaf in leaves.items() if leaf.spec.is_python},
         contents.aliases,
         contents.settings(),
         contents.classes(),
-        sums,
         contents.table(leaves),
     )
+    if several:
+        check_same_in_all(stored, {name: arrays[name] for name in mine})
     args = {ABOUT: ocp.args.JsonSave(stored.as_json())}
     if arrays:  # Orbax refuses an empty item
         args[ARRAYS] = ocp.args.PyTreeSave(arrays)
     return ocp.args.Composite(**args)
 
 
-def _same_in_all(
-    leaves: tp.Mapping[str, Leaf],
-    checksums: dict[str, int],
-    values: dict[str, tp.Any],
-    sums: dict[str, int],
-) -> dict[str, int]:
-    """The sums of all processes, added; CheckpointError where they have different things to save."""
-    mine = {
-        name: [str(leaf.spec), checksums.get(name), repr(values.get(name))]
-        for name, leaf in leaves.items()
-    }
-    sides = [json.loads(t) for t in exchange("nnx.checkpoint: checksums", json.dumps([mine, sums]))]
-    first = sides[0][0]
-    for index, (theirs, _) in enumerate(sides):
-        for name in first.keys() | theirs.keys():
-            if (one := first.get(name)) != (other := theirs.get(name)):
-                raise CheckpointError(_disagreement(name, one, other, index))
-    return {name: sum(side[1].get(name, 0) for side in sides) % 2**64 for name in sums}
+def check_same_in_all(stored: Stored, mine: tp.Mapping[str, tp.Any]) -> None:
+    """Raise CheckpointError where the processes have different things to save; they exchange one hash.
 
-
-def _disagreement(name: str, one: tp.Any, other: tp.Any, index: int) -> str:
-    if one is None or other is None:
-        has, lacks = (index, 0) if one is None else (0, index)
-        return (
+    Args:
+        stored: the description of what this process saves.
+        mine: arrays that are on no mesh of all processes, so that each has a copy of its own.
+    """
+    parts = {name: f"{spec} {stored.values.get(name)!r}" for name, spec in stored.specs.items()}
+    for name, array in mine.items():
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        parts[name] += hashlib.sha256(content.data).hexdigest()
+    whole = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    hashes = exchange("nnx.checkpoint: what is saved", whole)
+    other = next((index for index, text in enumerate(hashes) if text != hashes[0]), None)
+    if other is None:
+        return
+    told = json.dumps(parts if jax.process_index() in (0, other) else {})
+    tables = exchange("nnx.checkpoint: what differs", told)
+    first, theirs = json.loads(tables[0]), json.loads(tables[other])
+    name = next(n for n in sorted({*first, *theirs}) if first.get(n) != theirs.get(n))
+    if name not in first or name not in theirs:
+        has, lacks = (0, other) if name in first else (other, 0)
+        raise CheckpointError(
             f"'{name}' is among what process {has} saves, and not process {lacks}. All processes "
             "have to save the same objects."
         )
-    if one[0] != other[0]:
-        return f"'{name}' is {one[0]} in process 0 and {other[0]} in process {index}."
-    shown = "" if one[2] == "None" else f": {one[2]} and {other[2]}"
-    return (
-        f"'{name}' is on no common mesh, and has different values in process 0 and process "
-        f"{index}{shown}. A checkpoint has one value for all: make it the same (the same seed, data "
-        "that goes over all processes), put it on the mesh, or leave it out by `only=`."
+    raise CheckpointError(
+        f"'{name}' is on no mesh of all processes, and differs between process 0 and process {other}; "
+        f"in process {jax.process_index()} it is {stored.specs.get(name)}. A checkpoint has one value "
+        "for all: make it the same (the same seed, data that goes over all processes), put it on the "
+        "mesh, or leave it out by `only=`."
     )
 
 
@@ -390,10 +323,14 @@ def with_order(number: int) -> dict[str, tp.Any]:
 def read_order(path: epath.Path) -> int:
     """The number that was saved beside a checkpoint; 0 where there is none."""
     try:
-        number = read_json(path / "_CHECKPOINT_METADATA")["custom_metadata"]["nnxlite"]["order"]
+        number = _json(path / "_CHECKPOINT_METADATA")["custom_metadata"]["nnxlite"]["order"]
     except (OSError, ValueError, KeyError, TypeError):
         return 0
-    return number if type(number) is int else 0
+    return number
+
+
+def _json(path: epath.Path) -> tp.Any:
+    return json.loads(path.read_text())
 
 
 def read_stored(path: epath.Path, items: tp.Collection[str] = ()) -> Stored:
@@ -413,7 +350,7 @@ def read_stored(path: epath.Path, items: tp.Collection[str] = ()) -> Stored:
             return _stored_tree(path, items)
         raise NotFoundError(f"No checkpoint at {path}: {_what_is(path)}.")
     try:
-        given = read_json(about)
+        given = _json(about)
     except (ValueError, OSError) as error:
         raise DamagedError(f"{path}: {ABOUT}/metadata is damaged: {error}.") from error
     return Stored.from_json(given, path)
@@ -428,7 +365,6 @@ def _stored_tree(path: epath.Path, items: tp.Collection[str]) -> Stored:
         )
     ocp = orbax()
     try:
-        _check_files(path)
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             tree = checkpointer.metadata(path).item_metadata.tree
     except Exception as error:
@@ -442,7 +378,7 @@ def _stored_tree(path: epath.Path, items: tp.Collection[str]) -> Stored:
             name = name_of([*items, *names])
             name = name.rpartition(".")[0] if boxed else name
             specs[name], found[name] = Spec(tuple(leaf.shape), np.dtype(leaf.dtype).name), names
-    return Stored(specs, {}, {}, {}, {}, {}, keys=found)
+    return Stored(specs, {}, {}, {}, {}, keys=found)
 
 
 def _what_is(path: epath.Path) -> str:
@@ -454,8 +390,6 @@ def _what_is(path: epath.Path) -> str:
             return f"saving it was interrupted, and only the unfinished {unfinished[0]} is there"
         return "there is no such folder"
     if not path.is_dir():
-        if not is_file(path):
-            return "it is neither a folder nor a file"
         with path.open("rb") as file:
             start = file.read(64)
         if start[8:9] == b"{":
@@ -475,7 +409,7 @@ def _what_is(path: epath.Path) -> str:
 
 
 def read_arrays(
-    path: epath.Path, stored: Stored, wanted: tp.Mapping[str, tp.Any], verify: bool = True
+    path: epath.Path, stored: Stored, wanted: tp.Mapping[str, tp.Any]
 ) -> dict[str, tp.Any]:
     """Some of the arrays, in the dtypes that they were stored in.
 
@@ -483,9 +417,8 @@ def read_arrays(
         path: of the checkpoint.
         stored: its description.
         wanted: stored names, each with a sharding, or None for a NumPy array.
-        verify: whether checksums are compared.
 
-    Raises DamagedError naming an array that cannot be read, or has changed.
+    Raises DamagedError naming an array that cannot be read, or is not what the description says.
     """
     ocp = orbax()
     args: dict[str, tp.Any] = {}
@@ -502,108 +435,12 @@ def read_arrays(
     arrays: dict[str, tp.Any] = {}
     if args:
         try:
-            if stored.keys is None:
-                _check_sizes(path, {name: stored.specs[name] for name in args})
             arrays = _read(path, args, stored.keys)
         except Exception as error:  # of TensorStore, JSON, Orbax
             raise DamagedError(
                 f"{path} is damaged or cannot be read: {str(error).splitlines()[0][:300]}"
             ) from error
-    return {name: _checked(path, name, stored, arrays, verify) for name in wanted}
-
-
-def _check_sizes(path: epath.Path, specs: dict[str, Spec]) -> None:
-    """Raise ValueError where arrays are not of the sizes that the description says.
-
-    TensorStore makes room for what a file claims before it looks at a value: a file of a kilobyte may
-    claim terabytes, and to fail at that ends the process.
-    """
-    import tensorstore
-
-    _check_files(path / ARRAYS)
-    where = (path / ARRAYS).as_posix() + "/"
-    base = where if "://" in where else {"driver": "file", "path": where}
-    files = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
-    forms = [
-        (name, [files.read(f"{name}/{form}") for form in (".zarray", "zarr.json")])
-        for name in specs
-    ]
-    for name, reads in forms:
-        there = [read.result() for read in reads]
-        claims = [_claimed(parse_json(one.value)) for one in there if one.state == "value"]
-        dtype, shape = raw_form(specs[name])
-        for claimed, chunk, claimed_dtype in claims:
-            if (claimed, claimed_dtype) != (shape, jax.numpy.dtype(dtype)) or any(
-                size > max(1, whole) for size, whole in zip(chunk, shape, strict=True)
-            ):
-                raise ValueError(
-                    f"'{name}' has the form {claimed_dtype.name}{list(claimed)} in chunks of "
-                    f"{list(chunk)}, and was saved as {specs[name]}"
-                )
-        if not claims:
-            raise ValueError(f"'{name}' is not there")
-
-
-def _check_files(folder: epath.Path) -> None:
-    """Raise ValueError where a folder has what Orbax would wait for, or read without an end.
-
-    It reads files as a whole, except for those with the numbers, in the folders `d`.
-    """
-    for place, _, names in os.walk(folder):
-        for name in names:
-            file = os.path.join(place, name)
-            if not os.path.isfile(file):
-                raise ValueError(f"{file} is not a file")
-            if os.path.basename(place) != "d" and os.path.getsize(file) > LARGEST:
-                raise ValueError(f"{file} has {os.path.getsize(file):,} bytes")
-
-
-def _claimed(form: tp.Any) -> tuple[tuple[int, ...], tuple[int, ...], np.dtype]:
-    """The shape, the shape of the chunks and the dtype that a file of Zarr, version 2 or 3, says."""
-    if "chunks" in form:
-        return shape_of(form["shape"]), shape_of(form["chunks"]), _dtype(form["dtype"])
-    chunk = form["chunk_grid"]["configuration"]["chunk_shape"]
-    return shape_of(form["shape"]), shape_of(chunk), _dtype(form["data_type"])
-
-
-def verify_sums(path: epath.Path, stored: Stored, arrays: tp.Mapping[str, tp.Any]) -> None:
-    """Compare the sums of arrays that were spread over processes; DamagedError in all of them.
-
-    Args:
-        path: of the checkpoint.
-        stored: its description.
-        arrays: what was read, by stored name; a NumPy array is whole in each process.
-    """
-    known = {name: arrays[name] for name in stored.sums if name in arrays}
-    if not stored.sums:
-        return
-    spread = {
-        name for name, a in known.items() if isinstance(a, jax.Array) and not a.is_fully_addressable
-    }
-    sums = {name: local_sum(array) for name, array in known.items()}
-    if jax.process_count() > 1:
-        sides = [json.loads(t) for t in exchange("nnx.checkpoint: sums", json.dumps(sums))]
-        if any(side.keys() != sums.keys() for side in sides):
-            names = sorted({name for side in sides for name in side.keys() ^ sums.keys()})
-            raise CheckpointError(
-                f"The processes do not restore the same arrays of {path}: {', '.join(names[:5])} only "
-                "in some. Pass the same items, filter and renaming in all."
-            )
-        for name in spread:
-            sums[name] = sum(side[name] for side in sides) % 2**64
-    _compare_sums(path, stored, sums)
-
-
-def check_sums(path: epath.Path, stored: Stored, arrays: tp.Mapping[str, tp.Any]) -> None:
-    """`verify_sums` for arrays that this process has read as a whole; waits for no other."""
-    sums = {name: local_sum(arrays[name]) for name in stored.sums if name in arrays}
-    _compare_sums(path, stored, sums)
-
-
-def _compare_sums(path: epath.Path, stored: Stored, sums: tp.Mapping[str, int]) -> None:
-    for name, value in sums.items():
-        if value != stored.sums[name]:
-            raise DamagedError(f"{path} is damaged: '{name}' is not what was saved.")
+    return {name: _checked(path, name, stored, arrays) for name in wanted}
 
 
 def _read(
@@ -635,9 +472,7 @@ def _partial(args: tp.Any) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True)
 
 
-def _checked(
-    path: epath.Path, name: str, stored: Stored, arrays: dict[str, tp.Any], verify: bool
-) -> tp.Any:
+def _checked(path: epath.Path, name: str, stored: Stored, arrays: dict[str, tp.Any]) -> tp.Any:
     """One leaf as it was stored; DamagedError where it is not what the description says."""
     spec = stored.specs[name]
     if spec.is_python:
@@ -647,19 +482,10 @@ def _checked(
     array = arrays.get(name)
     if not hasattr(array, "dtype"):  # Orbax leaves what it was given where it found nothing
         array = None
-    right = array is not None and (spec.key_impl or (array.shape, array.dtype) == _form(spec))
-    whole = (
-        not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated
-    )
-    if right and verify and whole and name in stored.checksums:
-        right = checksum(array) == stored.checksums[name]
-    if not right:
+    form = (spec.shape, jax.numpy.dtype(spec.dtype)) if not spec.key_impl else None
+    if array is None or (form and (array.shape, array.dtype) != form):
         got = "" if array is None else f" ({array.dtype}{list(array.shape)}, saved as {spec})"
         raise DamagedError(f"{path} is damaged: '{name}' is not what was saved{got}.")
-    if spec.key_impl and array is not None and array.dtype == np.uint32:
+    if spec.key_impl and array.dtype == np.uint32:
         return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=spec.key_impl)
     return array
-
-
-def _form(spec: Spec) -> tuple[tp.Any, np.dtype]:
-    return spec.shape, jax.numpy.dtype(spec.dtype)

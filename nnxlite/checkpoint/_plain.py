@@ -83,19 +83,3 @@ def rebuilt(name: str, table: Table, value_of: Callable[[str], tp.Any]) -> tp.An
     kind, children = table[name]
     parts = [(key, rebuilt(child, table, value_of)) for key, child in children]
     return dict(parts) if kind == "dict" else KINDS[kind][0](part for _, part in parts)
-
-
-def checked_table(given: tp.Any) -> Table:
-    """A table that was read of JSON; ValueError for what is not one, or contains itself."""
-    position = {name: index for index, name in enumerate(given)}
-    table: Table = {}
-    for name, (kind, children) in given.items():
-        if kind not in KINDS:
-            raise ValueError(f"{repr(kind)[:80]} is not a container")
-        table[name] = kind, [(key, child) for key, child in children]
-        for key, child in table[name][1]:
-            if not isinstance(child, str) or isinstance(key, (list, dict)):
-                raise ValueError(f"{repr(name)[:80]} has an entry without a name")
-            if position.get(child, len(position)) <= position[name]:
-                raise ValueError(f"{repr(name)[:80]} contains itself")
-    return table

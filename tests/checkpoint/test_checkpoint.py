@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -15,15 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tensorstore
 from hypothesis import HealthCheck, given, settings
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
-from nnxlite.checkpoint._checksums import local_sum
 from nnxlite.checkpoint._contents import Contents
-from nnxlite.checkpoint._orbax import sealed
 from tests.checkpoint.models import Net, batch, bits, build, step
 from tests.laws.graphs import roots
 
@@ -74,7 +70,6 @@ def test_everything_comes_back(trained):
     others = {name: value for name, value in report.values.items() if name not in new}
     assert others == {"step": 3, "note": "abc", "rate": 0.1, "done": False}
     assert report.values["model"] is model
-    assert not checkpoint.diff(path, **new)
 
 
 def test_a_restored_run_goes_on_as_if_it_had_not_ended(trained):
@@ -511,11 +506,10 @@ def test_a_checkpoint_of_an_earlier_version_says_nothing_of_what_is_frozen(tmp_p
     about = json.loads(file.read_text())
     del about["containers"]
     about["settings"] = {k: v for k, v in about["settings"].items() if v != "None"}
-    file.write_text(json.dumps(sealed(about)))
+    file.write_text(json.dumps(about))
     model = linear(1, dtype=jnp.float32)
     nnx.freeze(model)
     assert checkpoint.restore(tmp_path / "c", model=model).settings == ()
-    assert not nnx.checkpoint.diff(tmp_path / "c", model=linear())
 
 
 # what does not match
@@ -601,9 +595,9 @@ def test_what_cannot_be_saved(tmp_path):
 
 OPTIONS = {
     "save": ("only", "overwrite"),
-    "restore": ("only", "rename", "strict", "cast", "verify"),
+    "restore": ("only", "rename", "strict", "cast"),
     "Manager.save": ("only", "force", "metrics"),
-    "Manager.restore": ("only", "rename", "strict", "cast", "verify"),
+    "Manager.restore": ("only", "rename", "strict", "cast"),
 }
 
 
@@ -663,25 +657,18 @@ def test_an_existing_folder_is_not_overwritten_unasked(tmp_path):
         checkpoint.save(tmp_path / "mine", step=2, overwrite=True)
 
 
-@pytest.mark.parametrize("left", [".c.new", ".c.old"])
-def test_a_replacement_that_was_interrupted_is_found_and_completed(tmp_path, left):
+@pytest.mark.parametrize("there", [False, True])
+def test_a_replacement_that_was_interrupted_is_found_and_completed(tmp_path, there):
+    """A complete checkpoint beside the path is newer than the one that is there, if any."""
     checkpoint.save(tmp_path / "c", step=1)
-    (tmp_path / "c").rename(tmp_path / left)
+    (tmp_path / "c").rename(tmp_path / ".c.new")
+    if there:
+        (tmp_path / "c/arrays").mkdir(parents=True)  # half removed
     assert checkpoint.info(tmp_path / "c").values == {"step": 1}
     assert checkpoint.restore(tmp_path / "c", step=0).values["step"] == 1
     with pytest.raises(FileExistsError):
         checkpoint.save(tmp_path / "c", step=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
-
-
-def test_a_checkpoint_that_is_there_comes_before_one_beside_it(tmp_path):
-    for number, name in ((1, "c"), (2, ".c.new")):
-        checkpoint.save(tmp_path / "s", step=number)
-        (tmp_path / "s").rename(tmp_path / name)
-    assert checkpoint.info(tmp_path / "c").values == {"step": 1}
-    checkpoint.save(tmp_path / "c", step=3, overwrite=True)
-    assert checkpoint.restore(tmp_path / "c", step=0).values["step"] == 3
-    assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
@@ -849,7 +836,7 @@ def small(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("how", ["cut", "changed", "gone"])
+@pytest.mark.parametrize("how", ["cut", "gone"])
 def test_damaged_files_change_nothing(tmp_path, how):
     path = small(tmp_path)
     refused = 0
@@ -859,8 +846,7 @@ def test_damaged_files_change_nothing(tmp_path, how):
         if how == "gone":
             file.unlink()
         else:
-            changed = bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
-            file.write_bytes(content[:middle] + (changed if how == "changed" else b""))
+            file.write_bytes(content[:middle])
         model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
         try:
             checkpoint.restore(path, model=model)
@@ -916,117 +902,23 @@ def test_descriptions_that_are_not_ours(tmp_path):
     model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
 
     def refusal(changed):
-        file.write_text(json.dumps(sealed(changed)))
+        file.write_text(json.dumps(changed))
         with pytest.raises(checkpoint.CheckpointError) as caught:
             checkpoint.restore(path, model=model)
         assert not model.w.any()
         return str(caught.value)
 
-    assert "by a later version of nnxlite (format 99; this version reads 2). Upg" in refusal(
+    assert "by a later version of nnxlite (format 99; this version reads 3). Upg" in refusal(
         {**about, "format": 99}
     )
     assert "nnxlite/metadata is damaged (KeyError: 'format')" in refusal({})
     leaves = about["leaves"]
     other = {**leaves["model.w"], "shape": [10**12]}
-    lies = {**about, "leaves": {**leaves, "model.w": other}}
-    assert "stored float32[1000000000000], wanted float32[3000]" in refusal(lies)
-    wrong = {**about, "leaves": {**leaves, "model.w": leaves["model.v"] | {"shape": [3000]}}}
-    assert "'model.w' is not what was saved" in refusal(wrong)
-
-
-def described(**leaf):
-    """What changes the description of one leaf."""
-    return lambda about: about["leaves"]["model.v"].update(leaf)
-
-
-def number(**leaf):
-    return lambda about: about["leaves"].update(step={"dtype": "Python int", "shape": [], **leaf})
-
-
-LIES = {
-    "an infinite size": (described(shape=[float("inf")]), "[inf] is not a shape"),
-    "a negative size": (described(shape=[-3]), "[-3] is not a shape"),
-    "a size that is no integer": (described(shape=[3.0]), "[3.0] is not a shape"),
-    "a size that is a truth value": (described(shape=[True]), "[True] is not a shape"),
-    "a shape that is a text": (described(shape="3"), "'3' is not a shape"),
-    "too many axes": (described(shape=[1] * 65), "[1, 1, "),
-    "an unknown dtype": (described(dtype="foo"), "data type 'foo' not understood"),
-    "a dtype of two": (described(dtype="f4,f4"), "'f4,f4' is not the name of a dtype"),
-    "a dtype of many": (described(dtype="(9,9)f4"), "'(9,9)f4' is not the name of a dtype"),
-    "another word for a dtype": (described(dtype="f4"), "'f4' is not the name of a dtype"),
-    "a dtype that is no text": (described(dtype=[1]), "TypeError"),
-    "no checksum": (lambda a: a["leaves"]["model.v"].pop("crc32"), "KeyError: 'crc32'"),
-    "a checksum that is none": (described(crc32="1"), "the checksum of 'model.v' is not a number"),
-    "a number without a value": (number(), "KeyError: 'value'"),
-    "a number that is a text": (number(value="3"), "'step' is '3', which is not a Python int"),
-    "a number that is a table": (number(value={}), "'step' is {}, which is not a Python int"),
-    "a number that is true": (number(value=True), "'step' is True, which is not a Python int"),
-    "a path": (lambda a: a["leaves"].update({"../a": a["leaves"]["model.v"]}), "'../a' is not the"),
-    "an alias of a number": (lambda a: a.update(aliases={"a": 1}), "{'a': 1} is not a table of t"),
-    "classes of lists": (lambda a: a.update(classes={"a": []}), "{'a': []} is not a table of tex"),
-    "another format": (lambda a: a.update(format=0), "its content is not what was written"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_descriptions_that_lie_are_damaged(tmp_path, lie):
-    path = small(tmp_path)
-    file = path / "nnxlite/metadata"
-    about = json.loads(file.read_text())
-    change, message = LIES[lie]
-    change(about)
-    file.write_text(json.dumps(sealed(about)))
-    model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
-    for call in (lambda: checkpoint.restore(path, model=model), lambda: checkpoint.info(path)):
-        with pytest.raises(checkpoint.DamagedError, match="nnxlite/metadata is damaged") as caught:
-            call()
-        assert message in str(caught.value)
-    assert not model.w.any() and not model.v.any()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"[" * 100_000, "it is nested too deeply"),
-        (b'{"format": 1, "leaves": ' + b'{"a": ' * 100_000, "it is nested too deeply"),
-        (b'{"format": 1, "format": 1}', "'format' appears twice"),
-        (b"\xff\xfe", "'utf-8' codec can't decode"),
-        (b"", "Expecting value"),
-    ],
-    ids=["lists", "tables", "twice", "encoding", "empty"],
-)
-def test_descriptions_that_are_no_json_are_damaged(tmp_path, text, message):
-    path = small(tmp_path)
-    (path / "nnxlite/metadata").write_bytes(text)
-    with pytest.raises(checkpoint.DamagedError, match=f"nnxlite/metadata is damaged: {message}"):
-        checkpoint.restore(path, model=nnx.Dict())
-
-
-def test_a_number_that_was_changed_is_noticed(tmp_path):
-    checkpoint.save(tmp_path / "c", step=100, rate=0.5)
-    file = tmp_path / "c/nnxlite/metadata"
-    file.write_text(file.read_text().replace("100", "900"))
-    with pytest.raises(checkpoint.DamagedError, match="its content is not what was written"):
-        checkpoint.restore(tmp_path / "c", step=0, rate=0.0)
-
-
-@pytest.mark.parametrize(
-    "claim",
-    [{"shape": [2**36]}, {"dtype": "|V999999999"}, {"chunks": [2**36]}, {"dtype": "<f8"}],
-    ids=str,
-)
-def test_an_array_that_claims_to_be_larger_is_not_read(tmp_path, claim):
-    """TensorStore would ask for a quarter of a terabyte, and end the process where there is none."""
-    path = small(tmp_path)
-    files = tensorstore.KvStore.open(
-        {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/arrays/"}}
-    ).result()
-    form = json.loads(files.read("model.v/.zarray").result().value)
-    files.write("model.v/.zarray", json.dumps(form | claim).encode()).result()
-    model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
-    with pytest.raises(checkpoint.DamagedError, match="'model.v' has the form|not the name of a"):
-        checkpoint.restore(path, model=model)
-    assert not model.w.any()
+    larger = {**about, "leaves": {**leaves, "model.w": other}}
+    assert "stored float32[1000000000000], wanted float32[3000]" in refusal(larger)
+    about["leaves"] = {**leaves, "model.w": {**leaves["model.w"], "shape": [1500, 2]}}
+    model.w = nnx.Param(jnp.zeros((1500, 2)))
+    assert "damaged: 'model.w' is not what was saved (float32[3000], saved as" in refusal(about)
 
 
 def test_saving_removes_nothing_that_belongs_to_others(tmp_path):
@@ -1042,37 +934,6 @@ def test_saving_removes_nothing_that_belongs_to_others(tmp_path):
     assert all(other.exists() for other in others) and not left.exists()
 
 
-def test_pipes_and_folders_in_the_place_of_files(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(checkpoint.NotFoundError, match="pipe: it is neither a folder nor a file"):
-        checkpoint.restore(tmp_path / "pipe", step=0)
-    checkpoint.save(tmp_path / "c", step=1)
-    (tmp_path / "c/nnxlite/metadata").unlink()
-    os.mkfifo(tmp_path / "c/nnxlite/metadata")
-    with pytest.raises(checkpoint.DamagedError, match="metadata is damaged: it is not a file"):
-        checkpoint.restore(tmp_path / "c", step=0)
-    path = small(tmp_path / "small")
-    model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
-    for file in [path / "arrays/_METADATA", next((path / "arrays/d").iterdir())]:
-        content = file.read_bytes()
-        for make in (os.mkfifo, lambda file: os.symlink("/dev/zero", file)):
-            file.unlink()
-            make(file)
-            with pytest.raises(checkpoint.DamagedError, match=f"{file.name} is not a file"):
-                checkpoint.restore(path, model=model)
-        file.unlink()
-        file.write_bytes(content)
-
-
-def test_a_file_of_a_terabyte_is_not_read(tmp_path):
-    path = small(tmp_path)
-    os.truncate(path / "arrays/manifest.ocdbt", 1 << 40)
-    with pytest.raises(checkpoint.DamagedError, match="manifest.ocdbt has 1,099,511,627,776 bytes"):
-        checkpoint.restore(
-            path, model=nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(0.0)), strict=False
-        )
-
-
 def test_what_a_file_says_cannot_control_a_terminal(tmp_path):
     checkpoint.save(tmp_path / "c", **{"a\x1b[2J": 1, "b": nnx.Dict()})
     with pytest.raises(checkpoint.MismatchError) as caught:
@@ -1083,21 +944,6 @@ def test_what_a_file_says_cannot_control_a_terminal(tmp_path):
         repr(checkpoint.info(tmp_path / "c")),
     ):
         assert r"a\x1b[2J" in text and "\x1b" not in text and "\r" not in text
-
-
-def test_checksums_can_be_left_out(tmp_path):
-    path = small(tmp_path)
-    file = path / "nnxlite/metadata"
-    about = json.loads(file.read_text())
-    about["leaves"]["model.v"]["crc32"] += 1
-    file.write_text(json.dumps(sealed(about)))
-    model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
-    with pytest.raises(
-        checkpoint.DamagedError, match=r"'model\.v' is not what was saved \(float32\[3\], "
-    ):
-        checkpoint.restore(path, model=model)
-    checkpoint.restore(path, model=model, verify=False)
-    assert model.v.tolist() == [1, 1, 1]
 
 
 def test_descriptions_that_cannot_be_read(tmp_path):
@@ -1116,35 +962,15 @@ def test_descriptions_that_cannot_be_read(tmp_path):
     assert not model.w.any() and not model.v.any()
 
 
-def test_sums_of_arrays_that_were_spread_over_processes(tmp_path):
-    path = small(tmp_path)
-    model = nnx.Dict(w=nnx.Param(jnp.zeros(3000)), v=nnx.Param(jnp.zeros(3)))
-    file = path / "nnxlite/metadata"
-    about = json.loads(file.read_text())
-    del about["leaves"]["model.v"]["crc32"]
-    about["leaves"]["model.v"]["sum64"] = local_sum(np.ones(3, "float32"))
-    file.write_text(json.dumps(sealed(about)))
-    checkpoint.restore(path, model=model)
-    assert model.v.tolist() == [1, 1, 1]
-    before = bits(model)
-    about["leaves"]["model.v"]["sum64"] += 1
-    file.write_text(json.dumps(sealed(about)))
-    with pytest.raises(
-        checkpoint.DamagedError, match=r"damaged: 'model\.v' is not what was saved\.$"
-    ):
-        checkpoint.restore(path, model=model)
-    assert bits(model) == before
-
-
 def test_an_array_that_is_described_and_not_there(tmp_path):
     path = small(tmp_path)
     file = path / "nnxlite/metadata"
     about = json.loads(file.read_text())
     about["leaves"]["model.z"] = about["leaves"]["model.v"]
-    file.write_text(json.dumps(sealed(about)))
+    file.write_text(json.dumps(about))
     sizes = {"v": 3, "w": 3000, "z": 3}
     model = nnx.Dict(**{name: nnx.Param(jnp.zeros(size)) for name, size in sizes.items()})
-    with pytest.raises(checkpoint.DamagedError, match=r"cannot be read: 'model\.z' is not there"):
+    with pytest.raises(checkpoint.DamagedError, match=r"model\.z"):
         checkpoint.restore(path, model=model)
     assert not any(model[name].any() for name in sizes)
 
@@ -1168,39 +994,6 @@ def test_without_orbax_the_message_names_the_extra(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match=r'Orbax: pip install "nnxlite\[checkpoint\]"') as caught:
         checkpoint.save(tmp_path / "c", model=linear())
     assert caught.value.name == "orbax" and list(tmp_path.iterdir()) == []
-
-
-# differences
-
-
-def test_what_differs_from_a_checkpoint(trained, tmp_path):
-    items, path = trained
-    model = nnx.clone(items["model"])
-    model.drop.rate = 0.1
-    model.blocks.append(linear())
-    model.bare = model.bare + 1
-    model.last = linear(features=5)
-    model.half = nnx.BatchStat(model.half.get_value())
-    model.tables["n"] = 8
-    del model.pair
-    found = {".".join(d.path): d.words for d in checkpoint.diff(path, model=model)}
-    checkpoint.save(tmp_path / "changed", model=model)
-    checkpoint.save(tmp_path / "as it was", model=items["model"])
-    between = checkpoint.diff(tmp_path / "as it was", tmp_path / "changed")
-    assert {".".join(d.path): d.words for d in between} == found
-    with pytest.raises(
-        checkpoint.CheckpointError, match="another checkpoint, or objects, not both"
-    ):
-        checkpoint.diff(path, path, model=model)
-    assert found == {
-        "model.bare": "values differ by up to 1 (at [0]: 0 became 1)",
-        "model.blocks.2": "nothing became Linear",
-        "model.drop.rate": "0.5 became 0.1",
-        "model.half": "Param became BatchStat",
-        "model.last": "what is at 'model.blocks.0' became an object of its own",
-        "model.pair": "Variable became nothing",
-        "model.tables.n": "7 became 8",
-    }
 
 
 def test_a_checkpoint_of_format_1_stays_readable(tmp_path):
@@ -1256,3 +1049,11 @@ def test_states_of_transformations_and_averages(tmp_path, name):
 def test_the_size_of_a_checkpoint_is_that_of_its_arrays(tmp_path):
     checkpoint.save(tmp_path / "c", w=jnp.ones((3, 2)), b=jnp.ones(5, "bfloat16"), step=7)
     assert checkpoint.info(tmp_path / "c").nbytes == 3 * 2 * 4 + 5 * 2
+
+
+def test_a_checkpoint_of_format_2_stays_readable():
+    """`format_2` was written before checkpoints had no checksums; it has plain data."""
+    found = checkpoint.values(Path(__file__).parent / "format_2")
+    assert found["settings"] == {"a": [1, None, b"xy", (2.5, "t")], "empty": {}}
+    assert found["z"] == 1 + 2j
+    np.testing.assert_array_equal(found["model"]["kernel"], linear().kernel)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +16,6 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.checkpoint._manager import _finish
 
 Manager = nnx.checkpoint.Manager
 
@@ -180,23 +177,6 @@ def test_a_program_that_ends_says_what_could_not_be_written(tmp_path):
     assert "No space left on device" in ended.stderr
 
 
-def test_the_end_of_a_program_reports_what_is_lost_and_leaves_forks_alone(tmp_path, monkeypatch):
-    ocp = pytest.importorskip("orbax.checkpoint")
-    manager = run(tmp_path, [1])
-
-    def fail(*args, **kwargs):
-        raise OSError("No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(ocp.CheckpointManager, "wait_until_finished", fail)
-        with pytest.raises(
-            nnx.checkpoint.CheckpointError, match="not be written.* No space left on"
-        ):
-            _finish(os.getpid())
-        _finish(os.getpid() + 1)
-    manager.close()
-
-
 def test_what_is_being_written_is_not_among_the_steps(tmp_path, slow_disk):
     manager = run_in_background(tmp_path, slow_disk)
     assert manager.steps == Manager(tmp_path).steps == []
@@ -345,61 +325,6 @@ def slow_disk(monkeypatch):
     monkeypatch.setattr(os, "rename", slow)
     yield disk
     disk.go.set()
-
-
-def interrupt_while(call):
-    """Send Ctrl-C to a call that waits for something."""
-    main = threading.main_thread().ident
-    with pytest.raises(KeyboardInterrupt):
-        threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
-        call()
-
-
-@pytest.mark.parametrize("opened", ["before", "after"])
-@pytest.mark.parametrize("dropped", [False, True])
-def test_what_an_interrupted_close_is_writing_is_not_taken_away(
-    tmp_path, slow_disk, opened, dropped
-):
-    if opened == "before":
-        other = run(tmp_path, [])
-        assert other.steps == []
-    manager = run_in_background(tmp_path, slow_disk)
-    interrupt_while(manager.close)
-    if dropped:
-        del manager
-        gc.collect()
-    if opened == "after":
-        other = Manager(tmp_path)
-    threading.Timer(0.3, slow_disk.go.set).start()
-    assert other.save(2, model=model(2.0))
-    other.close()
-    if not dropped:
-        manager.close()
-    assert Manager(tmp_path).steps == [1, 2]
-    new = model()
-    assert Manager(tmp_path).restore(1, model=new).step == 1 and new.w.tolist() == [1, 1, 1]
-
-
-def test_an_interrupted_manager_goes_on(tmp_path, slow_disk):
-    manager = run_in_background(tmp_path, slow_disk, keep=1)
-    interrupt_while(manager.wait)
-    assert manager.steps == [] and manager.latest == 1  # it is not complete
-    threading.Timer(0.3, slow_disk.go.set).start()
-    assert manager.save(2, model=model(2.0))
-    manager.close()
-    assert Manager(tmp_path).steps == [2]
-
-
-def test_what_fails_after_an_interrupt_is_reported_by_the_manager_that_saved(tmp_path, slow_disk):
-    manager = run_in_background(tmp_path, slow_disk)
-    interrupt_while(manager.close)
-    slow_disk.error = OSError("No space left on device")
-    threading.Timer(0.3, slow_disk.go.set).start()
-    with Manager(tmp_path) as other:
-        assert other.save(2, model=model(2.0))
-    with pytest.raises(nnx.checkpoint.CheckpointError, match="No space left on device"):
-        manager.close()
-    assert manager.steps == Manager(tmp_path).steps == [2]
 
 
 def run_in_background(directory, disk, **options):

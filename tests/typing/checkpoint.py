@@ -18,7 +18,6 @@ if tp.TYPE_CHECKING:  # what needs a folder, and further packages
     assert_type(report.complete, bool)
     assert_type(report.values, tp.Mapping[str, tp.Any])
     assert_type(nnx.checkpoint.info("folder").leaves, dict[str, str])
-    assert_type(bool(nnx.checkpoint.diff("folder", model=model)), bool)
 
     with nnx.checkpoint.Manager("folder", keep=3, best="loss", mode="min") as manager:
         assert_type(manager, nnx.checkpoint.Manager)
