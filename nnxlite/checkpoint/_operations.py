@@ -12,25 +12,24 @@ a file is read only where it is used.
 from __future__ import annotations
 
 import dataclasses
-import math
+import re
 import typing as tp
 from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._base.errors import importing
+
 Shape: tp.TypeAlias = tuple[int, ...]
-Axes: tp.TypeAlias = tuple[tuple[str, ...], ...]
-"""One side of a pattern: the names that each axis is merged from."""
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Rearrange:
-    """Transposes and reshapes each array: `"(heads depth) d -> d heads depth"`, as in einops.
+    """Transposes and reshapes each array: `"(heads depth) d -> d heads depth"`, a pattern of einops.
 
-    The left side names the axes of a foreign array, the right side those of ours.  Axes in
-    parentheses are merged into one, the last of them varying fastest; `1` is an axis of size one.
-    Both sides have the same names.
+    The left side names the axes of a foreign array, the right side those of ours. It needs the package
+    `einops`, which comes with `pip install "nnxlite[checkpoint]"`.
 
     Args:
         pattern: the two sides.
@@ -38,7 +37,7 @@ class Rearrange:
             right side has parentheses.
 
     Raises:
-        ValueError: for a pattern that is not of this form.
+        ValueError: for a pattern that is not one of `einops.rearrange`.
 
     In a rule, the pattern alone means the same:
 
@@ -53,22 +52,18 @@ class Rearrange:
     def __init__(self, pattern: str, **sizes: int) -> None:
         object.__setattr__(self, "pattern", pattern)
         object.__setattr__(self, "sizes", tuple(sorted(sizes.items())))
-        left, right = (sum(side, ()) for side in self.sides)
-        if sorted(left) != sorted(right) or len(set(left)) != len(left):
-            raise ValueError(
-                f"{self}: every axis appears once on each side; on the left are {_listed(left)}, on "
-                f"the right {_listed(right)}."
-            )
-        for name in sizes.keys() - set(left):
-            raise ValueError(f"{self}: there is a size for {name!r}, but no such axis.")
+        if pattern.count("->") != 1:
+            raise ValueError(f"{self}: write both sides, as in Rearrange('o i -> i o').")
+        left = self.sides[0]
+        axes = re.findall(r"\([^()]*\)|[^\s()]+", left)  # those in parentheses are one axis
+        ones = dict.fromkeys((*_names(left), *sizes), 1)
+        rearranged(self, np.ones((1,) * len(axes)), ones)
 
     @property
-    def sides(self) -> tuple[Axes, Axes]:
+    def sides(self) -> tuple[str, str]:
         """The axes of a foreign array, and those of ours."""
-        sides = self.pattern.split("->")
-        if len(sides) != 2:
-            raise ValueError(f"{self}: write both sides, as in Rearrange('o i -> i o').")
-        return _axes(self, sides[0]), _axes(self, sides[1])
+        left, _, right = self.pattern.partition("->")
+        return left.strip(), right.strip()
 
     def __repr__(self) -> str:
         sizes = "".join(f", {name}={size}" for name, size in self.sizes)
@@ -193,8 +188,9 @@ def shapes_before(operation: Operation, after: Sequence[Shape], count: int | Non
         ValueError: if no arrays give such shapes.
     """
     match operation:
-        case Rearrange(sides=(left, right)):
-            return [_merged(left, _sizes(operation, (right, shape))) for shape in after]
+        case Rearrange():
+            back = tp.cast(Rearrange, inverse(operation))
+            return [rearranged(back, _blank(shape), dict(back.sizes)).shape for shape in after]
         case Split(axis):
             return [_concatenated(operation, axis, after)]
         case Unstack(axis):
@@ -229,9 +225,8 @@ def shapes_before(operation: Operation, after: Sequence[Shape], count: int | Non
 def inverse(operation: Operation) -> Operation:
     """The operation that undoes another."""
     match operation:
-        case Rearrange(pattern, sizes):
-            left, right = pattern.split("->")
-            return Rearrange(f"{right.strip()} -> {left.strip()}", **dict(sizes))
+        case Rearrange(sides=(left, right)):
+            return Rearrange(f"{right} -> {left}", **dict(operation.sizes))
         case Split(axis):
             return Concatenate(axis)
         case Concatenate(axis):
@@ -250,7 +245,7 @@ def applied(
     """Arrays of the given shapes, made by one operation."""
     match operation:
         case Rearrange():
-            return [_rearranged(operation, x, shape) for x, shape in zip(arrays, shapes)]
+            return [_to_shape(operation, x, shape) for x, shape in zip(arrays, shapes)]
         case Split(axis):
             (x,) = arrays
             cuts = np.cumsum([shape[axis] for shape in shapes])[:-1]
@@ -276,66 +271,43 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return np.array_equal(a, b)
 
 
-def _axes(rearrange: Rearrange, side: str) -> Axes:
-    """The groups of one side of a pattern."""
-    groups: list[tuple[str, ...]] = []
-    merged: list[str] | None = None
-    for word in side.replace("(", " ( ").replace(")", " ) ").split():
-        if word == "(" and merged is None:
-            merged = []
-        elif word == ")" and merged is not None:
-            groups.append(tuple(merged))
-            merged = None
-        elif word == "1" and merged is None:
-            groups.append(())
-        elif not word.isidentifier():
-            raise ValueError(f"{rearrange}: {word!r} is not expected in {side.strip()!r}.")
-        elif merged is None:
-            groups.append((word,))
-        else:
-            merged.append(word)
-    if merged is not None:
-        raise ValueError(f"{rearrange}: a parenthesis is not closed in {side.strip()!r}.")
-    return tuple(groups)
+def rearranged(operation: Rearrange, x: np.ndarray, sizes: tp.Mapping[str, int]) -> np.ndarray:
+    """An array by `einops.rearrange`; ValueError for a pattern or a shape that does not suit."""
+    with importing('Rearrange needs einops: pip install "nnxlite[checkpoint]".', name="einops"):
+        import einops
+    try:
+        return einops.rearrange(x, operation.pattern, **sizes)
+    except einops.EinopsError as error:
+        raise ValueError(
+            f"{operation}: {str(error).splitlines()[-1].strip()} (Sizes that do not follow from our "
+            "array are passed by name, as in Rearrange('(heads d) o -> o heads d', d=64).)"
+        ) from error
 
 
-def _sizes(rearrange: Rearrange, *sides: tuple[Axes, Shape]) -> dict[str, int]:
-    """The size of every axis, from the shapes of one side or both."""
-    for side, shape in sides:
-        if len(side) != len(shape):
-            raise ValueError(
-                f"{rearrange} is for arrays with {len(side)} axes, not of shape {shape}."
-            )
-    sizes = dict(rearrange.sizes)
-    pending = [pair for side, shape in sides for pair in zip(side, shape)]
-    while pending:
-        # An axis that is merged from several is solved once all but one of them are known.
-        solvable = [x for x in pending if sum(name not in sizes for name in x[0]) <= 1]
-        if not solvable:
-            group = pending[0][0]
-            raise ValueError(
-                f"{rearrange}: pass the sizes of all but one of the axes {_listed(group)}, as in "
-                f"Rearrange({rearrange.pattern!r}, {group[-1]}=2)."
-            )
-        for group, size in solvable:
-            rest = math.prod(sizes.get(name, 1) for name in group)
-            for name in group:
-                sizes.setdefault(name, size // rest if rest else 0)
-            if math.prod(sizes[name] for name in group) != size:
-                known = ", ".join(f"{name} = {sizes[name]}" for name in group)
-                raise ValueError(
-                    f"{rearrange}: an axis of size {size} is not {_listed(group)}, {known}."
-                )
-        pending = [pair for pair in pending if pair not in solvable]
-    return sizes
-
-
-def _rearranged(operation: Rearrange, x: np.ndarray, shape: Shape) -> np.ndarray:
+def _to_shape(operation: Rearrange, x: np.ndarray, shape: Shape) -> np.ndarray:
+    """An array rearranged to a shape; the sizes of all axes follow from one of the two shapes."""
     left, right = operation.sides
-    sizes = _sizes(operation, (left, x.shape), (right, shape))
-    names, wanted = sum(left, ()), sum(right, ())
-    x = x.reshape([sizes[name] for name in names])
-    return x.transpose([names.index(name) for name in wanted]).reshape(shape)
+    try:
+        sizes = _sizes(operation, left, x.shape)
+    except ValueError:
+        sizes = _sizes(operation, right, shape)
+    return rearranged(operation, x, sizes)
+
+
+def _sizes(operation: Rearrange, side: str, shape: Shape) -> dict[str, int]:
+    """The size of each axis, from the shape of one side."""
+    names = _names(side)
+    split = Rearrange(f"{side} -> {' '.join(names)}", **dict(operation.sizes))
+    return dict(zip(names, rearranged(split, _blank(shape), dict(operation.sizes)).shape))
+
+
+def _names(side: str) -> list[str]:
+    return re.findall(r"[A-Za-z_]\w*", side)
+
+
+def _blank(shape: Shape) -> np.ndarray:
+    """An array that has a shape and no memory."""
+    return np.broadcast_to(np.uint8(0), shape)
 
 
 def _axis(operation: Operation, axis: int, ndim: int) -> int:
@@ -343,10 +315,6 @@ def _axis(operation: Operation, axis: int, ndim: int) -> int:
     if not -ndim <= axis < ndim:
         raise ValueError(f"{operation}: there is no such axis among {ndim}.")
     return axis % ndim
-
-
-def _merged(side: Axes, sizes: dict[str, int]) -> Shape:
-    return tuple(math.prod(sizes[name] for name in group) for group in side)
 
 
 def _concatenated(operation: Operation, axis: int, shapes: Sequence[Shape]) -> Shape:
@@ -365,7 +333,3 @@ def _check_same(operation: Operation, shapes: Sequence[Shape]) -> None:
             f"{operation}: our arrays must have one shape, and they have "
             f"{', '.join(map(str, shapes))}.{remedy}"
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return "(" + " ".join(names) + ")"
