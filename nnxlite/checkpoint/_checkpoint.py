@@ -21,9 +21,8 @@ from nnxlite.checkpoint._contents import Contents, Leaf, Spec, cast_to, in_array
 from nnxlite.checkpoint._errors import CheckpointError, together
 from nnxlite.checkpoint._matching import Renaming, match, other_settings
 from nnxlite.checkpoint._plain import FIXED
-from nnxlite.checkpoint._report import Report
+from nnxlite.checkpoint._report import Report, printable
 from nnxlite.checkpoint._values import Values
-from nnxlite.checkpoint.untrusted import printable
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._walk import is_graph_node
 
@@ -82,46 +81,26 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
 def check_options(call: str, **options: tp.Any) -> None:
     """Refuse an option whose value is meant as an item: `overwrite=model`, `metrics=MultiMetric()`."""
     for name, value in options.items():
+        good = not is_graph_node(value)
+        table = good and isinstance(value, tp.Mapping)
         match name:
             case "only":
-                what, fits = "a filter", _may_be_filter(value)
+                good = good and not table
             case "rename":
-                what, fits = "patterns by name, or None", value is None or _is_table(value, str)
+                good = value is None or table and all(isinstance(v, str) for v in value.values())
             case "metrics":
-                what, fits = "numbers by name, or None", value is None or _is_table(value, None)
-            case "cast":
-                what, fits = "True, False or None", value is None or isinstance(value, bool)
+                good = value is None or table and all(np.size(v) == 1 for v in value.values())
             case _:
-                what, fits = "True or False", isinstance(value, (bool, np.bool_))
-        if not fits:
+                good = value is None or isinstance(value, (bool, np.bool_))
+        if not good:
             way = (
-                f"Restore an item that was saved as {name!r} under another name: "
-                f'rename={{"{name}.**": "other.**"}}, other=...'
+                f'Restore such an item under another name: rename={{"{name}.**": "other.**"}}, other=...'
                 if "restore" in call
                 else f"Save an item under another name, such as `other_{name}=`."
             )
             raise CheckpointError(
-                f"{call}: `{name}` is an option ({what}), and got {short_type(value)}. {way}"
+                f"{call}: `{name}` is an option, and got {short_type(value)}. {way}"
             )
-
-
-def _may_be_filter(value: tp.Any) -> bool:
-    """Whether a value can be a filter; a module is not, although it can be called."""
-    if isinstance(value, (list, tuple)):
-        return all(map(_may_be_filter, value))
-    return not (isinstance(value, tp.Mapping) or is_graph_node(value))
-
-
-def _is_table(value: tp.Any, kind: type | None) -> bool:
-    """Whether a value is a dictionary with texts as keys, and as values texts or single numbers."""
-    if not isinstance(value, tp.Mapping) or is_graph_node(value):
-        return False
-    fits = _is_number if kind is None else lambda x: isinstance(x, kind)
-    return all(isinstance(key, str) and fits(x) for key, x in value.items())
-
-
-def _is_number(value: tp.Any) -> bool:
-    return isinstance(value, (bool, int, float)) or getattr(value, "size", 0) == 1
 
 
 def _make_room(target: epath.Path, overwrite: bool) -> None:

@@ -7,8 +7,7 @@ import typing as tp
 from collections.abc import Iterator
 
 from nnxlite._base.errors import NnxError
-from nnxlite.checkpoint._report import Report
-from nnxlite.checkpoint.untrusted import printable_lines
+from nnxlite.checkpoint._report import Report, printable
 from nnxlite.distributed import ProcessError, agreed
 
 
@@ -23,7 +22,7 @@ class CheckpointError(NnxError, ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable_lines(message))
+        super().__init__(printable(message))
 
 
 class MismatchError(CheckpointError):

@@ -1,10 +1,8 @@
 """Safetensors files: plain files of named arrays, one or several with an index.
 
-A file is the length of its header (8 bytes), the header (JSON: dtype, shape and position of each
-array, and a dictionary of texts), and the bytes of the arrays.  Nothing in it is executed.  The
-package `safetensors` checks a header, sizes included, before anything else is read; arrays are then
-mapped one at a time, so that what is not used is not read.  Writing goes through here as well,
-since the package needs all arrays at once.
+The package `safetensors` writes files, and checks the header of one, sizes included, before anything
+else is read. Arrays are then mapped one at a time, so that what is not used is not read, also those of
+dtypes that the package cannot give to NumPy.
 
 Checkpoints of several files have an index (JSON) that says which file has which array.  A file is
 replaced in one step, and an index after its files, which never have the names of files that exist:
@@ -13,8 +11,6 @@ whatever happens, the old arrays or the new ones are there.
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import itertools
 import json
 import math
@@ -23,19 +19,17 @@ import re
 import struct
 import typing as tp
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import importing
-from nnxlite.checkpoint._contents import KEY_IMPLS, Spec
+from nnxlite.checkpoint._contents import Spec
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError
-from nnxlite.checkpoint.replacing import replacing
-from nnxlite.checkpoint.untrusted import parse_json, read_json, shape_of, strings
 
-SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
+SUFFIX, INDEX, HUB = ".safetensors", ".safetensors.index.json", "hf://"
 KEYS = "nnxlite.keys"
 """Where a header has the implementations of random keys, by name."""
 
@@ -76,7 +70,7 @@ class Stored(tp.NamedTuple):
 
 
 class Files:
-    """The arrays of a safetensors file, of a folder with one, or of an index and its files.
+    """The arrays of a safetensors file, a folder with one, an index and its files, or a repository.
 
     Attributes:
         text: the path, for messages.
@@ -89,7 +83,8 @@ class Files:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        found = located(Path(path))
+        name = os.fspath(path)
+        found = located(_downloaded(name) if name.startswith(HUB) else Path(name))
         self.text = str(found)
         self._stored = indexed(found) if found.name.endswith(".json") else stored_in(found)
         self.specs = {name: stored.spec for name, stored in self._stored.items()}
@@ -99,96 +94,80 @@ class Files:
         path, offset, shape, dtype, _ = self._stored[name]
         if math.prod(shape) == 0:
             return np.empty(shape, jnp.dtype(dtype))
-        try:
-            array = np.memmap(path, jnp.dtype(dtype), "r", offset, shape)
-        except (OSError, ValueError) as error:
-            raise DamagedError(f"{path} has changed since its header was read: {error}") from error
-        if dtype == "bool" and (array.view(np.uint8) > 1).any():
-            # XLA computes with the byte: a truth value of 2 would be neither equal to True nor False.
-            raise DamagedError(f"{path} has bytes in {name!r} that are no truth values.")
-        return array
+        return np.memmap(path, jnp.dtype(dtype), "r", offset, shape)
+
+
+def _downloaded(name: str) -> Path:
+    """The folder of a repository of the Hugging Face hub, from its cache or the network."""
+    with importing(
+        f'{name!r} needs huggingface_hub: pip install "nnxlite[pretrained]".',
+        name="huggingface_hub",
+    ):
+        from huggingface_hub import snapshot_download
+    repository, _, revision = name.removeprefix(HUB).partition("@")
+    wanted = [f"*{SUFFIX}", f"*{INDEX}"]
+    return Path(snapshot_download(repository, revision=revision or None, allow_patterns=wanted))
 
 
 def located(path: Path) -> Path:
     """The file, or index, that a path stands for."""
-    try:
-        return _located(path)
-    except OSError as error:
-        if isinstance(error, NotFoundError):
-            raise
-        raise NotFoundError(f"{path} cannot be found: {error.strerror}.") from error
-
-
-def _located(path: Path) -> Path:
     if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.is_file())
+        found = [p for p in files if p.name.endswith(INDEX)]
+        found = found or [p for p in files if p.name.endswith(SUFFIX)]
         for name in (f"model{SUFFIX}", f"model{INDEX}"):
-            if (path / name).is_file():
+            if path / name in files:
                 return path / name
-        there = sorted(p.name for p in path.iterdir())
-        files = [name for name in there if (path / name).is_file()]
-        found = [n for n in files if n.endswith(INDEX)] or [n for n in files if n.endswith(SUFFIX)]
         if len(found) == 1:
-            return path / found[0]
-        what = (
-            f"several: {', '.join(found[:4])}; pass one of them" if found else _other_files(there)
+            return found[0]
+        names = ", ".join(p.name for p in (found or files)[:6]) or "no file"
+        raise NotFoundError(
+            f"The folder {path} has no model{SUFFIX}; there is {names}. "
+            + ("Pass one of them." if found else PICKLES)
         )
-        raise NotFoundError(f"There is no model{SUFFIX} in the folder {path}; {what}.")
-    if path.is_file():
-        return path
     index = path.with_name(path.name.removesuffix(SUFFIX) + INDEX)
-    if index.is_file():
-        return index
-    parent = path.parent
-    there = sorted(p.name for p in parent.iterdir()) if parent.is_dir() else None
-    what = _other_files(there) if there is not None else "nor is there its folder"
-    raise NotFoundError(f"There is no file {path}; {what}.")
+    for file in (path, index):
+        if file.is_file():
+            return file
+    raise NotFoundError(f"There is no file {path}.")
 
 
-def _other_files(names: list[str]) -> str:
-    shown = ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
-    text = f"there are {shown}" if names else "it is empty"
-    if any(name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")) for name in names):
-        text += (
-            ". Files of pickles can run any code, and are never read here: save them again "
-            "with safetensors"
-        )
-    return text
+def _safetensors() -> tp.ContextManager[None]:
+    return importing('Files of safetensors need the package: pip install "nnxlite[checkpoint]".')
 
 
 def stored_in(path: Path) -> dict[str, Stored]:
     """What the header of a file says."""
-    with importing('Reading safetensors needs the package: pip install "nnxlite[checkpoint]".'):
+    with _safetensors():
         from safetensors import SafetensorError, safe_open
     try:
         with safe_open(path, framework="np") as opened:
-            metadata = opened.metadata() or {}
-    except (SafetensorError, OSError, MemoryError) as error:
-        raise DamagedError(f"{path} is no safetensors file: {_reason(path, error)}") from error
-    try:
+            impls = json.loads((opened.metadata() or {}).get(KEYS, "{}"))
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            header = parse_json(file.read(length))
-        header.pop("__metadata__", None)
-        fields = {
-            name: (shape_of(entry["shape"]), entry["dtype"], int(entry["data_offsets"][0]))
-            for name, entry in header.items()
-        }
-    except (OSError, struct.error, ValueError, TypeError, KeyError) as error:
-        raise DamagedError(f"{path} has a header that is not valid: {error}.") from error
-    impls = _impls(path, metadata)
+            header = json.loads(file.read(length))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DamagedError(
+            f"{path} is not a safetensors file, or only a part of one: {error}.{_about_pickles(path)}"
+        ) from error
+    header.pop("__metadata__", None)
     return {
-        name: _stored(path, name, shape, code, 8 + length + offset, impls.get(name))
-        for name, (shape, code, offset) in fields.items()
+        name: _stored(
+            path,
+            name,
+            tuple(entry["shape"]),
+            entry["dtype"],
+            8 + length + entry["data_offsets"][0],
+            impls.get(name),
+        )
+        for name, entry in header.items()
     }
 
 
-def _impls(path: Path, metadata: tp.Mapping[str, str]) -> dict[str, str]:
-    try:
-        return strings(parse_json(metadata.get(KEYS, "{}").encode()))
-    except ValueError as error:
-        raise DamagedError(
-            f"{path} has no valid list of random keys: {metadata[KEYS][:80]!r}."
-        ) from error
+def _about_pickles(path: Path) -> str:
+    """A remedy for a file that begins as a pickle does, or a zip archive with one."""
+    with path.open("rb") as file:
+        return f" {PICKLES}" if file.read(1) in (b"\x80", b"P") else ""
 
 
 def _stored(
@@ -201,92 +180,37 @@ def _stored(
         )
     dtype = _DTYPES[code]
     spec = Spec(shape, dtype) if impl is None else Spec(shape[:-1], f"key<{impl}>")
-    if impl in KEY_IMPLS and raw_form(spec) != (dtype, shape):
-        raise DamagedError(
-            f"{path} has {name!r} as random keys of {impl}, and as {dtype}{list(shape)}, which are none."
-        )
     return Stored(path, offset, shape, dtype, spec)
 
 
-MAGIC = {
-    b"PK\x03\x04": "a zip archive, such as torch.save and numpy.savez write",
-    b"\x80\x02": "a pickle",
-    b"\x80\x03": "a pickle",
-    b"\x80\x04": "a pickle",
-    b"\x80\x05": "a pickle",
-    b"\x93NUMPY": "an array of numpy.save",
-    b"\x89HDF": "an HDF5 file",
-    b"GGUF": "a GGUF file",
-    b"version https://git-lfs": "a pointer of Git LFS, without its content (run git lfs pull)",
-    b"<": "a page of HTML or XML, perhaps of a failed download",
-}
-
-
-def looks_like(start: bytes) -> str:
-    """What the first bytes of a file say it is, if they say anything: `it looks like a pickle. ...`."""
-    for magic, kind in MAGIC.items():
-        if start.startswith(magic):
-            pickled = "torch.save" in kind or "pickle" in kind
-            return f"it looks like {kind}." + (
-                " Pickles can run any code, and are never read here." if pickled else ""
-            )
-    return ""
-
-
-def _reason(path: Path, error: Exception) -> str:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        start = file.read(64)
-        if not start:
-            return "it is empty."
-        if kind := looks_like(start):
-            return kind
-        (length,) = struct.unpack("<Q", start[:8].ljust(8, b"\0"))
-        size = path.stat().st_size
-        if start[8:9] == b"{" and 8 + length > size:
-            return (
-                f"its header should have {length:,} bytes, the file has {size:,}: it was cut short."
-            )
-    return f"{error}. It was cut short or changed."
+PICKLES = (
+    "Pickles, such as files of PyTorch (.bin, .pt), can run any code and are never read here: save them "
+    "again with safetensors."
+)
 
 
 def indexed(path: Path) -> dict[str, Stored]:
     """What an index lists, from all of its files."""
     try:
-        weight_map = strings(read_json(path)["weight_map"])
-        by_file: dict[str, list[str]] = collections.defaultdict(list)
-        for name, file in weight_map.items():
-            by_file[file].append(name)
+        weight_map = dict(json.loads(path.read_text("utf-8"))["weight_map"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DamagedError(
-            f'{path} is no index of safetensors files, which has {{"weight_map": {{name: file}}}}: '
+            f'{path} is not an index of safetensors files, which has {{"weight_map": {{name: file}}}}: '
             f"{type(error).__name__}: {error}"
         ) from error
-    for file in by_file:
-        normal = os.path.normpath(file)
-        if (
-            os.path.isabs(file)
-            or PureWindowsPath(file).drive
-            or "\\" in file
-            or normal.split(os.sep)[0] in ("..", ".")
-        ):
-            raise DamagedError(f"{path} refers to {repr(file)[:200]}, which is not in its folder.")
-        with contextlib.suppress(OSError):  # a name may be too long
-            if (path.parent / file).is_file():
-                continue
-        raise NotFoundError(
-            f"{path} lists {repr(file)[:200]}, and there is no such file beside it."
-        )
     found: dict[str, Stored] = {}
-    for file, names in by_file.items():
+    for file in dict.fromkeys(weight_map.values()):
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise DamagedError(f"{path} refers to {file!r}, which is not in its folder.")
+        if not (path.parent / file).is_file():
+            raise NotFoundError(f"{path} lists {file!r}, and there is no such file beside it.")
         stored = stored_in(path.parent / file)
-        if absent := [name for name in names if name not in stored]:
-            raise DamagedError(
-                f"{path} lists {absent[0]!r} in {file!r}, which does not have it"
-                + (f", nor {len(absent) - 1} others." if len(absent) > 1 else ".")
-            )
-        for name, entry in stored.items():
-            if weight_map.get(name, file) == file:
-                found[name] = entry
+        found.update((name, stored[name]) for name in stored if weight_map.get(name, file) == file)
+    if absent := [name for name in weight_map if name not in found]:
+        name = absent[0]
+        raise DamagedError(
+            f"{path} lists {name!r} in {weight_map[name]!r}, which does not have it."
+        )
     return found
 
 
@@ -310,55 +234,52 @@ def write(
     shards = _shards(outgoing.specs, max_shard_bytes)
     arrays = outgoing.arrays()
     if len(shards) == 1:
-        with replacing(path) as file:
-            _write_arrays(file, outgoing.specs, arrays, metadata)
+        _replace(path, lambda file: _write_arrays(file, outgoing.specs, arrays, metadata))
         index.unlink(missing_ok=True)
         _remove_shards(path.parent, stem)
         return
     names = _free_names(path.parent, stem, len(shards))
     try:
         for name, specs in zip(names, shards):
-            with replacing(path.with_name(name)) as file:
-                _write_arrays(file, specs, arrays, metadata)
+            file = path.with_name(name)
+            _replace(file, lambda file, specs=specs: _write_arrays(file, specs, arrays, metadata))
         weight_map = {name: file for file, specs in zip(names, shards) for name in specs}
         total = sum(map(_size, outgoing.specs.values()))
         text = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        with replacing(index) as file:
-            file.write(json.dumps(text, indent=2).encode() + b"\n")
-    except BaseException:
-        if not (index.exists() and names[0] in index.read_text("utf-8", "replace")):
-            for name in names:
-                path.with_name(name).unlink(missing_ok=True)
+        _replace(index, lambda file: file.write_text(json.dumps(text, indent=2) + "\n"))
+    except Exception:  # the next save removes what an interrupted one leaves
+        for name in names:
+            path.with_name(name).unlink(missing_ok=True)
         raise
     path.unlink(missing_ok=True)
     _remove_shards(path.parent, stem, but=names)
 
 
+def _replace(path: Path, write: tp.Callable[[Path], tp.Any]) -> None:
+    """Write a file that takes the place of another one when it is complete."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def _write_arrays(
-    file: tp.BinaryIO,
+    file: Path,
     specs: dict[str, Spec],
     arrays: Iterator[tuple[str, np.ndarray]],
     metadata: tp.Mapping[str, str],
 ) -> None:
-    """Header and arrays; as many of the arrays as there are specs."""
+    """As many of the arrays as there are specs."""
+    with _safetensors():
+        from safetensors.numpy import save_file
     texts = dict(metadata)
     if impls := {name: spec.key_impl for name, spec in specs.items() if spec.key_impl}:
         texts[KEYS] = json.dumps(impls)
-    header: dict[str, tp.Any] = {"__metadata__": texts} if texts else {}
-    offset = 0
-    for name, spec in specs.items():
-        dtype, shape = raw_form(spec)
-        end = offset + _size(spec)
-        header[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": [offset, end]}
-        offset = end
-    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    encoded += b" " * (-len(encoded) % 8)  # arrays start at a multiple of 8 bytes
-    file.write(struct.pack("<Q", len(encoded)) + encoded)
-    for name in specs:
-        found, array = next(arrays)
-        assert found == name
-        little = np.dtype(array.dtype).newbyteorder("<")
-        file.write(np.ascontiguousarray(array, little).reshape(-1).view(np.uint8).data)
+    some = itertools.islice(arrays, len(specs))
+    save_file({name: np.array(x, order="C", copy=None) for name, x in some}, file, texts)
 
 
 def raw_form(spec: Spec) -> tuple[str, tuple[int, ...]]:
@@ -411,7 +332,7 @@ def _remove_shards(folder: Path, stem: str, but: Iterable[str] = ()) -> None:
     """Remove the files of an earlier checkpoint of this name, and of interrupted saves."""
     ours = re.compile(
         rf"{re.escape(stem)}-\d{{5}}-of-\d{{5}}(-r\d+)?{re.escape(SUFFIX)}"
-        rf"|\.{re.escape(stem)}(-\d{{5}}-of-.*)?{re.escape(SUFFIX)}(\.index\.json)?\.[0-9a-f]{{8}}\.tmp"
+        rf"|\.{re.escape(stem)}(-\d{{5}}-of-.*)?{re.escape(SUFFIX)}(\.index\.json)?(\.\w{{8}})?\.tmp"
     )
     for path in folder.iterdir():
         if path.name not in but and ours.fullmatch(path.name):

@@ -25,7 +25,6 @@ from nnxlite.checkpoint._rules import (
     any_matches,
     conversions,
     has,
-    names_of_constant,
     without_rule,
 )
 from nnxlite.filters import to_predicate
@@ -151,8 +150,8 @@ def compare(
     ignored: list[Pattern] = []
     for entry in entries:
         match entry:
-            case Constant():
-                used.update(names_of_constant(entry, contents.leaves))
+            case Constant(foreign):
+                used.add(foreign)
             case Ignore(foreign):
                 ignored.append(Pattern(foreign))
             case Rule() | Keep():

@@ -24,7 +24,7 @@ from nnxlite._base.errors import importing
 from nnxlite._base.jax import key_name
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, name_of
 from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError, together
-from nnxlite.checkpoint._files import looks_like
+from nnxlite.checkpoint._files import PICKLES
 from nnxlite.checkpoint._plain import FIXED, Table
 from nnxlite.distributed import agreed, exchange
 
@@ -390,21 +390,11 @@ def _what_is(path: epath.Path) -> str:
             return f"saving it was interrupted, and only the unfinished {unfinished[0]} is there"
         return "there is no such folder"
     if not path.is_dir():
-        with path.open("rb") as file:
-            start = file.read(64)
-        if start[8:9] == b"{":
-            return "it is a file of safetensors, for nnx.load_safetensors"
-        return f"it is a file, and {looks_like(start)}".removesuffix(", and ").removesuffix(".")
+        return f"it is a file, not a folder; nnx.load_safetensors reads files of safetensors. {PICKLES}"
     names = sorted(p.name for p in path.iterdir())
-    if (path / ARRAYS / "_METADATA").exists():
-        return f"its arrays are there, but not their description, {ABOUT}/metadata"
     if steps := [name for name in names if name.isdecimal()]:
         shown = ", ".join(sorted(steps, key=int)[-3:])
         return f"it is a folder of several (steps {shown}): open it with nnx.checkpoint.Manager"
-    if any(
-        name.startswith(("_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA")) for name in names
-    ):
-        return "it was written by Orbax, but not by nnxlite.checkpoint"
     return f"the folder contains {', '.join(names[:5])}" if names else "the folder is empty"
 
 

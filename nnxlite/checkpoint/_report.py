@@ -6,7 +6,6 @@ import dataclasses
 import typing as tp
 
 from nnxlite._base.errors import MOST_PATHS
-from nnxlite.checkpoint.untrusted import printable
 
 
 class Mismatch(tp.NamedTuple):
@@ -124,3 +123,13 @@ def _line(title: str, names: tp.Sequence[tp.Any]) -> str:
     more = f" and {len(names) - MOST_PATHS:,} more" if len(names) > MOST_PATHS else ""
     shown = ", ".join(printable(str(name)) for name in names[:MOST_PATHS])
     return f"{title}, {len(names):,}: {shown}{more}"
+
+
+def printable(text: str) -> str:
+    r"""A text for a terminal, where control characters could move the cursor or hide what follows.
+
+    >>> from nnxlite.checkpoint._report import printable
+    >>> print(printable("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

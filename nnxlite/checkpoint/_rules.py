@@ -158,29 +158,19 @@ class Constant:
     """A foreign array without a counterpart in the model: saved with this value, ignored on loading.
 
     Args:
-        foreign: its name, or a pattern.
+        foreign: its name.
         value: the array.
-        each: a pattern of our names with the same wildcards: one array for each match.
 
     Batch norms of PyTorch count their updates, for example:
 
     >>> import nnxlite as nnx
     >>> import numpy as np
-    >>> zero, name = np.int64(0), "bn{i}.num_batches_tracked"
-    >>> counts = nnx.checkpoint.Constant(name, zero, each="norms.{i}.mean")
+    >>> names = [f"bn{i}.num_batches_tracked" for i in range(2)]
+    >>> counts = [nnx.checkpoint.Constant(name, np.int64(0)) for name in names]
     """
 
     foreign: str
     value: tp.Any
-    each: str | None = None
-
-    def __post_init__(self) -> None:
-        known = Pattern(self.each).wildcards if self.each else frozenset()
-        if unknown := Pattern(self.foreign).wildcards - known:
-            raise ValueError(
-                f"Constant({self.foreign!r}): pass `each`, a pattern of our names that says what "
-                f"{', '.join(sorted(unknown))} stands for."
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,14 +207,6 @@ Entry: tp.TypeAlias = Rule | Constant | Ignore | Keep
 def has(rule: Rule, kind: type[Operation]) -> bool:
     """Whether an operation of a rule is of this class."""
     return any(isinstance(operation, kind) for operation in rule.operations)
-
-
-def names_of_constant(constant: Constant, ours: Iterable[str]) -> list[str]:
-    """The foreign names of a constant, for a model with certain names."""
-    if constant.each is None:
-        return [constant.foreign]
-    each, foreign = Pattern(constant.each), Pattern(constant.foreign)
-    return [foreign.fill(found) for name in ours if (found := each.match(name)) is not None]
 
 
 def any_matches(patterns: Iterable[Pattern], name: str) -> bool:

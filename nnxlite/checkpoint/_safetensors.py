@@ -28,8 +28,9 @@ def save_safetensors(
     """Save the arrays of a model to a safetensors file, or to several with an index.
 
     Names are paths joined by dots: `blocks.0.attention.kernel`; an array that several paths lead to
-    is saved once, under the first.  Arrays are written one at a time.  Whatever happens meanwhile,
-    there are the old files or the new ones.  Typed random keys are saved as their data.
+    is saved once, under the first.  The arrays of one file are copied to the memory of the host before
+    it is written: pass `max_shard_bytes` where that is too much.  Whatever happens meanwhile, there are
+    the old files or the new ones.  Typed random keys are saved as their data.
 
     Args:
         path: a file that ends in `.safetensors`, or a folder, which gets a `model.safetensors`.
@@ -86,7 +87,9 @@ def load_safetensors(
     that it replaces: of a sharded one, a process reads the parts of its own devices.
 
     Args:
-        path: a file, an index (`*.safetensors.index.json`), or a folder with either.
+        path: a file, an index (`*.safetensors.index.json`), or a folder with either; or a repository
+            of the Hugging Face hub, `"hf://OWNER/NAME"` or `"hf://OWNER/NAME@REVISION"`, which is
+            downloaded into its cache by the package `huggingface_hub`.
         model: an object or pytree of objects, which is changed in place; also an abstract one, of
             `nnx.eval_shape`.
         only: a filter for the Variables to be loaded; others keep their values.

@@ -21,7 +21,6 @@ from nnxlite.checkpoint._rules import (
     Entry,
     MappingError,
     conversions,
-    names_of_constant,
     without_rule,
 )
 
@@ -103,10 +102,14 @@ def _mapped(
         dtype = dtypes[0] if conversion.cast is None else conversion.cast.name
         specs = {name: Spec(shape, dtype) for name, shape in conversion.foreign_shape.items()}
         pieces.append(Piece(specs, functools.partial(_saved, conversion, leaves)))
-    for name, value in _constants(entries, leaves):
-        if name in owners:
-            problems.append(f"{name}: it is a constant, and {owners[name].rule} is for it, too.")
-        pieces.append(Piece({name: tp.cast(Spec, spec_of(value))}, lambda value=value: [value]))
+    for entry in entries:
+        if isinstance(entry, Constant):
+            name, value = entry.foreign, np.asarray(entry.value)
+            if name in owners:
+                problems.append(
+                    f"{name}: it is a constant, and {owners[name].rule} is for it, too."
+                )
+            pieces.append(Piece({name: tp.cast(Spec, spec_of(value))}, lambda value=value: [value]))
     if problems:
         raise MappingError(
             f"The mapping cannot save {type(contents.root).__name__}; nothing was written:",
@@ -115,15 +118,6 @@ def _mapped(
     for conversion in tied:
         _check_tied(conversion, owners[conversion.foreign[0]], leaves)
     return Exported(pieces)
-
-
-def _constants(
-    entries: Sequence[Entry], names: tp.Iterable[str]
-) -> Iterator[tuple[str, np.ndarray]]:
-    for entry in entries:
-        if isinstance(entry, Constant):
-            value = np.asarray(entry.value)
-            yield from ((name, value) for name in names_of_constant(entry, names))
 
 
 def _check_tied(conversion: Conversion, owner: Conversion, leaves: tp.Mapping[str, Leaf]) -> None:

@@ -619,7 +619,7 @@ def test_an_item_with_the_name_of_an_option_is_refused(tmp_path, call, name, kin
     before = bits(model)
     with checkpoint.Manager(tmp_path) as manager:
         function = getattr(manager if "Manager" in call else checkpoint, call.split(".")[-1])
-        message = f"{call}: `{name}` is an option .*, and got .* under another name"
+        message = f"{call}: `{name}` is an option, and got .* under another name"
         if name == "only":
             message += "|is not a filter|only='x' matches none of the 2 leaves of model, such as"
         with pytest.raises((checkpoint.CheckpointError, TypeError), match=message):
@@ -871,25 +871,11 @@ def test_what_is_there_instead_of_a_checkpoint(tmp_path):
     assert message("empty").endswith("the folder is empty.")
     (tmp_path / ".killed.new.orbax-checkpoint-tmp").mkdir()
     assert "only the unfinished .killed.new.orbax-checkpoint-tmp is there" in message("killed")
-    (tmp_path / "pickle").write_bytes(b"\x80\x04\x95")
-    assert "it is a file, and it looks like a pickle. Pickles can run any code, " in message(
-        "pickle"
-    )
-    np.savez(tmp_path / "arrays.npz", a=np.ones(1))
-    assert "a zip archive, such as torch.save and numpy.savez write" in message("arrays.npz")
     nnx.save_safetensors(tmp_path / "a.safetensors", linear())
-    assert "it is a file of safetensors, for nnx.load_safetensors" in message("a.safetensors")
-    (tmp_path / "text").write_text("hello")
-    assert message("text").endswith("text: it is a file.")
+    assert "it is a file, not a folder; nnx.load_safetensors reads" in message("a.safetensors")
     with checkpoint.Manager(tmp_path / "run") as manager:
         manager.save(5, step=5)
     assert "a folder of several (steps 5): open it with nnx.checkpoint.Manager" in message("run")
-    small(tmp_path)
-    (tmp_path / "c/nnxlite/metadata").unlink()
-    assert "its arrays are there, but not their description" in message("c")
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs/_CHECKPOINT_METADATA").touch()
-    assert message("theirs").endswith("it was written by Orbax, but not by nnxlite.checkpoint.")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").touch()
     assert message("mine").endswith("the folder contains notes.txt.")

@@ -234,7 +234,7 @@ def test_what_only_one_side_has():
     key = model.rngs.default.key[...]
     mapping = Mapping([
         Rule("bn{i}.mean", "norm{i}.mean"),
-        Constant("bn{i}.count", np.int64(3), each="norm{i}.mean"),
+        *(Constant(f"bn{i}.count", np.int64(3)) for i in range(2)),
         Constant("version", np.array([1, 2])),
         Ignore("*.mask"),
         Keep("rngs.**"),
@@ -363,7 +363,7 @@ def test_foreign_arrays_that_are_merged_have_one_dtype():
             "Split(axis=0): our arrays have the shapes (3,), (2, 3).",
         ),
         ([Rule("x", ["bias", "bias2"], Split(1))], "Split(axis=1): there is no such axis among 1."),
-        ([Rule("x", "bias", "o i -> i o")], "Rearrange('i o -> o i'): Wrong shape: expected 2 dims. Received 1-dim"),
+        ([Rule("x", "bias", "o i -> i o")], "Wrong shape: expected 2 dims."),
         (
             [Rule("x", "kernel", "h a b -> h (a b)")],
             "Could not infer sizes for {",
@@ -441,10 +441,6 @@ def test_saving_needs_a_rule_for_each_array():
         (lambda: Rule("a.*", "b"), "*1 is on one side only. A wildcard of one side is one of the other"),
         (lambda: Rule("a.{i}", "b"), "{i} is on one side only: add Stack() to count it."),
         (lambda: Rule("a", "b.{i}"), "{i} is on one side only: add Unstack() to count it."),
-        (
-            lambda: Constant("a.{i}", 0),
-            "Constant('a.{i}'): pass `each`, a pattern of our names that says what i stands for.",
-        ),
     ],
 )  # fmt: skip
 def test_a_rule_that_makes_no_sense(make, message):

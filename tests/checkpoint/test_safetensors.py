@@ -253,6 +253,7 @@ def test_saving_again_leaves_one_set_of_files(tmp_path):
     for name in (
         "model-00001-of-00003-r7.safetensors",
         ".model.safetensors.0123abcd.tmp",
+        ".model.safetensors.tmp",
         ".model-00002-of-00003.safetensors.0123abcd.tmp",
         ".model.safetensors.index.json.0123abcd.tmp",
     ):  # a save was killed
@@ -271,23 +272,22 @@ def test_saving_again_leaves_one_set_of_files(tmp_path):
     assert files_of(tmp_path) == ["mine.txt", "model.safetensors", "other.safetensors"]
 
 
-@pytest.mark.parametrize("step", range(5))
-@pytest.mark.parametrize("function", ["replace", "fsync"])
+@pytest.mark.parametrize("step", range(3))
 @pytest.mark.parametrize("limit", [None, 16])
-def test_a_save_that_fails_leaves_the_old_files(tmp_path, monkeypatch, function, step, limit):
+def test_a_save_that_fails_leaves_the_old_files(tmp_path, monkeypatch, step, limit):
     """The disk is full at one of the steps: of three files, or of one."""
     old, new = one(a=jnp.zeros(4), b=jnp.zeros(4)), one(a=jnp.ones(4), b=jnp.ones(4))
     nnx.save_safetensors(tmp_path, old, max_shard_bytes=16)
     before = files_of(tmp_path)
     calls = iter(range(100))
-    real = getattr(os, function)
+    real = os.replace
 
     def full(*args):
         if next(calls) == step:
             raise OSError(28, "No space left on device")
         return real(*args)
 
-    monkeypatch.setattr(os, function, full)
+    monkeypatch.setattr(os, "replace", full)
     failed = False
     try:
         nnx.save_safetensors(tmp_path, new, max_shard_bytes=limit)
@@ -299,9 +299,7 @@ def test_a_save_that_fails_leaves_the_old_files(tmp_path, monkeypatch, function,
     nnx.load_safetensors(tmp_path, loaded)
     assert same(loaded, old if failed else new)
     assert not failed or files_of(tmp_path) == before
-    # The flush of a folder may fail: not every system can do it.
-    assert failed == (step == 0 or (limit is not None and step in (1, 2) and function == "replace")
-                      or (limit is not None and step in (2, 4) and function == "fsync"))  # fmt: skip
+    assert failed == (step == 0 or limit is not None)
 
 
 def test_a_mapping_for_files(tmp_path):
@@ -453,60 +451,14 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)) -> dict:
     return {"a": {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}}
 
 
-class Bomb:
-    def __reduce__(self):
-        return (os.mkdir, ("exploded",))
-
-
-TWICE = json.dumps(entry()).encode()[:-1] + b", " + json.dumps(entry()).encode()[1:]
-THREE = entry("U32", (3,), (0, 12))
-
 BAD = {
-    "empty": (b"", "it is empty."),
-    "cut": (header(entry(), bytes(8))[:-3], "It was cut short or changed."),
-    "longer": (header(entry(), bytes(9)), "It was cut short or changed."),
-    "cut header": (header(entry())[:20], "its header should have 61 bytes, the file has 20: it was cut"),
-    "huge header": (struct.pack("<Q", 2**62) + b"{}", "its header should have 4,611,686,018"),
-    "overlap": (
-        header({**entry(), "b": entry()["a"]}, bytes(8)),
-        "It was cut short or changed.",
-    ),
+    "empty": (b"", "is not a safetensors file, or only a part of one: "),
+    "cut": (header(entry(), bytes(8))[:-3], "is not a safetensors file, or only a part of one: "),
+    "cut header": (header(entry())[:20], "is not a safetensors file, or only a part of one: "),
     "lying shape": (header(entry(shape=(2**40, 2**40)), bytes(8)), "overflow computing buffer size"),
-    "negative": (header(entry(shape=(-2,)), bytes(8)), "integer `-2`, expected usize"),
-    "list": (header([]), "invalid JSON in header"),  # type: ignore[arg-type]
     "dtype": (header(entry("F4", (16,)), bytes(8)), "has 'a' in the dtype F4, which JAX has no"),
-    "keys": (
-        header({**entry(), "__metadata__": {"nnxlite.keys": "[]"}}, bytes(8)),
-        "has no valid list of random keys: '[]'.",
-    ),
-    "keys json": (
-        header({**entry(), "__metadata__": {"nnxlite.keys": "{"}}, bytes(8)),
-        "has no valid list of random keys: '{'.",
-    ),
-    "keys nested": (
-        header({**entry(), "__metadata__": {"nnxlite.keys": "[" * 100_000}}, bytes(8)),
-        "has no valid list of random keys: '[[[",
-    ),
-    "keys of another shape": (
-        header({**THREE, "__metadata__": {"nnxlite.keys": '{"a": "rbg"}'}}, bytes(12)),
-        "has 'a' as random keys of rbg, and as uint32[3], which are none.",
-    ),
-    "keys of another dtype": (
-        header({**entry(), "__metadata__": {"nnxlite.keys": '{"a": "threefry2x32"}'}}, bytes(8)),
-        "has 'a' as random keys of threefry2x32, and as float32[2], which are none.",
-    ),
-    "a list for a table": (header({"a": ["F32", [2], [0, 8]]}, bytes(8)), "has a header that is not"),
-    "a name twice": (
-        struct.pack("<Q", len(TWICE)) + TWICE + bytes(8),
-        "has a header that is not valid: 'a' appears twice.",
-    ),
-    "pickle": (pickle.dumps(Bomb()), "it looks like a pickle. Pickles can run any code, and are never"),
-    "zip": (b"PK\x03\x04" + bytes(100), "it looks like a zip archive, such as torch.save and numpy"),
-    "npy": (b"\x93NUMPY" + bytes(100), "it looks like an array of numpy.save."),
-    "gguf": (b"GGUF" + bytes(100), "it looks like a GGUF file."),
-    "hdf5": (b"\x89HDF\r\n" + bytes(100), "it looks like an HDF5 file."),
-    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS, without its"),
-    "html": (b"<!DOCTYPE html><html>" + bytes(10), "it looks like a page of HTML or XML, perhaps"),
+    "pickle": (pickle.dumps({"a": 1}), "Pickles, such as files of PyTorch (.bin, .pt), can run any"),
+    "zip": (b"PK\x03\x04" + bytes(100), "Pickles, such as files of PyTorch (.bin, .pt), can run any"),
 }  # fmt: skip
 
 
@@ -522,68 +474,43 @@ def test_files_that_are_damaged_or_of_another_kind(tmp_path, kind, monkeypatch):
     assert model.a[...].tolist() == [1, 1] and files_of(tmp_path) == ["m.safetensors"]
 
 
-def test_bytes_that_are_no_truth_values(tmp_path):
-    """An array of them would be neither equal to True nor to False."""
-    data = header(entry("BOOL", (2,), (0, 2)), b"\1\2")
-    (tmp_path / "m.safetensors").write_bytes(data)
-    model = one(a=jnp.array([False, False]))
-    with pytest.raises(DamagedError, match="has bytes in 'a' that are no truth values"):
-        nnx.load_safetensors(tmp_path, model)
-    assert not model.a[...].any()
-
-
-@pytest.mark.parametrize("name", ["m.safetensors", "m.safetensors.index.json"])
-def test_pipes_and_folders_are_not_opened(tmp_path, name):
-    for make in (os.mkfifo, os.mkdir):
-        folder = tmp_path / make.__name__
-        folder.mkdir()
-        make(folder / name)
-        for path in (folder, folder / name):
-            with pytest.raises(NotFoundError, match="there are m.safetensors|no model.safetensors"):
-                nnx.load_safetensors(path, one(a=jnp.zeros(2)))
-
-
-def test_a_name_that_is_too_long_is_not_found(tmp_path):
-    with pytest.raises(NotFoundError, match="cannot be found: File name too long"):
-        nnx.load_safetensors(tmp_path / ("a" * 5000), one(a=jnp.zeros(2)))
-
-
-def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch):
-    save_file({"a": np.ones(2, "f4"), "b": np.ones(2, "f4")}, tmp_path / "m.safetensors")
-    model = one(a=jnp.zeros(2), b=jnp.zeros(2))
-    read = files.Files.read
-
-    def shrink(self, name):
-        if name == "b":
-            (tmp_path / "m.safetensors").write_bytes(bytes(8))
-        return np.array(read(self, name))
-
-    monkeypatch.setattr(files.Files, "read", shrink)
-    with pytest.raises(DamagedError, match="has changed since its header was read"):
-        nnx.load_safetensors(tmp_path, model)
-    assert not model.a[...].any()
-
-
 def test_paths_with_nothing_to_load(tmp_path):
     model = one(a=jnp.zeros(2))
     cases = [
-        (tmp_path / "no" / "m.safetensors", "m.safetensors; nor is there its folder."),
-        (tmp_path / "m.safetensors", f"There is no file {tmp_path}/m.safetensors; it is empty."),
-        (tmp_path, f"There is no model.safetensors in the folder {tmp_path}; it is empty."),
+        (tmp_path / "no" / "m.safetensors", f"There is no file {tmp_path}/no/m.safetensors."),
+        (
+            tmp_path,
+            f"The folder {tmp_path} has no model.safetensors; there is no file. Pickles, such",
+        ),
     ]
     for path, message in cases:
-        with pytest.raises(NotFoundError, match=re.escape(message)):
-            nnx.load_safetensors(path, model)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    for path in (tmp_path, tmp_path / "x"):
-        with pytest.raises(
-            FileNotFoundError, match="there are pytorch_model.bin. Files of pickles can"
-        ):
+        with pytest.raises(FileNotFoundError, match=re.escape(message)):
             nnx.load_safetensors(path, model)
     for name in "xy":
         (tmp_path / f"{name}.safetensors").write_bytes(b"")
-    with pytest.raises(NotFoundError, match=r"several: x.safetensors, y.safetensors; pass one of"):
+    with pytest.raises(NotFoundError, match=r"there is x.safetensors, y.safetensors. Pass one of"):
         nnx.load_safetensors(tmp_path, model)
+
+
+def test_a_repository_of_the_hub(tmp_path, monkeypatch):
+    """Its folder in the cache, as huggingface_hub lays it out; nothing is downloaded."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    repository = tmp_path / "models--owner--name"
+    for revision, value in (("main", 1.0), ("v2", 2.0)):
+        snapshot = repository / "snapshots" / (revision * 20)[:40]
+        snapshot.mkdir(parents=True)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / revision).write_text(snapshot.name)
+        nnx.save_safetensors(snapshot, one(a=jnp.full(2, value)))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    model = one(a=jnp.zeros(2))
+    assert nnx.load_safetensors("hf://owner/name", model).complete and (model.a[...] == 1).all()
+    nnx.load_safetensors("hf://owner/name@v2", model)
+    assert (model.a[...] == 2).all()
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match=r"'hf://owner/name' needs huggingface_hub: pip install"):
+        nnx.load_safetensors("hf://owner/name", model)
 
 
 @pytest.mark.parametrize(
@@ -591,22 +518,9 @@ def test_paths_with_nothing_to_load(tmp_path):
     [
         ({"a": "../m.safetensors"}, DamagedError, "refers to '../m.safetensors', which is not in its"),
         ({"a": "/etc/m.safetensors"}, DamagedError, "refers to '/etc/m.safetensors', which is not in"),
-        ({"a": "x/../../m"}, DamagedError, "refers to 'x/../../m', which is not in its folder."),
-        ({"a": "..\\m"}, DamagedError, r"refers to '..\\m', which is not in its folder."),
-        ({"a": "."}, DamagedError, "refers to '.', which is not in its folder."),
         ({"a": "b.safetensors"}, NotFoundError, "lists 'b.safetensors', and there is no such file"),
         ({"b": "m.safetensors"}, DamagedError, "lists 'b' in 'm.safetensors', which does not have it."),
-        (
-            {"b": "m.safetensors", "c": "m.safetensors"},
-            DamagedError,
-            "lists 'b' in 'm.safetensors', which does not have it, nor 1 others.",
-        ),
-        ({"a": "C:m"}, DamagedError, "refers to 'C:m', which is not in its folder."),
-        ({"a": "a" * 5000}, NotFoundError, "and there is no such file beside it."),
-        ({"a": "a\0b"}, NotFoundError, r"lists 'a\x00b', and there is no such file beside it."),
-        ({"a": 3}, DamagedError, 'is no index of safetensors files, which has {"weight_map": {name: '),
-        (["a"], DamagedError, "is no index of safetensors files"),
-        (None, DamagedError, "is no index of safetensors files"),
+        (["a"], DamagedError, "is not an index of safetensors files"),
     ],
     ids=str,
 )  # fmt: skip
@@ -667,7 +581,7 @@ nnx.save_safetensors(small, nnx.Dict(a=model[0]))
 nnx.load_safetensors(small, nnx.Dict(a=nnx.clone(model[0])))
 jax.block_until_ready(nnx.state(model))
 start = resident()
-nnx.save_safetensors(sys.argv[1], model, mapping=mapping)
+nnx.save_safetensors(sys.argv[1], model, mapping=mapping, max_shard_bytes=2 * array)
 saved = peak()
 
 on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
