@@ -17,8 +17,9 @@ import numpy as np
 from nnxlite._base.errors import filter_text, short_type
 from nnxlite._base.text import human_bytes
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec, cast_to, in_arrays
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, in_arrays
 from nnxlite.checkpoint._errors import CheckpointError, together
+from nnxlite.checkpoint._loading import placed
 from nnxlite.checkpoint._matching import Renaming, match, other_settings
 from nnxlite.checkpoint._plain import FIXED
 from nnxlite.checkpoint._report import Report, printable
@@ -229,7 +230,7 @@ def restore(
             # Earlier versions stored nothing where there is None.
             if stored.table is not None or not leaf.spec.is_plain or name in stored.specs
         }
-        matching = match(
+        sources, report = match(
             stored.specs,
             contents,
             source=f"The checkpoint {place} (of {', '.join(items_of(stored.specs))})",
@@ -242,14 +243,14 @@ def restore(
             plain=stored.table or (),
         )
         wanted = {}
-        for name, old in matching.sources.items():
+        for name, old in sources.items():
             wanted[old] = leaves[name].sharding
             check_sharding(leaves[name], wanted[old])
     with together(f"nnx.checkpoint.restore: {place}"):
         arrays = _orbax.read_arrays(place, stored, wanted)
         new = {
-            name: as_wanted(arrays[old], leaves[name], cast is not None)
-            for name, old in matching.sources.items()
+            name: as_wanted(arrays[old], leaves[name], cast is None)
+            for name, old in sources.items()
             if leaves[name].spec.dtype not in FIXED  # it is equal already
         }
     different = other_settings(
@@ -257,7 +258,7 @@ def restore(
     )
     contents.write(new)
     return dataclasses.replace(
-        matching.report,
+        report,
         settings=tuple(different),
         values=Values(place, stored, contents.root),
     )
@@ -300,37 +301,17 @@ def items_of(names: tp.Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name.partition(".")[0] for name in names))
 
 
-def as_wanted(value: tp.Any, leaf: Leaf, cast: bool = True) -> tp.Any:
+def as_wanted(value: tp.Any, leaf: Leaf, stored_dtype: bool) -> tp.Any:
     """A value that was read as the object needs it: its dtype, its kind of array, its sharding."""
     if leaf.spec.is_python:
         return leaf.spec.as_python(value)
-    sharding = leaf.sharding
-    if sharding is not None and not sharding.is_fully_addressable:
-        return _spread(value, leaf, sharding, cast)
-    if leaf.spec.key_impl:
-        return value if sharding is None else jax.device_put(value, sharding)
-    value = value if hasattr(value, "dtype") else np.asarray(value)
-    dtype = in_arrays(leaf.spec.dtype if cast else value.dtype.name, leaf)
-    if value.dtype != dtype:
-        value = cast_to(value, dtype, None if cast else leaf.name)
-    if isinstance(leaf.value, np.ndarray):
-        return value
-    if isinstance(leaf.value, np.generic):
-        return value[()]
-    return jnp.asarray(value) if sharding is None else jax.device_put(value, sharding)
-
-
-def _spread(value: tp.Any, leaf: Leaf, sharding: jax.sharding.Sharding, cast: bool) -> tp.Any:
-    """A value on the devices of several processes, without waiting for them."""
-    if leaf.spec.key_impl:
-        data = np.asarray(jax.random.key_data(value))
-        whole = jax.make_array_from_callback(data.shape, sharding, data.__getitem__)
-        return jax.random.wrap_key_data(whole, impl=leaf.spec.key_impl)
-    dtype = in_arrays(leaf.spec.dtype if cast else value.dtype.name, leaf)
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        return value.astype(dtype)
-    array = cast_to(value, dtype, None if cast else leaf.name)
-    return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+    if (
+        isinstance(value, jax.Array) and not leaf.spec.key_impl
+    ):  # Orbax has read it into the sharding
+        dtype = value.dtype.name if stored_dtype else leaf.spec.dtype
+        return value.astype(in_arrays(dtype, leaf))
+    data = jax.random.key_data(value) if leaf.spec.key_impl else value
+    return placed(np.asarray(data), leaf, stored_dtype)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

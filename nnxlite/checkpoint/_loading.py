@@ -12,7 +12,7 @@ import numpy as np
 
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, cast_to, in_arrays, spec_of
 from nnxlite.checkpoint._errors import CheckpointError, MismatchError
-from nnxlite.checkpoint._matching import changed, check, compatible, match, nearest
+from nnxlite.checkpoint._matching import Comparison, check, match
 from nnxlite.checkpoint._operations import Tie, same_bits
 from nnxlite.checkpoint._report import Mismatch, Report
 from nnxlite.checkpoint._rules import (
@@ -20,8 +20,6 @@ from nnxlite.checkpoint._rules import (
     Conversion,
     Entry,
     Ignore,
-    Keep,
-    Rule,
     any_matches,
     conversions,
     has,
@@ -108,10 +106,10 @@ def load(
     if entries is not None:
         if rename is not None:
             raise ValueError("Pass `mapping` or `rename`, not both: the rules of a mapping rename.")
-        comparison = compare(source, contents, wanted, entries, strict=strict, cast=cast)
-        contents.write(dict(comparison.read()))
-        return dataclasses.replace(comparison.report, values={"model": contents.root})
-    matching = match(
+        reads, report = compare(source, contents, wanted, entries, strict=strict, cast=cast)
+        contents.write(dict(_read(source, reads, report, contents, cast)))
+        return dataclasses.replace(report, values={"model": contents.root})
+    sources, report = match(
         source.specs,
         contents,
         source=source.text,
@@ -123,10 +121,14 @@ def load(
     contents.write(
         {
             name: placed(source.read(old), contents.leaves[name], cast is None)
-            for name, old in matching.sources.items()
+            for name, old in sources.items()
         }
     )
-    return dataclasses.replace(matching.report, values={"model": contents.root})
+    return dataclasses.replace(report, values={"model": contents.root})
+
+
+Read: tp.TypeAlias = tuple[Conversion, list[str]]
+"""A conversion, with the foreign names that there are for it."""
 
 
 def compare(
@@ -137,153 +139,94 @@ def compare(
     *,
     strict: bool,
     cast: bool | None,
-) -> Comparison:
+) -> tuple[list[Read], Report]:
     """What a mapping has to read from a source, once it is known to match."""
     made = conversions(entries, contents, strict)
-    comparison = Comparison(source, contents, cast)
+    comparison = Comparison(source.text, contents, cast)
     comparison.missing += without_rule(entries, made, contents.leaves, only)
+    reads: list[Read] = []
     for conversion in made:
         names = [name for name in conversion.ours if only(contents.leaves[name])]
-        if names:
-            comparison.add(conversion, names)
+        if names and (present := _add(comparison, source.specs, conversion, names)):
+            reads.append((conversion, present))
     used = {name for conversion in made for name in conversion.foreign}
-    ignored: list[Pattern] = []
-    for entry in entries:
-        match entry:
-            case Constant(foreign):
-                used.add(foreign)
-            case Ignore(foreign):
-                ignored.append(Pattern(foreign))
-            case Rule() | Keep():
-                pass
+    used |= {entry.foreign for entry in entries if isinstance(entry, Constant)}
+    ignored = [Pattern(entry.foreign) for entry in entries if isinstance(entry, Ignore)]
     comparison.left_over = [
         name for name in source.specs if name not in used and not any_matches(ignored, name)
     ]
-    check(comparison.report, contents, strict)
-    return comparison
+    report = comparison.report
+    check(report, contents, strict)
+    return reads, report
 
 
-@dataclasses.dataclass
-class Comparison:
-    """What a source has, beside what the conversions of a mapping need of it.
+def _add(
+    comparison: Comparison, specs: tp.Mapping[str, Spec], conversion: Conversion, names: list[str]
+) -> list[str]:
+    """Compare what one conversion needs for some of ours; the foreign names to read, if it suits."""
+    present = [name for name in conversion.foreign if name in specs]
+    absent = [name for name in conversion.foreign if name not in specs]
+    if absent and not (present and has(conversion.rule, Tie)):
+        comparison.missing += names
+        comparison.foreign.update(dict.fromkeys(names, absent[0]))
+        return []
+    dtype = specs[present[0]].dtype
+    for name in present:
+        needed = Spec(conversion.foreign_shape[name], dtype)
+        if specs[name] != needed:
+            stored = f"{specs[name]} as {name}"
+            comparison.misshapen += [Mismatch(n, stored, str(needed)) for n in names]
+            return []
+    leaves = comparison.wanted.leaves
+    cast = comparison.cast if conversion.cast is None else True
+    good = [n for n in names if comparison.fits(n, Spec(leaves[n].spec.shape, dtype), cast)]
+    comparison.renamed += [(f, name) for f in present for name in good if f != name]
+    return present if good else []
 
-    Attributes:
-        source, contents, cast: as of `load`.
-        reads: conversions, with the foreign names that there are for each.
-        restored, missing, misshapen, casts, renamed, left_over, foreign: as in a `Report`.
-    """
 
-    source: Source
-    contents: Contents
-    cast: bool | None
-    reads: list[tuple[Conversion, list[str]]] = dataclasses.field(default_factory=list)
-    restored: list[str] = dataclasses.field(default_factory=list)
-    missing: list[str] = dataclasses.field(default_factory=list)
-    misshapen: list[Mismatch] = dataclasses.field(default_factory=list)
-    casts: list[Mismatch] = dataclasses.field(default_factory=list)
-    renamed: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    left_over: list[str] = dataclasses.field(default_factory=list)
-    foreign: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def add(self, conversion: Conversion, names: list[str]) -> None:
-        """Compare what one conversion needs, for those of its arrays that are wanted."""
-        specs = self.source.specs
-        present = [name for name in conversion.foreign if name in specs]
-        absent = [name for name in conversion.foreign if name not in specs]
-        if absent and not (present and has(conversion.rule, Tie)):
-            self.missing += names
-            self.foreign.update(dict.fromkeys(names, absent[0]))
-            return
-        dtype = specs[present[0]].dtype
-        needed = {name: Spec(conversion.foreign_shape[name], dtype) for name in present}
-        for name in present:
-            if specs[name] != needed[name]:
-                stored = f"{specs[name]} as {name}"
-                self.misshapen += [Mismatch(n, stored, str(needed[name])) for n in names]
-                return
-        good = [name for name in names if self._check_dtype(conversion, name, dtype)]
-        if good:
-            self.reads.append((conversion, present))
-            self.restored += good
-            self.renamed += [(f, name) for f in present for name in good if f != name]
-
-    def _check_dtype(self, conversion: Conversion, name: str, dtype: str) -> bool:
-        """Whether arrays of this dtype can be loaded into one of ours."""
-        leaf = self.contents.leaves[name]
-        wanted = leaf.spec
-        stored = Spec(wanted.shape, dtype)
-        good = compatible(stored, wanted, self.cast if conversion.cast is None else True)
-        if not good:
-            self.misshapen.append(Mismatch(name, str(stored), str(wanted)))
-        elif (change := changed(stored, leaf, self.cast)) is not None:
-            self.casts.append(change)
-        return good
-
-    @property
-    def report(self) -> Report:
-        """All of this."""
-        sought = {name: self.foreign.get(name, name) for name in self.missing}
-        near = nearest(list(sought.values()), self.left_over)
-        return Report(
-            self.source.text,
-            restored=tuple(self.restored),
-            missing=tuple(self.missing),
-            unexpected=tuple(self.left_over),
-            misshapen=tuple(self.misshapen),
-            cast=tuple(self.casts),
-            renamed=tuple(self.renamed),
-            near={name: near[other] for name, other in sought.items() if other in near},
-            foreign=self.foreign,
-        )
-
-    def read(self) -> Iterator[tuple[str, tp.Any]]:
-        """The new values by name, one conversion after the other.
-
-        Raises:
-            MismatchError: for foreign arrays that are tied, and not equal.
-        """
-        restored = set(self.restored)
-        for conversion, names in self.reads:
-            arrays = [self.source.read(name) for name in names]
-            if has(conversion.rule, Tie):
-                self._check_tied(conversion, names, arrays)
-            for name, array in zip(conversion.ours, conversion.load(arrays)):
-                if name in restored:
-                    yield name, placed(array, self.contents.leaves[name], self.cast is None)
-
-    def _check_tied(
-        self, conversion: Conversion, names: list[str], arrays: list[np.ndarray]
-    ) -> None:
+def _read(
+    source: Source, reads: list[Read], report: Report, contents: Contents, cast: bool | None
+) -> Iterator[tuple[str, tp.Any]]:
+    """The new values by name, one conversion after the other; MismatchError for ties that differ."""
+    restored = set(report.restored)
+    for conversion, names in reads:
+        arrays = [source.read(name) for name in names]
         for name, array in zip(names, arrays):
-            if not same_bits(arrays[0], array):
+            if has(conversion.rule, Tie) and not same_bits(arrays[0], array):
                 raise MismatchError(
-                    f"{self.source.text} has different values for '{names[0]}' and '{name}', which "
+                    f"{source.text} has different values for '{names[0]}' and '{name}', which "
                     f"{conversion.rule} ties. Nothing was changed. To load only '{names[0]}', leave the "
                     f"other to Ignore({name!r}).",
-                    self.report,
+                    report,
                 )
+        for name, array in zip(conversion.ours, conversion.load(arrays)):
+            if name in restored:
+                yield name, placed(array, contents.leaves[name], cast is None)
 
 
 def placed(array: np.ndarray, leaf: Leaf, stored_dtype: bool = False) -> tp.Any:
     """An array in the form, sharding and dtype of a leaf, or in its own dtype; a copy."""
-    spec = leaf.spec
+    spec, sharding = leaf.spec, leaf.sharding
     if spec.is_python:
         return spec.as_python(array.item())
     if spec.key_impl:
-        keys = jax.random.wrap_key_data(jnp.asarray(np.array(array)), impl=spec.key_impl)
-        return keys if leaf.sharding is None else jax.device_put(keys, leaf.sharding)
+        data = np.array(array)
+        if sharding is None:
+            return jax.random.wrap_key_data(jnp.asarray(data), impl=spec.key_impl)
+        data = jax.make_array_from_callback(data.shape, sharding, data.__getitem__)
+        return jax.random.wrap_key_data(data, impl=spec.key_impl)
     dtype = jnp.dtype(in_arrays(array.dtype.name if stored_dtype else spec.dtype, leaf))
     if array.dtype != dtype:
         array = cast_to(array, dtype, leaf.name if stored_dtype else None)
     if isinstance(leaf.value, (np.ndarray, np.generic)):
         copied = np.array(array, dtype)
         return copied if isinstance(leaf.value, np.ndarray) else copied[()]
-    if leaf.sharding is None:
+    if sharding is None:
         new = jnp.asarray(np.array(array, dtype, order="C"))
     else:
         new = jax.make_array_from_callback(
             spec.shape,
-            leaf.sharding,
+            sharding,
             lambda index: np.array(array[index], dtype, order="C"),
             dtype=dtype,
         )

@@ -19,17 +19,62 @@ Renaming: tp.TypeAlias = tp.Mapping[str, str]
 """Patterns of stored names, and what each becomes: `{"encoder.**": "backbone.**"}`."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Matching:
-    """What is to be read.
+@dataclasses.dataclass
+class Comparison:
+    """What is stored, beside what some objects need.
 
     Attributes:
-        sources: the stored name for each leaf to be restored, by the leaf's name.
-        report: what restoring them will have done.
+        source: what is read, in words, for messages.
+        wanted: the objects.
+        cast: whether a value may lose precision or range by a cast; None for no casts at all.
+        within: the first parts of stored names that have to be used; by default all.
+        restored, missing, misshapen, casts, renamed, foreign: as in a `Report`.
+        left_over: stored names that no leaf has.
     """
 
-    sources: dict[str, str]
-    report: Report
+    source: str
+    wanted: Contents
+    cast: bool | None
+    within: tp.Container[str] | None = None
+    restored: list[str] = dataclasses.field(default_factory=list)
+    missing: list[str] = dataclasses.field(default_factory=list)
+    misshapen: list[Mismatch] = dataclasses.field(default_factory=list)
+    casts: list[Mismatch] = dataclasses.field(default_factory=list)
+    renamed: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    left_over: list[str] = dataclasses.field(default_factory=list)
+    foreign: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def fits(self, name: str, stored: Spec, cast: bool | None) -> bool:
+        """Whether a leaf can be restored from one that is stored so."""
+        leaf = self.wanted.leaves[name]
+        if not compatible(stored, leaf.spec, cast):
+            self.misshapen.append(Mismatch(name, str(stored), str(leaf.spec)))
+            return False
+        if (change := changed(stored, leaf, self.cast)) is not None:
+            self.casts.append(change)
+        self.restored.append(name)
+        return True
+
+    @property
+    def report(self) -> Report:
+        """All of this."""
+        within = self.within
+        sought = {name: self.foreign.get(name, name) for name in self.missing[:MOST_PATHS]}
+        some = self.left_over[:500]
+        near = {name: difflib.get_close_matches(old, some, 1) for name, old in sought.items()}
+        return Report(
+            self.source,
+            restored=tuple(self.restored),
+            missing=tuple(self.missing),
+            unexpected=tuple(
+                n for n in self.left_over if within is None or n.partition(".")[0] in within
+            ),
+            misshapen=tuple(self.misshapen),
+            cast=tuple(self.casts),
+            renamed=tuple(self.renamed),
+            near={name: found[0] for name, found in near.items() if found},
+            foreign=self.foreign,
+        )
 
 
 def match(
@@ -44,8 +89,8 @@ def match(
     strict: bool = True,
     cast: bool | None = False,
     plain: tp.Container[str] = (),
-) -> Matching:
-    """Find the stored leaf for each leaf that is wanted.
+) -> tuple[dict[str, str], Report]:
+    """The stored name for each leaf to be restored, and what restoring them will have done.
 
     Args:
         stored: the stored leaves, by name.
@@ -69,47 +114,25 @@ def match(
     for name, old in list(targets.items()):
         for other in other_names(name, aliases):
             targets.setdefault(other, old)
+    comparison = Comparison(source, wanted, cast, within)
     sources: dict[str, str] = {}
-    missing, misshapen, casts = [], [], []
     used: set[str] = set()
-    for name, leaf in wanted.leaves.items():
-        known = [n for n in (name, *wanted.also_named(name)) if n in targets]
+    for name in wanted.leaves:
+        known = [targets[n] for n in (name, *wanted.also_named(name)) if n in targets]
         if not only(name):
-            used.update(targets[n] for n in known)
-            continue
-        if not known:
-            missing.append(name)
-            continue
-        old = targets[known[0]]  # further ones are left over, unless they are this one
-        used.add(old)
-        difference = Mismatch(name, str(stored[old]), str(leaf.spec))
-        if not compatible(stored[old], leaf.spec, cast):
-            misshapen.append(difference)
-            continue
-        if (change := changed(stored[old], leaf, cast)) is not None:
-            casts.append(change)
-        sources[name] = old
-    left_over = [name for old, name in names.items() if old not in used]
-    report = Report(
-        source,
-        restored=tuple(sources),
-        missing=tuple(missing),
-        unexpected=tuple(
-            name for name in left_over if within is None or name.partition(".")[0] in within
-        ),
-        misshapen=tuple(misshapen),
-        cast=tuple(casts),
-        renamed=tuple((old, name) for name, old in sources.items() if names[old] != old),
-        near=nearest(missing, left_over),
-    )
+            used.update(known)
+        elif not known:
+            comparison.missing.append(name)
+        else:
+            old = known[0]  # further ones are left over, unless they are this one
+            used.add(old)
+            if comparison.fits(name, stored[old], cast):
+                sources[name] = old
+                comparison.renamed += [(old, name)] if names[old] != old else []
+    comparison.left_over = [name for old, name in names.items() if old not in used]
+    report = comparison.report
     check(report, wanted, strict, plain)
-    return Matching(sources, report)
-
-
-def nearest(missing: tp.Sequence[str], left_over: tp.Sequence[str]) -> dict[str, str]:
-    some = missing[:MOST_PATHS]
-    near = {name: difflib.get_close_matches(name, left_over[:500], 1) for name in some}
-    return {name: found[0] for name, found in near.items() if found}
+    return sources, report
 
 
 def renamed(stored: tp.Iterable[str], rename: Renaming) -> dict[str, str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing as tp
+import warnings
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -276,7 +277,11 @@ def rearranged(operation: Rearrange, x: np.ndarray, sizes: tp.Mapping[str, int])
     with importing('Rearrange needs einops: pip install "nnxlite[checkpoint]".', name="einops"):
         import einops
     try:
-        return einops.rearrange(x, operation.pattern, **sizes)
+        with warnings.catch_warnings():  # `in` is a fine name of an axis
+            warnings.filterwarnings(
+                "ignore", "It is discouraged to use axes names that are keywords"
+            )
+            return einops.rearrange(x, operation.pattern, **sizes)
     except einops.EinopsError as error:
         raise ValueError(
             f"{operation}: {str(error).splitlines()[-1].strip()} (Sizes that do not follow from our "

@@ -8,7 +8,6 @@ import typing as tp
 from collections.abc import Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, spec_of
@@ -39,24 +38,17 @@ class Exported:
     """What leaves a model.
 
     Attributes:
-        specs: shape and dtype of each array, by name: large dtypes first, so that each is aligned.
+        specs: shape and dtype of each array, by name.
     """
 
     def __init__(self, pieces: list[Piece]) -> None:
-        self._pieces = sorted(pieces, key=_alignment)
+        self._pieces = pieces
         self.specs = {name: spec for piece in self._pieces for name, spec in piece.specs.items()}
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         """The arrays by name, each made when it is asked for."""
         for piece in self._pieces:
             yield from zip(piece.specs, piece.make())
-
-
-def _alignment(piece: Piece) -> int:
-    spec = next(iter(piece.specs.values()), None)
-    if spec is None or spec.key_impl or spec.is_python:
-        return 0
-    return -jnp.dtype(spec.dtype).itemsize
 
 
 def exported(model: tp.Any, only: tp.Any, entries: Sequence[Entry] | None) -> Exported:
