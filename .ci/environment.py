@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # What an extra installs, by the names to import: whether they are there is seen without a network.
 EXTRAS = {
     "examples": "sklearn matplotlib",
-    "checkpoint": "orbax.checkpoint safetensors",
+    "checkpoint": "einops orbax.checkpoint safetensors",
     "serving": "flatbuffers safetensors",
-    "pretrained": "torch transformers",
+    "pretrained": "huggingface_hub torch transformers",
     "ode": "diffrax",
-    "test": "pytest xdist hypothesis cloudpickle orbax.checkpoint safetensors flatbuffers libcst",
+    "test": "pytest xdist hypothesis cloudpickle einops orbax.checkpoint safetensors flatbuffers libcst",
 }
 
 

@@ -310,16 +310,14 @@ def test_a_disk_that_fails_in_the_background(tmp_path, monkeypatch):
 
 @pytest.fixture
 def slow_disk(monkeypatch):
-    """The last step of the first save waits for `.go`, or fails if there is `.error`; see `.reached`."""
-    disk = types.SimpleNamespace(go=threading.Event(), reached=threading.Event(), error=None)
+    """The last step of the first save waits for `.go`; see `.reached`."""
+    disk = types.SimpleNamespace(go=threading.Event(), reached=threading.Event())
     rename = os.rename
 
     def slow(path, *args, **kwargs):
         if os.path.basename(path).startswith("1.") and not disk.go.is_set():
             disk.reached.set()
             assert disk.go.wait(60)
-            if disk.error:
-                raise disk.error
         return rename(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "rename", slow)
@@ -333,3 +331,12 @@ def run_in_background(directory, disk, **options):
     manager.save(1, model=model(1.0))
     assert disk.reached.wait(60)
     return manager
+
+
+def test_another_manager_of_the_folder_waits_for_what_is_being_written(tmp_path, slow_disk):
+    first = run_in_background(tmp_path, slow_disk)
+    threading.Timer(0.3, slow_disk.go.set).start()
+    with Manager(tmp_path) as second:
+        assert second.save(2, model=model(2.0))
+    assert Manager(tmp_path).steps == [1, 2]
+    first.close()
