@@ -86,7 +86,8 @@ def check_options(call: str, **options: tp.Any) -> None:
         table = good and isinstance(value, tp.Mapping)
         match name:
             case "only":
-                good = good and not table
+                parts = value if isinstance(value, (list, tuple)) else [value]
+                good = not (table or any(map(is_graph_node, parts)))
             case "rename":
                 good = value is None or table and all(isinstance(v, str) for v in value.values())
             case "metrics":
