@@ -33,10 +33,10 @@ _opened: weakref.WeakSet[tp.Any] = weakref.WeakSet()
 
 def _finish(process: int) -> None:
     """Complete what is being written when the program ends; raises what could not be written."""
+    if os.getpid() != process:  # a fork has none of the threads
+        return
     errors = []
-    for manager in (
-        tuple(_opened) if os.getpid() == process else ()
-    ):  # a fork has none of the threads
+    for manager in tuple(_opened):
         try:
             manager.wait_until_finished()
         except Exception as error:
@@ -228,10 +228,10 @@ class Manager:
         self._check_new(step, there)
         if not self._saved:
             with together(f"nnx.checkpoint.Manager: {self.directory}"):
-                for manager in tuple(_opened):  # another one of this process may still write
-                    if manager.directory == self.directory:
+                for other in tuple(_opened):  # another one of this process may still write
+                    if other.directory == self.directory:
                         with contextlib.suppress(Exception):  # for those who use that one
-                            manager.wait_until_finished()
+                            other.wait_until_finished()
                 if jax.process_index() == 0:
                     for unfinished in self.directory.glob("*.orbax-checkpoint-tmp*"):
                         unfinished.rmtree()  # of a process that was ended
