@@ -264,8 +264,8 @@ def unfinished_of(path: epath.Path) -> tp.Iterator[epath.Path]:
 def registry() -> tp.Any:
     """Handlers for Orbax's manager that write in the background, and fail in all processes or in none.
 
-    With those of Orbax (0.12), a process whose disk is full raises, the others time out, and the next save
-    waits in a collective operation without an end.
+    With those of Orbax (0.12), a process whose disk is full raises, the others time out, and the next
+    save waits in a collective operation without an end.
     """
     ocp = orbax()
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
