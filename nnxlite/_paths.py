@@ -1,6 +1,6 @@
 """The reference's submodule paths, for names that are defined elsewhere here.
 
-`from flax.nnx.nn.linear import Conv` is common; with `nnxlite` in place of `flax.nnx` it works, too.
+`from flax.nnx.nn.linear import Conv` is common; with `nnxlite` in place of `flax.nnx` it works as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODULES = (
     "filterlib graphlib initializers metrics module object optimizer pytreelib rnglib spmd statelib "
     "traversals variablelib"
 )
-"""Attributes of the package that are modules, importable under these names of the reference, too."""
+"""Attributes of the package that are modules, importable under these names of the reference as well."""
 
 PATHS: dict[str, str] = {
     "extract": "NodeStates PrefixMapping apply_updates default_split_fn from_tree is_tree_node "

@@ -67,7 +67,7 @@ class TraceContextError(NnxError):
         attribute: the attribute, or None for the object itself.
 
     The argument `variable` says that the owner is a Variable; one argument alone is the message.
-    If the reference has been imported, its class of the same name catches the exception, too.
+    If the reference has been imported, its class of the same name catches the exception as well.
 
     >>> import nnxlite as nnx, jax
     >>> count = nnx.Variable(0)

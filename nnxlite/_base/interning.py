@@ -40,7 +40,7 @@ T = tp.TypeVar("T")
 LOCK = threading.RLock()
 """The one lock of the process: held for a moment where threads write what they share.
 
-It is reentrant because signal handlers and finalizers may change objects, too.  A fork waits for it, so
+It is reentrant because signal handlers and finalizers also change objects.  A fork waits for it, so
 that the child does not inherit it from a thread that it does not have.
 """
 

@@ -2,7 +2,7 @@
 
 The library needs three facts that JAX keeps just outside its documented surface: which trace is
 running now (to refuse writes that would leak tracers), what a mutable array reference is, and how
-to look one level into a registered pytree.  Whatever moves between JAX releases is mended here.
+to look one level into a registered pytree.  What moves between JAX releases is handled here.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ def coordination() -> tuple[tp.Any, int, int]:
     """The client of the coordination service, the number of processes, and that of this one.
 
     No client for a process that is alone. `jax.distributed` has no public name for it; Orbax and others
-    take it from here, too.
+    take it from here as well.
     """
     from jax._src import distributed
 

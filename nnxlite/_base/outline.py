@@ -251,7 +251,7 @@ def _is_default(default: tp.Any, value: tp.Any) -> bool:
 
 
 def _equal(value: tp.Any, default: tp.Any) -> bool:
-    """Whether they are equal, and not a number and a truth value."""
+    """Whether they are equal, and not a number and a bool."""
     try:
         return bool(value == default) and (type(value) is bool) == (type(default) is bool)
     except Exception:  # arrays, and classes with an `__eq__` of their own

@@ -71,7 +71,7 @@ def touch(node: Versioned) -> None:
 
 
 def run_together(calls: tp.Iterable[tuple[tp.Any, ...]]) -> None:
-    """Call builtin functions, each with its arguments, in one step; `calls` must be no generator."""
+    """Call builtin functions, each with its arguments, in one step; `calls` must not be a generator."""
     # A list has the results, so what the calls remove is dropped after them all.
     list(itertools.starmap(operator.call, calls))
 

@@ -1,6 +1,6 @@
 """`FlatState`, the leaves of a State as a sequence, and the functions on states.
 
-Most functions are methods of `State`, too.  They take other mappings, and read them as States.
+Most functions are methods of `State` as well.  They take other mappings, and read them as States.
 """
 
 from __future__ import annotations

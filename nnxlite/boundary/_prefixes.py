@@ -4,7 +4,7 @@ A prefix such as `in_axes=(0, None)` gives one setting to each argument.  For gr
 can depend on the Variable: `StateAxes`, `StateSharding` and `DiffState` map filters to settings.  A
 Variable that is reached by two paths must get the same setting by both.
 
-The specs of the filtered transforms are prefixes of other settings: `node_prefix` is told which
+The specs of the filtered transforms are prefixes of other settings: `node_prefix` takes which
 parts of a prefix are settings.  `_labels.py` makes one setting for each leaf of them.
 """
 

@@ -272,7 +272,7 @@ class Contents:
         tops = {name: value for name, value in self.root.items() if kind_name(value)}
         above = [(path, value) for path, value in walk(tops) if path not in names_of]
         stored = [leaf.path for name, leaf in self.leaves.items() if name in names]
-        # Objects without leaves have their place, too.
+        # Objects without leaves have their place as well.
         stored += [path for path, value in above if not kind_name(value) and refused(value) is None]
         kept = {path[:n] for path in stored for n in range(1, len(path) + 1)}
         counts = collections.Counter(name_of(path) for path, _ in above)

@@ -237,7 +237,7 @@ class Conversion:
 
     @property
     def is_tied(self) -> bool:
-        """Whether its foreign array may belong to another rule, too."""
+        """Whether its foreign array may belong to another rule as well."""
         return len(self.foreign) == 1 and has(self.rule, Tie)
 
     @property

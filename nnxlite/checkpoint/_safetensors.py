@@ -97,7 +97,7 @@ def load_safetensors(
         rename: instead of a mapping, patterns of names in the file and what each becomes.
         strict: whether the file must have every array, and nothing else. Otherwise what matches is
             loaded.
-        cast: whether to cast to dtypes of less precision or range, too. None: arrays keep the dtypes
+        cast: whether to cast to dtypes of less precision or range as well. None: arrays keep the dtypes
             that they have in the file. Without x64 JAX has no arrays of 64 bits: those are cast to 32
             bits then, and listed under `cast` in the report, unless their values are outside of that
             range, which is an error.

@@ -99,7 +99,7 @@ def _mapped(
             name, value = entry.foreign, np.asarray(entry.value)
             if name in owners:
                 problems.append(
-                    f"{name}: it is a constant, and {owners[name].rule} is for it, too."
+                    f"{name}: it is a constant, and {owners[name].rule} is for it as well."
                 )
             pieces.append(Piece({name: tp.cast(Spec, spec_of(value))}, lambda value=value: [value]))
     if problems:

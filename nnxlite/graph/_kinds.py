@@ -242,7 +242,7 @@ DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})
 def is_setting(value: tp.Any) -> bool:
     """Whether a value in a container is static: no data by its type, and nothing that contains any.
 
-    A `jax.ShapeDtypeStruct` stands for an array, and so is a leaf. It is no data by itself: as an
+    A `jax.ShapeDtypeStruct` stands for an array, and so is a leaf. It is not data by itself: as an
     attribute it describes an input, say, and is static.
     """
     if kind_of(value) != OTHER or type(value) in DATA_TYPES:

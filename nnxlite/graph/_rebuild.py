@@ -2,7 +2,7 @@
 
 `Decoded` is a token sequence made ready for use: every node with its definition, every object with
 the codes of its children: a `NodeCode`, an `ArrayCode`, a `StaticDef`, or a `ContainerCode`.
-`visit` walks them; whoever looks for something in a definition uses it. Rebuilding makes all
+`visit` walks them, for everything that is looked up in a definition. Rebuilding makes all
 objects empty first and fills them after, so cycles need no care and nothing recurses through
 objects.
 

@@ -164,7 +164,7 @@ def traverse(
         trees: what is a leaf in plain containers besides data: nothing, numbers (True, or `NUMBERS`, as
             for JAX, and always in frozen objects), or `EVERY` value but None.
         open_roots: whether all but None is a leaf in containers that are roots, and in those inside
-            them outside of objects; with `trees`, too.
+            them outside of objects; with `trees` as well.
 
     Raises ValueError for a plain container that contains itself.
     """

@@ -122,7 +122,7 @@ def _steps(root: tp.Any, static: bool = True) -> tp.Iterator[tuple[int, tp.Any, 
     """Walk a graph: (step, name, value), each reference entered once.
 
     Args:
-        static: whether static attributes are visited, too.
+        static: whether static attributes are visited as well.
 
     Raises ValueError for a plain container that contains itself.
     """

@@ -52,7 +52,7 @@ class RNN(Module):
     Args:
         cell: the cell.
         time_major: the time axis comes first; otherwise it comes before the features.
-        return_carry: return the last carry, too.
+        return_carry: return the last carry as well.
         reverse: run from the end to the start.
         keep_order: with `reverse`, return the outputs in the order of the inputs; otherwise they
             are in the order in which they were computed.
@@ -367,7 +367,7 @@ class Bidirectional(Module):
             inputs.  The options of this layer override those of the two RNNs.
         merge_fn: merges the outputs of the two; by default it concatenates them along the last axis.
         time_major: the time axis comes first; otherwise it comes before the features.
-        return_carry: return the last carries of both, too.
+        return_carry: return the last carries of both as well.
         rngs: the source of keys for the carries: True for a stream of its own that starts from
             seed 0, an Rngs to fork the stream "carry" from, a stream to draw from, or False to leave
             it to the two RNNs.

@@ -97,7 +97,7 @@ def initialize(
 
 
 def shutdown() -> None:
-    """Leave the processes of this run; waits for the others to do so, too.
+    """Leave the processes of this run; waits for the others to do so as well.
 
     At the end of a program that succeeds this happens by itself. Alone, it does nothing.
 

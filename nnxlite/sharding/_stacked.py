@@ -37,7 +37,7 @@ def stack_layers(layers: tp.Iterable[M], *, partition: str | None = None) -> M:
 
     Args:
         layers: modules (or other objects, or pytrees) of equal structure, shapes and dtypes.
-        partition: name of the new axis in sharding annotations.  Where arrays lie on a mesh that has
+        partition: name of the new axis in sharding annotations.  Where arrays are on a mesh that has
             an axis of this name, the layers are spread along it.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The dtypes of a model: `cast` changes those of its parameters, a `Policy` those it computes in, too.
+"""The dtypes of a model: `cast` changes those of its parameters, a `Policy` also those it computes in.
 
 A layer has two: `param_dtype`, in which its parameters are stored, and `dtype`, in which it computes
 (None: what inputs and parameters promote to).  Both are settings of the layer, so that a model says

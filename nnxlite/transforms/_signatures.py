@@ -134,7 +134,7 @@ class GradKeywords(NumericGradKeywords, ModeKeywords, total=False):
 #
 # The gradient of an object is a State; that of a State, a Variable or an array is another one. The type
 # of the argument is known from the call, so the gradient has a type for a loss function without
-# annotations, too.
+# annotations as well.
 
 Leaf = tp.TypeVar("Leaf", bound=AnyState | Variable[tp.Any])
 

@@ -278,7 +278,7 @@ class HasMetadata:
             redefine(self._box, definition)
 
     def add_axis(self, axis_index: int, axis_name: str | None) -> None:
-        """Tell the `on_add_axis` callbacks of a new axis; `spmd.add_axis` names it in metadata, too.
+        """Tell the `on_add_axis` callbacks of a new axis; `spmd.add_axis` names it in metadata as well.
 
         Args:
             axis_index: the position of the axis.

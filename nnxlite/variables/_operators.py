@@ -163,7 +163,7 @@ def _in_place(operate: tp.Any) -> tp.Any:
 
 
 def _define(prefix: str, form: tp.Callable[[tp.Any], tp.Any], operators: _Operators) -> None:
-    """Define methods under the names by which Python calls them, in tracebacks, too."""
+    """Define methods under the names by which Python calls them, in tracebacks as well."""
     for operate in operators:
         method, name = form(operate), f"__{prefix}{operate.__name__.strip('_')}__"
         method.__name__, method.__qualname__ = name, f"ArrayOperators.{name}"

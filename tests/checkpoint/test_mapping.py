@@ -411,7 +411,7 @@ def test_saving_needs_a_rule_for_each_array():
     model.b = nnx.Param(jnp.zeros(2, "bfloat16"))
     rules = [Rule("w", "w"), Rule("b", "b"), Constant("w", 1)]
     with pytest.raises(
-        MappingError, match=r"w: it is a constant, and Rule\('w', 'w'\) is for it, too"
+        MappingError, match=r"w: it is a constant, and Rule\('w', 'w'\) is for it as well"
     ):
         Mapping(rules).export(model)
     with pytest.raises(MappingError, match="wb: ours are of bfloat16 and float32."):
