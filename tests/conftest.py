@@ -72,7 +72,7 @@ QUICK = frozenset(
     numerics/test_known_values.py
     objects/test_capture.py objects/test_containers.py objects/test_module.py
     reliability/test_checks.py
-    sharding/test_abstract.py sharding/test_plans.py
+    serving/test_export.py sharding/test_abstract.py sharding/test_plans.py
     sharding/test_remat_layers.py
     test_architecture.py test_config.py test_filters.py test_names.py test_state.py
     test_text.py test_traversals.py

@@ -12,7 +12,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 
-from nnxlite.nn import conv, normalization
+from nnxlite.nn import _normalizing, conv, normalization
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 Axes = int | tp.Sequence[int]
@@ -55,7 +55,7 @@ def _compute_stats(
     x = jnp.asarray(x)
     x = x.astype(jnp.promote_types(x.dtype if dtype is None else dtype, jnp.float32))
     at = _canonicalize_axes(x.ndim, axes)
-    mean, var = normalization._moments(layer, x, at, mask, use_mean)
+    mean, var = normalization.moments(layer, x, at, mask, use_mean)
     return jnp.squeeze(mean, at), jnp.squeeze(var, at)
 
 
@@ -75,7 +75,7 @@ def _normalize(
     along = _canonicalize_axes(x.ndim, feature_axes)
     layer = types.SimpleNamespace(epsilon=epsilon, dtype=dtype)
     mean, var = jnp.expand_dims(mean, at), jnp.expand_dims(var, at)
-    return normalization._normalized(layer, x, mean, var, along, scale, bias)
+    return normalization.normalized(layer, x, mean, var, along, scale, bias)
 
 
 def _l2_normalize(x: jax.Array, axis: tp.Any = None, eps: float = 1e-12) -> jax.Array:
@@ -88,7 +88,7 @@ LINEAR = {
     "_normalize_axes": _normalize_axes,
 }
 NORMALIZATION = {
-    "_abs_sq": normalization._abs_squared,
+    "_abs_sq": _normalizing.abs_squared,
     "_canonicalize_axes": _canonicalize_axes,
     "_compute_stats": _compute_stats,
     "_l2_normalize": _l2_normalize,

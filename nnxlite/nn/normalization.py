@@ -1,9 +1,7 @@
 """Normalisation of activations: `BatchNorm`, `LayerNorm`, `RMSNorm`, `GroupNorm`, `InstanceNorm`.
 
-All five compute the moments (mean and variance) of the input over some axes, use them to bring the
-input to mean zero and variance one, and apply a learned scale and bias to every feature:
-
-    y = (x - mean) / sqrt(var + epsilon) * scale + bias
+All five compute the moments (mean and variance) of the input over some axes, and apply a learned scale
+and bias to every feature: y = (x - mean) / sqrt(var + epsilon) * scale + bias.
 
 They differ in the *reduction axes*, over which the moments are computed, and in their source:
 
@@ -11,23 +9,22 @@ They differ in the *reduction axes*, over which the moments are computed, and in
     RMSNorm        the same, assuming a mean of zero
     GroupNorm      the positions of one example, and the features of one group
     InstanceNorm   the positions of one example, for each feature separately
-    BatchNorm      all examples and positions, for each feature alone; it also maintains running
-                   averages, which replace the moments outside training
+    BatchNorm      all examples and positions, for each feature alone; outside training, running averages
 
-Moments are computed in float32 or better, whatever the dtype of the input.  Scale and bias run
-along the *feature axes*.  With `axis_name` the moments are those of the data of all devices on the
-named axis; a `mask` excludes elements from the moments (not from the result).  Without any
-elements the mean is 0 and the variance 1, and running averages do not change.
+Moments are computed in float32 or better, whatever the dtype of the input.  Scale and bias run along the
+*feature axes*.  With `axis_name` the moments are those of the data of all devices on the named axis; a
+`mask` excludes elements from the moments (not from the result).  Without any elements the mean is 0 and
+the variance 1, and running averages do not change.
 """
 
 from __future__ import annotations
 
-import math
 import typing as tp
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from nnxlite.nn import initializers
 from nnxlite.nn._common import (
@@ -35,17 +32,31 @@ from nnxlite.nn._common import (
     Arguments,
     Axes,
     Metadata,
-    as_tuple,
+    broadcastable,
     resolve_mode,
     value_of,
     without_numpy,
 )
-from nnxlite.nn._moments import checked_mask, moments, normalized, number_of, updated, wide
-from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
+from nnxlite.nn._normalizing import (
+    Count,
+    abs_squared,
+    absolute,
+    all_but,
+    check_features,
+    checked_mask,
+    groups_of,
+    number_of,
+    present,
+    reduction_axes_of_groups,
+    refuse_batch_axis,
+    unless_of_none,
+    updated,
+    wide,
+)
+from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects._module import Module
 from nnxlite.objects._rngs import Rngs
-from nnxlite.objects._scopes import layer_name
 from nnxlite.variables._kinds import BatchStat, Param
 
 
@@ -86,49 +97,82 @@ def _normalized_by_itself(
 ) -> jax.Array:
     """The input normalised by its own moments over some axes."""
     x = jnp.asarray(x)
-    feature_axes = _absolute(layer, x, layer.feature_axes if feature_axes is None else feature_axes)
+    feature_axes = absolute(layer, x, layer.feature_axes if feature_axes is None else feature_axes)
     parameters = (value_of(layer.scale), value_of(bias))
-    _check_features(layer, x, feature_axes, *map(np.size, _present(*parameters)))
-    axes = _absolute(layer, x, reduction_axes)
+    check_features(layer, x, feature_axes, *map(np.size, present(*parameters)))
+    axes = absolute(layer, x, reduction_axes)
     x, scale, bias_value = layer.promote_dtype((x, *parameters), dtype=layer.dtype)
     mean, var = moments(layer, x, axes, checked_mask(layer, mask, x.shape), centred)
     return normalized(layer, x, mean, var, feature_axes, scale, bias_value)
 
 
-def _absolute(layer: tp.Any, x: jax.Array, axes: Axes) -> tuple[int, ...]:
-    """Axes of `x` as ascending non-negative numbers."""
-    chosen = as_tuple(axes)
-    for axis in chosen:
-        if not -x.ndim <= axis < x.ndim:
-            raise IndexError(
-                f"{layer_name(layer)} works along axis {axis}, and its input of shape "
-                f"{x.shape} has {x.ndim} dimension(s)."
-            )
-    return tuple(sorted({axis % x.ndim for axis in chosen}))
+def moments(
+    layer: tp.Any,
+    x: jax.Array,
+    axes: tuple[int, ...],
+    mask: jax.Array | None,
+    centred: bool = True,
+    count: Count | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance over `axes`, which are kept with size one; the mean is 0 unless `centred`.
 
-
-def _present(*arrays: jax.Array | None) -> list[jax.Array]:
-    return [array for array in arrays if array is not None]
-
-
-def _check_features(
-    layer: tp.Any, x: jax.Array, feature_axes: tuple[int, ...], *sizes: int
-) -> None:
-    """Raise TypeError unless the input has as many features as the arrays of the layer.
-
-    Those count, not `num_features`: a layer may get parameters of another size after it is made.
+    The fast variance, E|x|^2 - |E x|^2, reads the input once and needs one communication between
+    devices; it loses digits if the mean is much larger than the deviation.
     """
-    features = math.prod(x.shape[axis] for axis in feature_axes)
-    for expected in sizes:
-        if features != expected:
-            raise TypeError(
-                f"{layer_name(layer)} was made for {expected} feature(s), and its input of shape "
-                f"{x.shape} has {features} along axes {feature_axes}."
-            )
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    count = number_of(layer, x.shape, axes, mask) if count is None else count
+    if not centred:
+        (var,) = _means(layer, (abs_squared(x),), axes, mask, count)
+        return jnp.zeros_like(var), unless_of_none(var, count, 1)
+    if layer.use_fast_variance:
+        mean, square = _means(layer, (x, abs_squared(x)), axes, mask, count)
+        var = jnp.maximum(0.0, square - abs_squared(mean))
+        return mean, unless_of_none(var, count, 1)
+    (mean,) = _means(layer, (x,), axes, mask, count)
+    (var,) = _means(layer, (abs_squared(x - mean),), axes, mask, count)
+    return mean, unless_of_none(var, count, 1)
 
 
-def _all_but(x: jax.Array, axes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(axis for axis in range(x.ndim) if axis not in axes)
+def _means(
+    layer: tp.Any,
+    arrays: tuple[jax.Array, ...],
+    axes: tuple[int, ...],
+    mask: jax.Array | None,
+    count: Count,
+) -> tp.Sequence[jax.Array]:
+    """The mean of each array over `axes`, and over the devices on the named axis; of no elements, 0.
+
+    With a mask, devices may count different numbers of elements: sums and counts are added up.
+    """
+    name, groups = layer.axis_name, layer.axis_index_groups
+    if name is None or mask is None:
+        means = tuple(jnp.mean(a, axes, where=mask, keepdims=True) for a in arrays)
+        means = means if name is None else lax.pmean(means, name, axis_index_groups=groups)
+    else:
+        sums = tuple(jnp.sum(a, axes, where=mask, keepdims=True) for a in arrays)
+        means = tuple(a / count for a in lax.psum(sums, name, axis_index_groups=groups))
+    return tuple(unless_of_none(mean, count, 0) for mean in means)
+
+
+def normalized(
+    layer: tp.Any,
+    x: jax.Array,
+    mean: jax.Array,
+    var: jax.Array,
+    feature_axes: tuple[int, ...],
+    scale: jax.Array | None,
+    bias: jax.Array | None = None,
+) -> jax.Array:
+    """(x - mean) / sqrt(var + epsilon) * scale + bias; the moments have as many axes as `x`."""
+    along = tuple(n if axis in feature_axes else 1 for axis, n in enumerate(x.shape))
+    y = x - mean
+    factor = lax.rsqrt(var + layer.epsilon)
+    if scale is not None:
+        factor = factor * broadcastable(scale, along)
+    y = y * factor
+    if bias is not None:
+        y = y + broadcastable(bias, along)
+    return jnp.asarray(y, canonicalize_dtype(x, scale, bias, dtype=layer.dtype))
 
 
 class BatchNorm(_Normalization):
@@ -226,19 +270,19 @@ class BatchNorm(_Normalization):
         use_running_average = resolve_mode(
             self, "use_running_average", use_running_average, self.use_running_average
         )
-        feature_axes = _absolute(self, x, self.axis)
+        feature_axes = absolute(self, x, self.axis)
         average, spread = self.mean.get_value(), self.var.get_value()
         if not use_running_average:  # a running average in bfloat16 stops moving on the way
             average, spread = wide(average), wide(spread)
         arrays = (average, spread, value_of(self.scale), value_of(self.bias))
-        _check_features(self, x, feature_axes, *map(np.size, _present(*arrays)))
+        check_features(self, x, feature_axes, *map(np.size, present(*arrays)))
         x, _, _, scale, bias = self.promote_dtype((x, *arrays), dtype=self.dtype)
         if use_running_average:  # in float32 even if `x` is not, like the moments of a batch
             along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
             exact = (a.astype(jnp.promote_types(a.dtype, x.dtype)) for a in (average, spread))
             mean, var = (a.reshape(along) for a in exact)
         else:
-            mask, axes = checked_mask(self, mask, x.shape), _all_but(x, feature_axes)
+            mask, axes = checked_mask(self, mask, x.shape), all_but(x, feature_axes)
             count = number_of(self, x.shape, axes, mask)
             mean, var = moments(self, x, axes, mask, count=count)
             self.mean.set_value(updated(average, mean, self.momentum, count))
@@ -454,7 +498,7 @@ class GroupNorm(_Normalization):
     ) -> None:
         arguments = Arguments(self, locals())
         self.feature_axis = -1
-        self.num_groups, self.group_size = _groups(num_features, num_groups, group_size)
+        self.num_groups, self.group_size = groups_of(num_features, num_groups, group_size)
         self._nnx_set_up(arguments, "num_features", "num_groups", "group_size")
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
@@ -471,8 +515,8 @@ class GroupNorm(_Normalization):
             IndexError: if the input does not have such an axis.
         """
         x = jnp.asarray(x)
-        axes = _reduction_axes_of_groups(self, x)
-        _check_features(self, x, (x.ndim - 1,), self.num_groups * self.group_size)
+        axes = reduction_axes_of_groups(self, x)
+        check_features(self, x, (x.ndim - 1,), self.num_groups * self.group_size)
         mask = checked_mask(self, mask, x.shape)
         if mask is not None and mask.ndim:
             groups = (self.num_groups, self.group_size) if mask.shape[-1] > 1 else (1, 1)
@@ -481,45 +525,6 @@ class GroupNorm(_Normalization):
         axes = (*axes[:-1], x.ndim)
         y = _normalized_by_itself(self, grouped, axes, mask, self.bias, feature_axes=(-2, -1))
         return y.reshape(x.shape)
-
-
-def _reduction_axes_of_groups(layer: GroupNorm, x: jax.Array) -> tuple[int, ...]:
-    """The reduction axes of an input, the last one (the features of a group) at the end."""
-    if x.ndim < 2:
-        raise ValueError(
-            f"{layer_name(layer)} takes examples along the first axis and features along "
-            f"the last, and its input has shape {x.shape}."
-        )
-    if layer.reduction_axes is None:
-        return tuple(range(1, x.ndim))
-    axes = _absolute(layer, x, layer.reduction_axes)
-    if x.ndim - 1 not in axes:
-        raise ValueError(
-            f"{layer_name(layer)} takes its moments over a group of features, so reduction_axes "
-            f"must name the last axis; they are {layer.reduction_axes}, for an input "
-            f"of shape {x.shape}."
-        )
-    return axes
-
-
-def _groups(num_features: int, num_groups: int | None, group_size: int | None) -> tuple[int, int]:
-    """Number and size of the groups, from the one of the two that is given."""
-    if (num_groups is None) == (group_size is None):
-        raise ValueError(
-            "GroupNorm: Either `num_groups` or `group_size` should be specified; got "
-            f"num_groups={num_groups}, group_size={group_size}. To give group_size, pass "
-            "num_groups=None with it: the default of num_groups is 32."
-        )
-    name, given = ("num_groups", num_groups) if group_size is None else ("group_size", group_size)
-    if not given or given < 0 or num_features % given:
-        wrong = (
-            f"Number of groups ({given}) does not divide the number of channels ({num_features})"
-            if group_size is None
-            else f"Number of features ({num_features}) is not multiple of the group size ({given})"
-        )
-        raise ValueError(f"GroupNorm: {wrong}: {name}={given} makes no equal groups.")
-    other = num_features // given
-    return (given, other) if group_size is None else (other, given)
 
 
 class InstanceNorm(_Normalization):
@@ -590,10 +595,6 @@ class InstanceNorm(_Normalization):
             IndexError: if the input does not have such an axis.
         """
         x = jnp.asarray(x)
-        feature_axes = _absolute(self, x, self.feature_axes)
-        if 0 in feature_axes:
-            raise ValueError(
-                f"{layer_name(self)}: The channel axes cannot include the leading dimension, which "
-                f"is the batch: feature_axes={self.feature_axes}, and the input has shape {x.shape}."
-            )
-        return _normalized_by_itself(self, x, _all_but(x, (0, *feature_axes)), mask, self.bias)
+        feature_axes = absolute(self, x, self.feature_axes)
+        refuse_batch_axis(self, x, feature_axes)
+        return _normalized_by_itself(self, x, all_but(x, (0, *feature_axes)), mask, self.bias)
