@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
+from nnxlite.checkpoint._manager import _finish
 
 Manager = nnx.checkpoint.Manager
 
@@ -299,6 +300,9 @@ def test_a_disk_that_fails_in_the_background(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(ocp.CheckpointManager, "wait_until_finished", fail)
         message = f"could not be written into {tmp_path}, and those .* No space left on device"
+        with pytest.raises(nnx.checkpoint.CheckpointError, match=message):
+            _finish(os.getpid())  # at the end of the program
+        _finish(os.getpid() + 1)  # a fork has nothing to write
         with pytest.raises(nnx.checkpoint.CheckpointError, match=message):
             manager.wait()
     assert manager.steps == [1, 2]
