@@ -46,7 +46,7 @@ GPT(context=64)
         scale: Param float32[32]
         bias: Param float32[32]
       attention: MultiHeadAttention(num_heads=4, in_features=32, qkv_features=32, \
-out_features=32, in_kv_features=32, num_kv_heads=4, decode=False, head_dim=8)
+out_features=32, num_kv_heads=4, in_kv_features=32, decode=False, head_dim=8)
         query, key, value: 3 x LinearGeneral(in_features=(32,), out_features=(4, 8))
           kernel: Param float32[32,4,8]
           bias: Param float32[4,8]
