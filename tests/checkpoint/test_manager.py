@@ -300,8 +300,8 @@ def test_a_disk_that_fails_in_the_background(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(ocp.CheckpointManager, "wait_until_finished", fail)
         message = f"could not be written into {tmp_path}, and those .* No space left on device"
-        with pytest.raises(nnx.checkpoint.CheckpointError, match=message):
-            _finish(os.getpid())  # at the end of the program
+        with pytest.raises(nnx.checkpoint.CheckpointError, match="not be written .* No space left"):
+            _finish(os.getpid())  # at the end of the program, for all managers that are left
         _finish(os.getpid() + 1)  # a fork has nothing to write
         with pytest.raises(nnx.checkpoint.CheckpointError, match=message):
             manager.wait()
