@@ -18,7 +18,6 @@ Where there is one device only, the CPU is divided into eight virtual ones. The 
 
 from __future__ import annotations
 
-import argparse
 import collections
 import re
 import sys
@@ -26,16 +25,13 @@ import time
 from pathlib import Path
 
 import jax
-import matplotlib
 import numpy as np
 import optax
+from _common import options, picture
 from rich.console import Console
 from rich.table import Table
 
 import nnxlite as nnx
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 VOCABULARY, WIDTH, HEADS, LENGTH = 32, 64, 4, 8
 PLANS = ("data", "fsdp", "fsdp+tensor")
@@ -120,26 +116,19 @@ def train(mesh, plan: str, blocks: int, steps: int, rows: int, seed: int):
 
 
 def draw(curves: dict[str, list[float]], path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    for (label, losses), style in zip(curves.items(), ("-", "--", "-.", ":"), strict=False):
-        axes.plot(losses, style, label=label, lw=1.8)
-    axes.set(xlabel="step", ylabel="loss")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25, lw=0.6)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with picture(path, 6, 3.6) as figure:
+        axes = figure.subplots()
+        for (label, losses), style in zip(curves.items(), ("-", "--", "-.", ":"), strict=False):
+            axes.plot(losses, style, label=label, lw=1.8)
+        axes.set(xlabel="step", ylabel="loss")
+        axes.grid(axis="y", alpha=0.25, lw=0.6)
+        axes.legend()
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="fsdp.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a short run")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+def main() -> None:
+    run = options(__doc__)
     jax.config.update("jax_num_cpu_devices", 8)  # means nothing where there are GPUs or TPUs
-    options.out.mkdir(parents=True, exist_ok=True)
-    blocks, steps, rows = (1, 8, 32) if options.quick else (2, 300, 64)
+    blocks, steps, rows = (1, 8, 32) if run.quick else (2, 300, 64)
 
     devices = jax.devices()
     if len(devices) % 4:
@@ -156,7 +145,7 @@ def main(arguments: list[str] | None = None) -> None:
         with console.status(f"training: {plan}"):
             mesh, name = (one, "data") if alone else (every, plan)
             layout, traffic, losses, accuracy, seconds = train(
-                mesh, name, blocks, steps, rows, options.seed
+                mesh, name, blocks, steps, rows, run.seed
             )
         curves[plan] = losses
         apart = max(abs(a - b) for a, b in zip(losses[:8], curves["one device"], strict=False))
@@ -172,9 +161,9 @@ def main(arguments: list[str] | None = None) -> None:
         if apart > 1e-3:
             sys.exit(f"fsdp.py: error: plan {plan}: the first losses are {apart:.0e} apart")
 
-    draw(curves, options.out / "fsdp.png")
+    draw(curves, run.out / "fsdp.png")
     console.print(table)
-    print(f"losses: {options.out / 'fsdp.png'}")
+    print(f"losses: {run.out / 'fsdp.png'}")
     print(f"copied tokens that are right, in the last step: {100 * accuracy:.1f} %")
 
 

@@ -16,14 +16,13 @@ learn, `base.safetensors` holds the network and `lora.safetensors` the adapters.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 import jax
-import matplotlib
 import numpy as np
 import optax
+from _common import options, picture
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -31,9 +30,6 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import nnxlite as nnx
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 RANK = 4
 
@@ -96,39 +92,34 @@ def size_of(path: Path) -> int:
 
 
 def draw(curves: dict[str, list[float]], path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    for (label, values), colour in zip(curves.items(), ("#8aa1b4", "#d1603d"), strict=True):
-        axes.plot([100 * v for v in values], color=colour, label=label, lw=1.8, marker="o", ms=3)
-    axes.set(xlabel="epoch", ylabel="accuracy on turned digits (%)", ylim=(0, 102))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25, lw=0.6)
-    axes.legend(frameon=False, loc="lower right")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with picture(path, 6, 3.6) as figure:
+        axes = figure.subplots()
+        for (label, values), colour in zip(curves.items(), ("#8aa1b4", "#d1603d"), strict=True):
+            axes.plot(
+                [100 * v for v in values], color=colour, label=label, lw=1.8, marker="o", ms=3
+            )
+        axes.set(xlabel="epoch", ylabel="accuracy on turned digits (%)", ylim=(0, 102))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(axis="y", alpha=0.25, lw=0.6)
+        axes.legend(loc="lower right")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="lora.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a short run")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    epochs = 4 if options.quick else 20
+def main() -> None:
+    run = options(__doc__)
+    epochs = 4 if run.quick else 20
     (upright, upright_test), (turned, turned_test) = load_sets()
 
-    base = nnx.MLP(64, 10, 256, 2, rngs=nnx.Rngs(options.seed))
-    train(base, upright, upright_test, 1e-3, epochs, options.seed)
+    base = nnx.MLP(64, 10, 256, 2, rngs=nnx.Rngs(run.seed))
+    train(base, upright, upright_test, 1e-3, epochs, run.seed)
     everything = nnx.clone(base)
-    curve_of_all = train(everything, turned, turned_test, 1e-3, epochs, options.seed)
+    curve_of_all = train(everything, turned, turned_test, 1e-3, epochs, run.seed)
 
     adapted = nnx.clone(base)
-    nnx.lora.inject(adapted, nnx.Linear, rank=RANK, alpha=2 * RANK, rngs=nnx.Rngs(options.seed + 1))
-    curve = train(adapted, turned, turned_test, 5e-3, epochs, options.seed)
+    nnx.lora.inject(adapted, nnx.Linear, rank=RANK, alpha=2 * RANK, rngs=nnx.Rngs(run.seed + 1))
+    curve = train(adapted, turned, turned_test, 5e-3, epochs, run.seed)
 
     table = Table("network", "trained weights", "file", "upright", "turned")
-    whole, alone = options.out / "base.safetensors", options.out / "lora.safetensors"
+    whole, alone = run.out / "base.safetensors", run.out / "lora.safetensors"
     nnx.save_safetensors(whole, base)
     nnx.save_safetensors(alone, adapted, only=nnx.LoRAParam)
     rows = (
@@ -143,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     expected = logits_of(adapted, turned_test[0])
     loaded = nnx.clone(base)
-    nnx.lora.inject(loaded, nnx.Linear, rank=RANK, alpha=2 * RANK, rngs=nnx.Rngs(options.seed + 2))
+    nnx.lora.inject(loaded, nnx.Linear, rank=RANK, alpha=2 * RANK, rngs=nnx.Rngs(run.seed + 2))
     nnx.load_safetensors(alone, loaded, only=nnx.LoRAParam)
     same = bool((logits_of(loaded, turned_test[0]) == expected).all())
     merged = nnx.clone(loaded)
@@ -155,9 +146,9 @@ def main(arguments: list[str] | None = None) -> None:
     if not (same and restored and apart < 1e-3):
         sys.exit(f"lora.py: error: loaded {same}, restored {restored}, merged {apart:.1e} apart")
 
-    draw({"all weights": curve_of_all, f"adapters of rank {RANK}": curve}, options.out / "lora.png")
+    draw({"all weights": curve_of_all, f"adapters of rank {RANK}": curve}, run.out / "lora.png")
     Console(width=100, highlight=False).print(table)
-    print(f"both curves: {options.out / 'lora.png'}")
+    print(f"both curves: {run.out / 'lora.png'}")
     print(f"adapters, loaded with identical results: {alone}")
     print(f"merged: results differ by at most {apart:.0e}; taken out: the network is as it was")
     share = 100 * count(adapted, nnx.LoRAParam) / count(base, nnx.Param)

@@ -19,24 +19,20 @@ of each expert, with the letters that it serves, and `moe.png` with the same by 
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import optax
+from _common import options, picture
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 import nnxlite as nnx
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 LETTERS, NUMBERS, LENGTH = 8, 24, 16
 
@@ -155,26 +151,18 @@ def load_of(model: Model, letter: jax.Array) -> jax.Array:
 
 
 def draw_load(loads: np.ndarray, path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(5.5, 4.2), layout="constrained")
-    image = axes.imshow(loads, cmap="YlGnBu", vmin=0, vmax=1, aspect="auto")
-    axes.set(xlabel="expert", ylabel="letter", xticks=range(loads.shape[1]))
-    axes.set_yticks(range(LETTERS), [chr(ord("a") + i) for i in range(LETTERS)])
-    figure.colorbar(image, label="part of the numbers after the letter")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with picture(path, 5.5, 4.2) as figure:
+        axes = figure.subplots()
+        image = axes.imshow(loads, cmap="YlGnBu", vmin=0, vmax=1, aspect="auto")
+        axes.set(xlabel="expert", ylabel="letter", xticks=range(loads.shape[1]))
+        axes.set_yticks(range(LETTERS), [chr(ord("a") + i) for i in range(LETTERS)])
+        figure.colorbar(image, label="part of the numbers after the letter")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="moe.py", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
-    parser.add_argument("--quick", action="store_true", help="a short run")
-    options = parser.parse_args(arguments)
+def main() -> None:
+    run = options(__doc__)
     jax.config.update("jax_num_cpu_devices", 8)  # means nothing where there are GPUs or TPUs
-    steps = 150 if options.quick else 600
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.exit(1, f"{parser.prog}: error: cannot write to {options.out}: {error.strerror}\n")
+    steps = 150 if run.quick else 600
 
     devices = jax.device_count()
     experts = LETTERS if LETTERS % devices == 0 else devices
@@ -202,8 +190,8 @@ def main(arguments: list[str] | None = None) -> None:
         place = str(expert * devices // experts)
         table.add_row(str(expert), place, f"{load[expert]:.0%}", served or "-")
     Console().print(table)
-    draw_load(loads, options.out / "moe.png")
-    print(f"load by letter: {options.out / 'moe.png'}; {dropped:.1%} of the tokens were dropped")
+    draw_load(loads, run.out / "moe.png")
+    print(f"load by letter: {run.out / 'moe.png'}; {dropped:.1%} of the tokens were dropped")
     print(
         f"{experts} experts on {devices} devices: accuracy {after:.3f}; {before:.3f} before training"
     )
