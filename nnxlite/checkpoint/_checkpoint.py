@@ -306,9 +306,7 @@ def as_wanted(value: tp.Any, leaf: Leaf, stored_dtype: bool) -> tp.Any:
     """A value that was read as the object needs it: its dtype, its kind of array, its sharding."""
     if leaf.spec.is_python:
         return leaf.spec.as_python(value)
-    if (
-        isinstance(value, jax.Array) and not leaf.spec.key_impl
-    ):  # Orbax has read it into the sharding
+    if isinstance(value, jax.Array) and not leaf.spec.key_impl:  # Orbax has placed it
         dtype = value.dtype.name if stored_dtype else leaf.spec.dtype
         return value.astype(in_arrays(dtype, leaf))
     data = jax.random.key_data(value) if leaf.spec.key_impl else value

@@ -15,7 +15,7 @@ from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import Outputs, replay
-from nnxlite.filtered._specs import has_shape, is_array, leaves_of
+from nnxlite.filtered._specs import has_shape, is_array, tree_out
 from nnxlite.transforms._wrapper import name_of
 
 
@@ -56,8 +56,8 @@ class ClosureConverted(tp.Generic[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         name, call, body = self._traced
         inputs = Inputs((args, kwargs), trees=True)
-        given, arrays = _example((args, kwargs), is_array)
-        if given != call or not body.accepts(arrays):
+        given, arrays = tree_out((args, kwargs))
+        if given.value != call or not body.accepts(arrays):
             raise ValueError(
                 f"{name} was closure-converted for other arguments: call it with the "
                 "structure, shapes and static leaves of the example."
@@ -67,13 +67,6 @@ class ClosureConverted(tp.Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"ClosureConverted({self._traced[0]}, {len(self.consts)} consts)"
-
-
-def _example(tree: tp.Any, is_traced: tp.Callable[[tp.Any], bool]) -> tuple[CallDef, list[tp.Any]]:
-    """Arguments as a `CallDef` and the traced leaves; the others are static."""
-    parts = leaves_of(tree)
-    parts.make_static([not is_traced(leaf) for leaf in parts.leaves])
-    return parts.definition, parts.leaves
 
 
 def _structs(avals: tp.Iterable[tp.Any]) -> list[jax.ShapeDtypeStruct]:
@@ -108,11 +101,11 @@ def filter_closure_convert(
     >>> converted.out_struct
     ShapeDtypeStruct(shape=(), dtype=float32)
     """
-    given, arrays = _example((args, kwargs), has_shape)
+    given, arrays = tree_out((args, kwargs), has_shape)
 
     def run(inner: tp.Any, tree: tp.Any) -> tuple[Outputs, None]:
         out = leave(inner, tp.cast(tp.Any, fn)(*tree[0], **tree[1]))
         return out.as_arrays(is_array), None
 
-    body = trace_body(given, run, arrays, user=fn)
-    return ClosureConverted(body.consts, (name_of(fn), given, body))
+    body = trace_body(given.value, run, arrays, user=fn)
+    return ClosureConverted(body.consts, (name_of(fn), given.value, body))

@@ -313,10 +313,12 @@ def chosen_first(chosen: tp.Iterable[tp.Any]) -> Partition:
     return Partition(tuple(map(bool, chosen)))
 
 
-def tree_out(tree: tp.Any) -> tuple[Fixed, list[tp.Any]]:
-    """A tree that crosses on its own, as a `CallDef` and a list of arrays; its objects will be new."""
+def tree_out(
+    tree: tp.Any, is_traced: tp.Callable[[tp.Any], bool] = is_array
+) -> tuple[Fixed, list[tp.Any]]:
+    """A tree that crosses on its own, as a `CallDef` and the traced leaves; its objects will be new."""
     parts = leaves_of(tree)
-    parts.make_static([not is_array(leaf) for leaf in parts.leaves])
+    parts.make_static([not is_traced(leaf) for leaf in parts.leaves])
     return Fixed(parts.definition), parts.leaves
 
 

@@ -81,9 +81,8 @@ def copied(
 
     Raises ValueError naming the path where two trees differ in structure.
     """
-    copies: dict[
-        int, tuple[tp.Any, tp.Any]
-    ] = {}  # by id: the lead, which so stays alive, and its copy
+    # By id: the lead, which so stays alive, and its copy.
+    copies: dict[int, tuple[tp.Any, tp.Any]] = {}
     pending: list[tuple[Path, Values, tp.Any]] = []
 
     def copy_of(path: Path, lead: tp.Any, values: Values) -> tp.Any:

@@ -456,3 +456,8 @@ def resolve_mode(layer: tp.Any, name: str, given: M | None, own: M | None) -> M:
         f"`{name}=...` to the call, give it to the constructor ({kind}(..., {name}=...)), or "
         f"set it on a whole model with {ways} or `nnx.view(model, {name}=...)`."
     )
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """`x` in float32 or better: in smaller dtypes sums and squares overflow, or lose digits."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -63,11 +63,6 @@ def checked_mask(layer: tp.Any, mask: tp.Any, shape: tuple[int, ...]) -> jax.Arr
     return mask
 
 
-def wide(average: jax.Array) -> jax.Array:
-    """A running average in float32 or better."""
-    return average.astype(jnp.promote_types(average.dtype, jnp.float32))
-
-
 def updated(average: jax.Array, moment: jax.Array, momentum: float, count: Count) -> jax.Array:
     """A running average updated with the moment of a batch, in its dtype.
 

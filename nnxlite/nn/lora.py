@@ -433,7 +433,11 @@ def merge(model: tp.Any) -> None:
     >>> bool((layer.kernel[...] == adapted).all())
     True
     """
-    _take_out(model, "merge")
+    kernels = _adapted(model, "merge")
+    values = [kernel._nnx_adapted(kernel.base.get_value()) for kernel in kernels]
+    for kernel, value in zip(kernels, values, strict=True):
+        kernel.base.set_value(value)
+    _take_out(model)
 
 
 def remove(model: tp.Any) -> None:
@@ -455,20 +459,22 @@ def remove(model: tp.Any) -> None:
     >>> layer.kernel is kernel
     True
     """
-    _take_out(model, "remove")
+    _adapted(model, "remove")
+    _take_out(model)
 
 
-def _take_out(model: tp.Any, caller: str) -> None:
+def _adapted(model: tp.Any, caller: str) -> list[LoRAKernel]:
+    """The kernels with adapters; ValueError if there are none."""
     kernels = _kernels(model)
     if not kernels:
         raise ValueError(
             f"lora.{caller}: {type(model).__name__} has no adapters. nnx.lora.inject(model, filter, "
             "rank=..., rngs=...) puts some in."
         )
-    if caller == "merge":
-        values = [kernel._nnx_adapted(kernel.base.get_value()) for kernel in kernels]
-        for kernel, value in zip(kernels, values, strict=True):
-            kernel.base.set_value(value)
+    return kernels
+
+
+def _take_out(model: tp.Any) -> None:
     for _, node in list(iter_graph(model)):
         for name, value in list(vars(node).items()) if isinstance(node, Pytree) else ():
             if isinstance(value, LoRAKernel):

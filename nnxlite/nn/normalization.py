@@ -35,6 +35,7 @@ from nnxlite.nn._common import (
     broadcastable,
     resolve_mode,
     value_of,
+    wide,
     without_numpy,
 )
 from nnxlite.nn._normalizing import (
@@ -51,7 +52,6 @@ from nnxlite.nn._normalizing import (
     refuse_batch_axis,
     unless_of_none,
     updated,
-    wide,
 )
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
@@ -119,7 +119,7 @@ def moments(
     The fast variance, E|x|^2 - |E x|^2, reads the input once and needs one communication between
     devices; it loses digits if the mean is much larger than the deviation.
     """
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = wide(x)
     count = number_of(layer, x.shape, axes, mask) if count is None else count
     if not centred:
         (var,) = _means(layer, (abs_squared(x),), axes, mask, count)

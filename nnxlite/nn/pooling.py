@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.export import is_symbolic_dim
 
-from nnxlite.nn._common import Padding, padding_of, without_numpy
+from nnxlite.nn._common import Padding, padding_of, wide, without_numpy
 
 Shape = tp.Sequence[int]
 
@@ -96,8 +96,7 @@ def avg_pool(
     """
     inputs = jnp.asarray(inputs)
     inexact = jnp.issubdtype(inputs.dtype, jnp.inexact)
-    # Sums of small dtypes would overflow, or lose digits.
-    x = inputs.astype(jnp.promote_types(inputs.dtype, jnp.float32))
+    x = wide(inputs)
 
     def total(x: jax.Array) -> jax.Array:
         return pool(x, x.dtype.type(0), lax.add, window_shape, strides, padding)

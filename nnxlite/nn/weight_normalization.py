@@ -20,7 +20,7 @@ from nnxlite._state._flat import to_flat_state
 from nnxlite.filters import Filter, PathContains
 from nnxlite.graph._functional import variables
 from nnxlite.nn import initializers
-from nnxlite.nn._common import KEYLESS, Axes, as_tuple, new_param, params_key
+from nnxlite.nn._common import KEYLESS, Axes, as_tuple, new_param, params_key, wide
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects._fields import data
@@ -56,13 +56,8 @@ def _weights(module: tp.Any, which: Filter) -> Weights:
 
 def _unit(x: jax.Array, axes: tuple[int, ...] | None, epsilon: float) -> jax.Array:
     """`x` divided by its Euclidean norm over some axes, in float32 or better."""
-    x = _wide(x)
+    x = wide(x)
     return x * lax.rsqrt(jnp.sum(x * x, axis=axes, keepdims=True) + epsilon)
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    """`x` in float32 or better: in float16 squares overflow, or vanish together with epsilon."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 class SpectralNorm(_WeightNormalization):
@@ -169,8 +164,8 @@ def _divide_by_singular_value(
 ) -> None:
     stored_u, stored_sigma = layer.batch_stats[(*path, "u")], layer.batch_stats[(*path, "sigma")]
     value = weight.get_value()
-    matrix = _wide(value.reshape(-1, value.shape[-1]))
-    u, v = _singular_vectors(matrix, _wide(stored_u.get_value()), layer.n_steps, layer.epsilon)
+    matrix = wide(value.reshape(-1, value.shape[-1]))
+    u, v = _singular_vectors(matrix, wide(stored_u.get_value()), layer.n_steps, layer.epsilon)
     sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
     if update_stats:
         stored_u.set_value(u.astype(stored_u.dtype))

@@ -98,9 +98,8 @@ def _shown(name: int | str, fun: tp.Callable[..., tp.Any]) -> str:
     return repr(known[name] if isinstance(name, int) and 0 <= name < len(known) else name)
 
 
-kind_by_type[StaticArgument] = (
-    OTHER  # a leaf: what the arguments look like is known from their types
-)
+# A leaf: what the arguments look like is known from their types.
+kind_by_type[StaticArgument] = OTHER
 
 
 def unboxed(inputs: Inputs) -> None:
