@@ -61,7 +61,6 @@ def labels(
     settings: list[tp.Any],
     what: str,
     value: tp.Callable[[int], tp.Any] | None = None,
-    first_decides: tp.Callable[[int, int], bool] = lambda first, again: False,
 ) -> list[tp.Any]:
     """The one setting of each leaf of the arguments, from that of each position of their treedef.
 
@@ -73,14 +72,12 @@ def labels(
         what: the settings, for messages.
         value: gives the value of a graph leaf, for a filter that asks for it: the result is then for
             this call alone. Without it such a filter raises TypeError.
-        first_decides: whether the first path decides for a leaf that is in two roots, given by number;
-            otherwise both must agree.
 
     Raises ValueError where a shared Variable would get two different settings.
     """
     arrays = array_settings(settings, call.treedef, call.where, what, call.paths)
     by_root = [settings[i] for i in call.where]
-    in_graph = _graph_labels(call, by_root, what, value, first_decides)
+    in_graph = _graph_labels(call, by_root, what, value)
     if call.structure is not FLAT:
         in_graph = [in_graph[number] for number, _ in call.inside()]
     leaves = arrays + in_graph
@@ -126,7 +123,6 @@ def _graph_labels(
     by_root: list[tp.Any],
     what: str,
     value: tp.Callable[[int], tp.Any] | None,
-    first_decides: tp.Callable[[int, int], bool],
 ) -> list[tp.Any]:
     """The setting of each graph leaf, from that of each root; see `labels`."""
     decoded = call.graphdef.decoded
@@ -164,12 +160,7 @@ def _graph_labels(
             return decided(part.lookup, leaf, place.below)
         return decided(part.map_prefix, leaf, place.below)
 
-    further = [
-        (leaf, place)
-        for leaf, place in further_places(call)
-        if not first_decides(tp.cast(int, places[leaf].root), tp.cast(int, place.root))
-    ]
-    out = agreed(what, places, further, setting, seen.__getitem__)
+    out = agreed(what, places, further_places(call), setting, seen.__getitem__)
     for root, paths in asked.items():
         by_root[root].refuse_unused(paths)
     return out

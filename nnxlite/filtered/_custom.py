@@ -22,7 +22,7 @@ from nnxlite.filtered._specs import (
     tree_out,
 )
 from nnxlite.transforms._call import Call
-from nnxlite.transforms._tangents import Tangents, zero_tangent
+from nnxlite.transforms._derivatives import Tangents, zero_tangent
 from nnxlite.transforms._wrapper import Transform, Unequal
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])

@@ -24,13 +24,13 @@ from nnxlite.filtered._specs import (
 )
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._derivatives import (
+    Tangents,
     gradients,
     of_arguments,
     of_chosen,
     pulled_back,
     pushed_forward,
 )
-from nnxlite.transforms._tangents import Tangents
 from nnxlite.transforms._wrapper import Transform, decorated
 from nnxlite.variables._definition import MISSING
 

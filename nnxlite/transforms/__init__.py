@@ -7,10 +7,10 @@ from nnxlite.transforms._compiles import CacheInfo as CacheInfo
 from nnxlite.transforms._compiles import Explanation as Explanation
 from nnxlite.transforms._compiles import explain_compiles as explain_compiles
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
-from nnxlite.transforms._derivatives import jvp as jvp
-from nnxlite.transforms._derivatives import vjp as vjp
 from nnxlite.transforms._grad import grad as grad
+from nnxlite.transforms._grad import jvp as jvp
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
+from nnxlite.transforms._grad import vjp as vjp
 from nnxlite.transforms._jit import JitWrapped as JitWrapped
 from nnxlite.transforms._jit import Lowered as Lowered
 from nnxlite.transforms._jit import jit as jit

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from nnxlite._base.config import Modes
-from nnxlite._base.jax import as_integers, is_sharding
+from nnxlite._base.jax import is_sharding
 from nnxlite.boundary._call_def import (
     Inner,
     Partition,
@@ -34,7 +34,6 @@ from nnxlite.boundary._call_def import (
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import Fixed, OutDef, Outputs, replay
-from nnxlite.boundary._prefixes import DiffState
 from nnxlite.transforms._call import (
     PARTIAL,
     Call,
@@ -42,8 +41,16 @@ from nnxlite.transforms._call import (
     positional,
     refuse_shared_result,
 )
-from nnxlite.transforms._derivatives import differentiated
-from nnxlite.transforms._tangents import Tangents, abstract, as_states, zero_tangent
+from nnxlite.transforms._derivatives import (
+    Argnums,
+    Tangents,
+    abstract,
+    argument_numbers,
+    as_states,
+    differentiated,
+    numbered_arguments,
+    zero_tangent,
+)
 from nnxlite.transforms._wrapper import (
     Options,
     P,
@@ -62,7 +69,6 @@ if tp.TYPE_CHECKING:
 
 Fwd = tp.Callable[..., tuple[tp.Any, tp.Any]]
 Bwd = tp.Callable[..., tp.Any]
-Argnums = int | DiffState | tuple[int | DiffState, ...]
 
 
 class CustomVjp(Unequal, Transform[P, R]):
@@ -163,15 +169,16 @@ class _Call(Call):
                 "rules take arguments by position."
             )
         first = len(bound.args)
-        states = _states(rules, first, len(args))
+        entries, more = rules.options.nondiff_argnums, len(args) - first
+        states = numbered_arguments(f"custom_vjp({name})", "nondiff_argnums", entries, first, more)
         nondiff = sorted(number for number, state in states.items() if state is None)
         statics = tuple([n for n in nondiff if not _crosses(args[n])])
         whole, options = Unbound(bound.fun, (), {}), rules.options
         call = cls(options, whole, args, {}, static_argnums=statics, inside=True)
         call.rules, call.shown_name, call.nondiff = rules, name, nondiff
         call.diff = [n for n in range(first, len(args)) if n not in nondiff]
-        settings = {number: states.get(number) or True for number in call.diff}
-        call.selected = Partition(tuple(differentiated(call.definition, settings)))
+        setting = lambda number, position: states.get(number) or True
+        call.selected = differentiated(call.definition, call.diff, setting)
         return call
 
     def with_rules(self) -> tp.Any:
@@ -318,25 +325,6 @@ class _Call(Call):
             )
 
 
-def _states(
-    rules: CustomVjp[..., tp.Any], first: int, num_args: int
-) -> dict[int, DiffState | None]:
-    """The arguments of `nondiff_argnums` by number: None for a whole one, or which of its leaves are
-    differentiated.
-    """
-    visible, out = num_args - first, dict[int, DiffState | None]()
-    for entry in rules.options.nondiff_argnums:
-        state = entry if isinstance(entry, DiffState) else None
-        number = entry.argnum if isinstance(entry, DiffState) else entry
-        if not -visible <= number < visible:
-            raise ValueError(
-                f"custom_vjp: nondiff_argnums has {entry!r}, but {name_of(rules.fun)} was called with "
-                f"{visible} arguments. Give numbers from {-visible} to {visible - 1}."
-            )
-        out[first + number % visible] = state
-    return out
-
-
 def _crosses(value: tp.Any) -> bool:
     """Whether an argument contains an object or an array, and so is passed to JAX."""
     leaves = jax.tree_util.tree_leaves(value, is_leaf=is_root)
@@ -448,13 +436,6 @@ def custom_vjp(
     >>> float(nnx.grad(twice)(nnx.Dict(x=nnx.Param(1.0)))["x"].value)
     20.0
     """
-    if isinstance(nondiff_argnums, DiffState):
-        nondiff_argnums = (nondiff_argnums,)
-    modes, argnums = Modes.of(graph, graph_updates), as_integers(nondiff_argnums)
-    if not modes.updates and any(isinstance(n, DiffState) for n in argnums):
-        raise ValueError(
-            "custom_vjp: `nondiff_argnums` cannot contain `DiffState` objects when `graph=False` or "
-            "`graph_updates=False`, where cotangents have the form of whole arguments. Remove the "
-            "DiffState, or pass graph=True and graph_updates=True."
-        )
+    modes = Modes.of(graph, graph_updates)
+    argnums = argument_numbers("nondiff_argnums", nondiff_argnums, modes.updates)
     return decorated(CustomVjp, fun, Options.of("custom_vjp", modes, _run, nondiff_argnums=argnums))

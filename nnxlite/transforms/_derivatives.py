@@ -1,34 +1,356 @@
-"""Derivatives of a call: `vjp` and `jvp`, and what `grad` and the filtered forms share with them.
+"""Derivatives of a call: what `grad`, `vjp`, `jvp`, the filtered forms and custom rules share.
 
 All treat a function of objects as a function of leaves, and JAX differentiates it with respect to the
 chosen ones alone.  What else leaves the call crosses beside its value, and is not differentiated.
-Tangents and cotangents have the form of their primals: an object for an object.
+
+A tangent has the form of its primal: an array for an array, an object of the same kind for an
+object (or `None`, or a State where only some of the Variables matter).  Leaves are matched by path,
+so static attributes do not matter; what is shared in the primal must be shared in the tangent.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 import typing as tp
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from nnxlite._base.config import Modes
+from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import is_ref, new_ref
-from nnxlite.boundary._call_def import CallDef, Partition
-from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._labels import labels
+from nnxlite._state._definition import State
+from nnxlite.boundary._call_def import CallDef, Partition, replaced
+from nnxlite.boundary._inputs import Inputs, is_root
+from nnxlite.boundary._labels import further_leaves, labels, leaves_of_code
 from nnxlite.boundary._out import Fixed
+from nnxlite.boundary._prefixes import DiffState
+from nnxlite.graph._defs import StaticDef
+from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._kinds import STATE
+from nnxlite.graph._rebuild import Code, ContainerCode, NodeCode, Path
 from nnxlite.transforms._call import Call, unwrapped_value
-from nnxlite.transforms._tangents import Tangents, abstract, has_derivative, zero_tangent
-from nnxlite.transforms._wrapper import Options, R, Transform, decorated, name_of, unbind
-from nnxlite.variables._definition import MISSING
+from nnxlite.transforms._wrapper import name_of
+from nnxlite.variables._definition import VariableDef
+from nnxlite.variables._variable import make
 
-if tp.TYPE_CHECKING:
-    from nnxlite.transforms._signatures import ModeKeywords
+Argnums: tp.TypeAlias = int | DiffState | tp.Sequence[int | DiffState]
 
-Primals = tp.TypeVarTuple("Primals")
-Aux = tp.TypeVar("Aux")
+
+# Which leaves are differentiated ------------------------------------------------------------------
+
+
+def argument_numbers(option: str, given: tp.Any, updates: bool) -> tuple[int | DiffState, ...]:
+    """The arguments that an option such as `argnums` names, one or several.
+
+    Raises TypeError for anything else than an int and a DiffState; ValueError for a DiffState where
+    derivatives have the arguments' own form.
+    """
+    out: list[int | DiffState] = []
+    for entry in given if isinstance(given, (tuple, list)) else (given,):
+        try:
+            out.append(entry if isinstance(entry, DiffState) else operator.index(entry))
+        except TypeError:
+            raise TypeError(
+                f"{option} must be an int, a DiffState, or a sequence of these, got "
+                f"{entry!r} of type {type(entry).__name__}."
+            ) from None
+        if isinstance(entry, DiffState) and not updates:
+            raise ValueError(
+                f"`{option}` cannot contain `DiffState` objects when `graph=False` or "
+                f"`graph_updates=False`, got {entry!r}: derivatives have the form of whole arguments "
+                "there. Use graph=True and graph_updates=True, or split the argument and pass one of "
+                "the states."
+            )
+    return tuple(out)
+
+
+def numbered_arguments(
+    name: str,
+    option: str,
+    entries: tp.Iterable[int | DiffState],
+    first: int,
+    visible: int,
+    error: type[Exception] = ValueError,
+) -> dict[int, DiffState | None]:
+    """The arguments that an option names, by their positions behind those that the function carries.
+
+    Args:
+        name: of the transform and its function.
+        option, entries: the option, and what it contains.
+        first: how many arguments the function carries.
+        visible: how many others there are.
+        error: the class of the error for a number that is too large.
+
+    Raises ValueError where a number is too small, or an argument is named twice.
+    """
+    out: dict[int, DiffState | None] = {}
+    for entry in entries:
+        state = entry if isinstance(entry, DiffState) else None
+        number = entry.argnum if isinstance(entry, DiffState) else entry
+        if not -visible <= number < visible:
+            raise (ValueError if number < 0 else error)(
+                f"{name}: {option} has {entry!r}, but the function was called with {visible} "
+                f"positional arguments. Give numbers from {-visible} to {visible - 1}."
+            )
+        number %= visible
+        if first + number in out:
+            raise ValueError(
+                f"{option} names argument {number} twice. Give it once, with a DiffState whose filter "
+                "matches all that is wanted."
+            )
+        out[first + number] = state
+    return out
+
+
+def differentiated(
+    call: CallDef,
+    numbers: tp.Iterable[int],
+    setting: tp.Callable[[int, int], tp.Any] = lambda number, position: True,
+    value: tp.Callable[[int], tp.Any] | None = None,
+) -> Partition:
+    """The leaves of a call, those first that are differentiated.
+
+    Args:
+        call: the call.
+        numbers: the arguments of which something is differentiated.
+        setting: for an argument, and the position of a root or leaf in it, whether it is: True, or the
+            `DiffState` that chooses its Variables.
+        value: see `labels`.
+
+    Raises ValueError where a shared Variable is differentiated by one path and not by another.
+    """
+    settings: list[tp.Any] = [False] * call.treedef.num_leaves
+    args, _ = call.template()
+    for number in numbers:
+        for position in jax.tree_util.tree_leaves(args[number]):
+            settings[position] = setting(number, position)
+    return Partition(tuple(map(bool, labels(call, settings, "differentiation", value))))
+
+
+# Tangents -----------------------------------------------------------------------------------------
+
+
+class Tangents(tp.NamedTuple):
+    """What tangents have to be like.
+
+    Attributes:
+        what: the tangents, for messages.
+        error: the class of errors about structure.
+        dtype_error: that of errors about dtypes.
+        needed: which leaves must have one: all, none, or those of each object that has some tangents,
+            and of each State that has some.
+        wanted: which leaves can have one; None for all.
+        lenient: whether any tangent of a leaf without a derivative is ignored.
+    """
+
+    what: str
+    error: type[Exception]
+    dtype_error: type[Exception] = TypeError
+    needed: tp.Literal["none", "of objects", "of objects and States", "all"] = "none"
+    wanted: tp.Sequence[bool] | None = None
+    lenient: bool = False
+
+    def of_leaves(self, call: CallDef, leaves: tp.Sequence[tp.Any], given: tp.Any) -> list[tp.Any]:
+        """The tangent of each leaf; None for a leaf that has none.
+
+        Args:
+            call, leaves: the values, or their shapes.
+            given: the tangents, in the form of the values.
+
+        Raises:
+            ValueError: for a tangent of another shape.
+            error: for one of another structure, or of a leaf without a derivative.
+            dtype_error: for one of another dtype.
+        """
+        other = Inputs(given, call.trees, call.names, inside=True)
+        offered, values = other.definition, other.leaves
+        if offered.shared is call.shared:
+            found = dict(enumerate(values))
+        else:
+            found = self._by_path(call, leaves, other)
+        return [self._checked(call, i, x, found.get(i)) for i, x in enumerate(leaves)]
+
+    def _by_path(
+        self, call: CallDef, leaves: tp.Sequence[tp.Any], given: Inputs
+    ) -> dict[int, tp.Any]:
+        """The tangents by the number of the leaf that they belong to."""
+        offered, values = given.definition, given.leaves
+        number_of = {leaf.path: i for i, leaf in (*enumerate(call.leaves()), *further_leaves(call))}
+        source: dict[int, tuple[int, Path]] = {}
+        for other, place in (*enumerate(offered.leaves()), *further_leaves(offered)):
+            leaf, path = number_of.get(place.path), place.path
+            if leaf is None:
+                raise self.error(
+                    f"{self.what} at '{path_text(path)}' is a {short_type(values[other])}, where "
+                    "there is no leaf. Give it the form of what it belongs to; a State may stand for "
+                    "an object, and None for all that has none."
+                )
+            known, first = source.setdefault(leaf, (other, path))
+            # A tree may have lost its sharing in `jax.tree.map`.
+            if known != other and not call.trees:
+                raise self.error(
+                    f"{self.what}: the leaf shared by '{path_text(first)}' and '{path_text(path)}' has "
+                    "two different ones. Share them in the same way."
+                )
+        if self.needed != "none":
+            self._refuse_missing(call, leaves, given, source)
+        return {leaf: values[other] for leaf, (other, _) in source.items()}
+
+    def _refuse_missing(
+        self,
+        call: CallDef,
+        leaves: tp.Sequence[tp.Any],
+        given: Inputs,
+        source: dict[int, tuple[int, Path]],
+    ) -> None:
+        """Raise an error for a leaf that must have a tangent, and has none."""
+        places, of_given = call.leaves(), given.definition.leaves()
+        free = [self.needed == "of objects" and isinstance(x, State) for x in given.roots]
+        roots = {leaf: of_given[other].root for leaf, (other, _) in source.items()}
+        whole = {places[i].root for i, root in roots.items() if root is None or not free[root]}
+        root_at = {path: root for root, path in enumerate(call.root_paths())}
+        objects = zip(given.definition.root_paths(), free)  # they may have no leaf at all
+        whole |= {root_at.get(path) for path, is_free in objects if not is_free}
+        for leaf, place in enumerate(places):
+            needed = self.needed == "all" or (place.root is not None and place.root in whole)
+            if needed and leaf not in source and self._is_wanted(leaf, leaves[leaf]):
+                raise self.error(
+                    f"{self.what} at '{place.text()}' is nothing, where the "
+                    f"{short_type(leaves[leaf])} needs an array of its shape."
+                )
+
+    def _is_wanted(self, leaf: int, value: tp.Any) -> bool:
+        if self.wanted is not None and not self.wanted[leaf]:
+            return False
+        return has_derivative(value)
+
+    def _checked(self, call: CallDef, leaf: int, value: tp.Any, tangent: tp.Any) -> tp.Any:
+        """The tangent of a leaf, as an array; a Python float is one of any floating-point dtype."""
+        if tangent is None or getattr(tangent, "dtype", None) == FLOAT0:
+            return None
+        at = f"{self.what} at '{call.leaves()[leaf].text()}' is"
+        if not self._is_wanted(leaf, value):
+            if self.lenient and (self.wanted is None or self.wanted[leaf]):
+                return None
+            raise self.error(
+                f"{at} a {short_type(tangent)}, but the {short_type(value)} there is not "
+                "differentiated: it must be None."
+            )
+        if is_ref(value):  # its tangent is a reference, too
+            content = tangent[...] if is_ref(tangent) else tangent
+            return new_ref(self._checked(call, leaf, abstract(value), content))
+        is_number = isinstance(tangent, (bool, int, float, complex))
+        if not (is_number or hasattr(tangent, "dtype")) or np.shape(tangent) != np.shape(value):
+            raise ValueError(
+                f"{at} {short_type(tangent)}, where {short_type(value)} needs one of its shape."
+            )
+        dtype = _dtype(value)
+        array = tangent if isinstance(tangent, jax.Array) else jnp.asarray(tangent)
+        if array.dtype == dtype:
+            return array
+        if type(tangent) is float and jnp.issubdtype(dtype, jnp.floating):
+            return array.astype(dtype)
+        raise self.dtype_error(
+            f"{at} {short_type(array)}, where {short_type(value)} needs one of its own dtype. "
+            f"Convert it with .astype({str(dtype)!r})."
+        )
+
+
+def root_states(
+    graphdef: GraphDef[tp.Any], leaves: tp.Mapping[int, tp.Any]
+) -> tp.Callable[[int], tp.Any]:
+    """From the number of a root to its leaves, in the form that gradients have with graph updates on.
+
+    Each object is a State. A shared object has its leaves at its first path, and is an empty State at
+    the others; a root that is a State is without the entries that have no leaf.
+
+    Args:
+        graphdef: the graph.
+        leaves: values for some of its leaves, by number.
+    """
+    decoded = graphdef.decoded
+
+    def variable(leaf: int) -> tp.Any:
+        node = decoded.leaf_nodes[leaf]
+        definition = decoded.node_defs[node] if node >= 0 else None
+        value = leaves[leaf]
+        return make(definition, value) if isinstance(definition, VariableDef) else value
+
+    @functools.cache
+    def nested() -> State[tp.Any, tp.Any]:  # below the numbers of the roots if there are several
+        return graphdef.program(tuple(leaves)).build([*map(variable, leaves)])
+
+    def state(path: Path) -> tp.Any:
+        part = nested()
+        for name in path[1:] if graphdef.num_roots == 1 else path:
+            part = part._mapping.get(name) or State({})
+        return part
+
+    def of_code(code: Code, path: Path) -> tp.Any:
+        if isinstance(code, StaticDef):
+            return code.value
+        if isinstance(code, ContainerCode):
+            below = decoded.below(code)
+            return code.definition.build([of_code(c, (*path, name)) for name, c in below])
+        leaf = decoded.leaf_of(code)
+        if isinstance(code, NodeCode) and decoded.path(decoded.node_frames[code.number]) != path:
+            return State({})
+        return state(path) if leaf < 0 else variable(leaf)
+
+    def of_root(root: int) -> tp.Any:
+        code = decoded.roots[root]
+        if isinstance(code, ContainerCode) and code.definition.kind == STATE:
+            if any(leaf not in leaves for leaf, _ in leaves_of_code(decoded, code)):
+                return state((root,))
+        return of_code(code, (root,))
+
+    return of_root
+
+
+def as_states(tree: tp.Any) -> tp.Any:
+    """A tree with a State in place of each graph object; see `root_states`."""
+    inputs = Inputs(tree)
+    of_root = root_states(inputs.graphdef, dict(enumerate(inputs.values)))
+    leaves = jax.tree_util.tree_leaves(tree, is_leaf=is_root)
+    states = map(of_root, range(len(inputs.where)))
+    return jax.tree_util.tree_unflatten(inputs.treedef, replaced(leaves, inputs.where, [*states]))
+
+
+FLOAT0 = np.dtype(jax.dtypes.float0)
+"""The dtype of tangents of values without a derivative."""
+
+
+def _dtype(x: tp.Any) -> tp.Any:
+    if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)):
+        return x.dtype
+    dtype = getattr(x, "dtype", None)
+    return dtype if dtype == FLOAT0 else jax.typeof(x).dtype
+
+
+_is_inexact = functools.cache(lambda dtype: jnp.issubdtype(dtype, jnp.inexact))
+
+
+def has_derivative(x: tp.Any) -> bool:
+    """Whether a value has floating-point or complex numbers; TypeError unless it is an array."""
+    return _is_inexact(_dtype(x))
+
+
+def zero_tangent(x: tp.Any) -> tp.Any:
+    """The zero tangent of a value."""
+    return jnp.zeros_like(x) if has_derivative(x) else np.zeros(np.shape(x), FLOAT0)
+
+
+def abstract(x: tp.Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a value."""
+    return _abstract(np.shape(x), _dtype(x))
+
+
+_abstract = functools.lru_cache(maxsize=1024)(jax.ShapeDtypeStruct)
+
+
+# The function of leaves ---------------------------------------------------------------------------
 
 Wanted: tp.TypeAlias = tp.Callable[[tp.Any], tp.Any]
 """Whether a leaf of a value is differentiated."""
@@ -84,22 +406,6 @@ def of_chosen(
         return leaves, (Fixed(form), call.leave(inner, (value, aux) if has_aux else value))
 
     return run, given
-
-
-def differentiated(call: CallDef, by_argument: tp.Mapping[int, tp.Any]) -> list[bool]:
-    """Which leaves of a call are differentiated, from the settings of arguments by number."""
-    settings: list[tp.Any] = [False] * call.treedef.num_leaves
-    args, _ = call.template()
-    for number, setting in by_argument.items():
-        for position in jax.tree_util.tree_leaves(args[number]):
-            settings[position] = setting
-    return [*map(bool, labels(call, settings, "differentiation"))]
-
-
-def _visible(call: Call) -> list[bool]:
-    """Which leaves can be differentiated: those of the arguments that the function does not carry."""
-    numbers = range(call.num_bound, len(call.definition.template()[0]))
-    return differentiated(call.definition, dict.fromkeys(numbers, True))
 
 
 def pulled_back(
@@ -229,190 +535,3 @@ def _inexact(value: tp.Any) -> bool:
         return has_derivative(value)
     except TypeError:
         return False
-
-
-# vjp and jvp -------------------------------------------------------------------------------------
-
-
-@tp.overload
-def vjp(
-    f: tp.Callable[[*Primals], R],
-    *primals: *Primals,
-    has_aux: tp.Literal[False] = False,
-    reduce_axes: tp.Sequence[tp.Any] = (),
-    **modes: tp.Unpack[ModeKeywords],
-) -> tuple[R, tp.Callable[[R], tuple[*Primals]]]: ...
-@tp.overload
-def vjp(
-    f: tp.Callable[[*Primals], tuple[R, Aux]],
-    *primals: *Primals,
-    has_aux: tp.Literal[True],
-    reduce_axes: tp.Sequence[tp.Any] = (),
-    **modes: tp.Unpack[ModeKeywords],
-) -> tuple[R, tp.Callable[[R], tuple[*Primals]], Aux]: ...
-@tp.overload
-def vjp(
-    f: tp.Any = ...,
-    *,
-    has_aux: bool = False,
-    reduce_axes: tp.Sequence[tp.Any] = (),
-    **modes: tp.Unpack[ModeKeywords],
-) -> tp.Callable[..., tp.Any]: ...
-def vjp(
-    f: tp.Any = MISSING,
-    *primals: tp.Any,
-    has_aux: bool = False,
-    reduce_axes: tp.Sequence[tp.Any] = (),
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> tp.Any:
-    """The value of a function, and a function from cotangents of it to cotangents of the arguments.
-
-    The cotangent of an object is an object of the same form that contains the cotangents of all its
-    leaves; those of integers and keys have the dtype `float0`.
-    What the function writes into its arguments is kept, and is not differentiated. Arguments that a
-    bound method or a `functools.partial` carries are constants.
-
-    Args:
-        f: the function; without primals, the result is a function of the primals.
-        primals: its arguments.
-        has_aux: the function returns `(value, aux)`; the result is then `(value, vjp_fun, aux)`.
-        reduce_axes: as in `jax.vjp`.
-        graph: False refuses shared references.
-        graph_updates: False propagates values of Variables only, not structure.
-
-    Returns:
-        `(value, vjp_fun)`. The cotangent given to `vjp_fun` has the form of the value.
-
-    Raises:
-        ValueError: by `vjp_fun`, for a cotangent that does not match the value, and where an argument
-            has an array reference: JAX returns no cotangents of those.
-
-    >>> import nnxlite as nnx, jax.numpy as jnp
-    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    >>> y, pull = nnx.vjp(lambda m, x: m(x), model, jnp.ones((1, 2)))
-    >>> d_model, d_x = pull(jnp.ones_like(y))
-    >>> d_model.bias.value.tolist(), d_x.shape
-    ([1.0, 1.0, 1.0], (1, 2))
-    """
-    modes = Modes.of(graph, graph_updates)
-    if f is MISSING or not primals:
-        given = {"has_aux": has_aux, "reduce_axes": tuple(reduce_axes)}
-        return decorated(Transform, f, Options.of("vjp", modes, _run_later, **given))
-    call = Call(Options.of("vjp", modes, vjp), unbind(f), primals, {}, inside=True)
-    extra = {"reduce_axes": tuple(reduce_axes)} if reduce_axes else {}
-    with call.naming_arguments():
-        visible = _visible(call)
-        selected = Partition(
-            tuple([seen and has_derivative(x) for seen, x in zip(visible, call.leaves)])
-        )
-        zeros = [
-            zero_tangent(abstract(x)) if seen or is_ref(x) else None
-            for seen, x in zip(selected.split(visible)[1], selected.split(call.leaves)[1])
-        ]
-        form = Tangents("vjp: the cotangent", ValueError, needed="of objects")
-        out = pulled_back(call, selected, has_aux, has_derivative, form, zeros, **extra)
-    references = [i for i in selected.positions[0] if is_ref(call.leaves[i])]
-    if not references:
-        return out
-    message = (
-        f"{call.name}: '{call.leaf_text(references[0])}' is an array reference, of which JAX returns no "
-        "cotangent. Pass an object without references (nnx.to_arrays), or let the function capture it."
-    )
-
-    def vjp_fun(cotangent: tp.Any) -> tp.NoReturn:
-        raise ValueError(message)
-
-    return (out[0], vjp_fun, *out[2:])
-
-
-@tp.overload
-def jvp(
-    f: tp.Callable[[*Primals], R],
-    primals: tuple[*Primals] | list[tp.Any],
-    tangents: tuple[tp.Any, ...] | list[tp.Any],
-    *,
-    has_aux: tp.Literal[False] = False,
-    **modes: tp.Unpack[ModeKeywords],
-) -> tuple[R, R]: ...
-@tp.overload
-def jvp(
-    f: tp.Callable[[*Primals], tuple[R, Aux]],
-    primals: tuple[*Primals] | list[tp.Any],
-    tangents: tuple[tp.Any, ...] | list[tp.Any],
-    *,
-    has_aux: tp.Literal[True],
-    **modes: tp.Unpack[ModeKeywords],
-) -> tuple[R, R, Aux]: ...
-@tp.overload
-def jvp(
-    f: tp.Any = ..., *, has_aux: bool = False, **modes: tp.Unpack[ModeKeywords]
-) -> tp.Callable[..., tp.Any]: ...
-def jvp(
-    f: tp.Any = MISSING,
-    primals: tp.Any = MISSING,
-    tangents: tp.Any = MISSING,
-    *,
-    has_aux: bool = False,
-    graph: bool | None = None,
-    graph_updates: bool | None = None,
-) -> tp.Any:
-    """The value of a function, and its derivative along tangents of the arguments.
-
-    The tangent of an object is an object of the same form, or a State; a State may contain some of the
-    Variables only, and the function is then not differentiated along the others. What the
-    function writes into its arguments is kept.
-
-    Args:
-        f: the function; without primals and tangents the result is a function of these two.
-        primals: a tuple or list of arguments.
-        tangents: a tuple or list of their tangents.
-        has_aux: the function returns `(value, aux)`; the result is then `(value, tangent, aux)`.
-        graph: False refuses shared references.
-        graph_updates: False propagates values of Variables only, not structure.
-
-    Returns:
-        `(value, tangent)`, the tangent in the form of the value.
-
-    Raises:
-        TypeError: for tangents of another structure or dtype than the primals.
-        ValueError: for a tangent of another shape.
-
-    >>> import nnxlite as nnx
-    >>> model = nnx.Dict(w=nnx.Param(3.0))
-    >>> along = nnx.State({"w": nnx.Param(1.0)})
-    >>> value, tangent = nnx.jvp(lambda m: m.w ** 2, (model,), (along,))
-    >>> float(value), float(tangent)
-    (9.0, 6.0)
-    """
-    modes = Modes.of(graph, graph_updates)
-    if f is MISSING or primals is MISSING or tangents is MISSING:
-        return decorated(Transform, f, Options.of("jvp", modes, _run_later, has_aux=has_aux))
-    if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
-        raise TypeError(
-            "primal and tangent arguments to jvp must be tuples or lists, one entry for each "
-            f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
-        )
-    call = Call(Options.of("jvp", modes, jvp), unbind(f), tuple(primals), {}, inside=True)
-    with call.naming_arguments():
-        form = Tangents("jvp: the tangent", TypeError, needed="of objects", wanted=_visible(call))
-        given = of_arguments(form, call, tangents)
-        for leaf, value in enumerate(call.leaves):  # what is written into a reference has a tangent
-            if given[leaf] is None and is_ref(value) and has_derivative(value):
-                given[leaf] = new_ref(zero_tangent(abstract(value)))
-        return pushed_forward(call, given, has_aux, has_derivative, zeros=True)
-
-
-def _run_later(later: Transform[..., tp.Any], args: tp.Any, kwargs: dict[str, tp.Any]) -> tp.Any:
-    """Differentiate a function that has waited for its primals, and for its tangents with `jvp`."""
-    name, (graph, updates), _, more, _ = later.options
-    options = {"graph": graph, "graph_updates": updates, **dict(more), **kwargs}
-    if name == "vjp":
-        return vjp(later.__wrapped__, *args, **options)
-    # The object of a method comes before primals and tangents.
-    carried = len(args) - len({"primals", "tangents"} - kwargs.keys())
-    if carried > 0:
-        return jvp(
-            functools.partial(later.__wrapped__, *args[:carried]), *args[carried:], **options
-        )
-    return jvp(later.__wrapped__, *args, **options)

@@ -1,117 +1,96 @@
-"""`grad` and `value_and_grad`: derivatives with respect to the Variables of objects."""
+"""`grad`, `value_and_grad`, `vjp` and `jvp`: derivatives of functions of objects."""
 
 from __future__ import annotations
 
-import operator
+import functools
 import typing as tp
 
 import jax
 
 from nnxlite._base.config import Modes
+from nnxlite._base.jax import is_ref, new_ref
 from nnxlite.boundary._call_def import Partition
-from nnxlite.boundary._labels import labels
 from nnxlite.boundary._prefixes import DiffState
+from nnxlite.filters import All, Filter, Frozen, Not
 from nnxlite.graph._defs import ObjectDef
 from nnxlite.graph._kinds import STATE
-from nnxlite.graph._rebuild import ContainerCode, Decoded, NodeCode
+from nnxlite.graph._rebuild import ContainerCode, NodeCode
 from nnxlite.transforms._call import Call, positional
-from nnxlite.transforms._derivatives import gradients
-from nnxlite.transforms._tangents import root_states
-from nnxlite.transforms._wrapper import Options, P, R, Transform, decorated
+from nnxlite.transforms._derivatives import (
+    Argnums,
+    Tangents,
+    abstract,
+    argument_numbers,
+    differentiated,
+    gradients,
+    has_derivative,
+    numbered_arguments,
+    of_arguments,
+    pulled_back,
+    pushed_forward,
+    root_states,
+    zero_tangent,
+)
+from nnxlite.transforms._wrapper import Options, P, R, Transform, decorated, unbind
 from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._kinds import Param
-from nnxlite.variables._metadata import FROZEN
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import (
         AnyState,
+        FirstGradKeywords,
         Grad,
         GradAux,
         GradKeywords,
         GraphGradKeywords,
+        ModeKeywords,
         ValueAndGrad,
     )
 
-Argnums = int | DiffState | tp.Sequence[int | DiffState]
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
+Primals = tp.TypeVarTuple("Primals")
+Aux = tp.TypeVar("Aux")
 
 
-PARAMS = DiffState(0, Param)
-"""What is differentiated of an object by default."""
-
-
-def _run(
-    differentiated: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
-) -> tp.Any:
-    options, bound = differentiated.options, differentiated.bound
+def _run(t: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
+    options, bound = t.options, t.bound
     if kwargs:
         wanted = max(getattr(a, "argnum", a) for a in options.argnums) + 1
         args, kwargs = positional(bound.fun, args, kwargs, wanted, bound)
     call = Call(options, bound, args, kwargs, captured=options.modes.updates)
-    positions = _positions(options.argnums, call.num_bound, len(args))
-    selected = _select(call, positions)
-    shown = lambda grads: _gradients(call, positions, selected, grads)
+    counts = call.num_bound, len(args)
+    states = numbered_arguments(call.name, "argnums", options.argnums, *counts, TypeError)  # as JAX
+    selected = _select(call, states)
+    shown = lambda grads: _gradients(call, [*states], selected, grads)
     remedy = "choose them with DiffState(argnum, filter), or pass allow_int=True"
     return gradients(call, selected, options, shown, remedy)
 
 
-def _positions(argnums: tuple[int | DiffState, ...], num_bound: int, visible: int) -> list[int]:
-    """The positions of the differentiated arguments, behind those that the function carries.
+def _select(given: Call, states: dict[int, DiffState | None]) -> Partition:
+    """The leaves of a call, those first that are differentiated; cached on the call.
 
-    Raises TypeError where an argument number is too large; ValueError where one is too small or given
-    twice.
-    """
-    out: list[int] = []
-    for argnum in argnums:
-        number = argnum.argnum if isinstance(argnum, DiffState) else argnum
-        if not -visible <= number < visible:
-            needed = number + 1 if number >= 0 else -number
-            error = TypeError if number >= 0 else ValueError  # as in JAX
-            raise error(
-                f"differentiating with respect to argnums={number} requires at least {needed} "
-                f"positional arguments, but the function was called with {visible}."
-            )
-        number %= visible
-        if num_bound + number in out:
-            raise ValueError(
-                f"argnums names argument {number} twice. Give it once, with a DiffState whose filter "
-                "matches all that is wanted."
-            )
-        out.append(num_bound + number)
-    return out
-
-
-def _select(given: Call, positions: list[int]) -> Partition:
-    """Which leaves are differentiated, and which are not; cached on the call.
-
-    A filter that looks at the values of the graph leaves decides again in each call.
-
-    Raises ValueError where a shared Variable is differentiated by one path and not by another.
+    These are the `Param`s of an object, or what its `DiffState` says, and all of anything else; nothing
+    that is frozen, except for a Variable that is an argument itself.  A filter that looks at the values
+    of the graph leaves decides again in each call.
     """
     call, options = given.definition, given.options
-    as_tree = not options.modes.updates
-    key = (grad, options.argnums, as_tree, given.num_bound)
+    updates, decoded = options.modes.updates, call.graphdef.decoded
+    key = (grad, options.argnums, updates, given.num_bound)
     known = call.cache.get(key)
     if known is not None:
         return known
-    args, _ = call.template()
-    decoded = call.graphdef.decoded
     roots = dict(zip(call.where, decoded.roots))
-    settings: list[tp.Any] = [False] * call.treedef.num_leaves
-    chosen_by: dict[int, DiffState | None] = {}
-    for argnum, position in zip(options.argnums, positions):
-        state = argnum if isinstance(argnum, DiffState) else None
-        for leaf in jax.tree_util.tree_leaves(args[position]):
-            by_filter = _is_object(decoded, roots.get(leaf)) and not (as_tree and state is None)
-            settings[leaf] = (state or PARAMS) if by_filter else True
-            chosen_by[leaf] = state
 
-    def first_decides(root: int, again: int) -> bool:
-        """Of a Variable in an object and in the same argument itself, the first path decides."""
-        one, other = call.where[root], call.where[again]
-        if not {one, other} <= chosen_by.keys() or chosen_by[one] is not chosen_by[other]:
-            return False
-        return chosen_by[one] is None or settings[one] is True or settings[other] is True
+    def setting(number: int, position: int) -> tp.Any:
+        code, state = roots.get(position), states[number]
+        definition = decoded.node_defs[code.number] if isinstance(code, NodeCode) else None
+        if code is None or isinstance(definition, VariableDef):
+            return True
+        of_state = isinstance(code, ContainerCode) and code.definition.kind == STATE
+        wanted: Filter = ...
+        if not of_state and (isinstance(code, ContainerCode) or isinstance(definition, ObjectDef)):
+            wanted = state.filter if state is not None else Param if updates else ...
+        return DiffState(number, All(wanted, Not(Frozen())))
 
     read: list[int] = []  # the leaves whose values a filter asked for
 
@@ -119,21 +98,8 @@ def _select(given: Call, positions: list[int]) -> Partition:
         read.append(leaf)
         return given.inputs.values[leaf]
 
-    flags = labels(call, settings, "differentiation", value, first_decides)
-    top = {code.number for code in decoded.roots if isinstance(code, NodeCode)}
-    for leaf, node in enumerate(decoded.leaf_nodes):  # frozen, but not an argument itself
-        definition = decoded.node_defs[node] if node >= 0 and node not in top else None
-        if isinstance(definition, VariableDef) and FROZEN in definition.metadata:
-            flags[call.num_arrays + leaf] = False
-    selected = Partition(tuple(map(bool, flags)))
+    selected = differentiated(call, states, setting, value)
     return selected if read else call.remember(key, selected)
-
-
-def _is_object(decoded: Decoded, code: tp.Any) -> bool:
-    """Whether a root is a graph object, as opposed to a Variable or a State."""
-    if isinstance(code, NodeCode):
-        return isinstance(decoded.node_defs[code.number], ObjectDef)
-    return isinstance(code, ContainerCode) and code.definition.kind != STATE
 
 
 def _gradients(
@@ -160,73 +126,37 @@ def _decorated(
 ) -> tp.Any:
     """A function under `grad` or `value_and_grad`, or a decorator.
 
-    Raises TypeError where `argnums` is not an int, DiffState, or sequence of these; ValueError where it
-    is empty, or contains a DiffState although gradients have the arguments' own type.
+    Raises ValueError where `argnums` is empty.
     """
-    single = isinstance(argnums, DiffState) or not isinstance(argnums, (tuple, list))
-    given: tuple[tp.Any, ...] = (argnums,) if single else tuple(tp.cast(tp.Any, argnums))
-    if not given:
+    numbers = argument_numbers("argnums", argnums, modes.updates)
+    if not numbers:
         raise ValueError("argnums is empty: give at least one argument to differentiate.")
-    checked: list[DiffState | int] = []
-    for argnum in given:
-        try:
-            number = argnum if isinstance(argnum, DiffState) else operator.index(argnum)
-        except TypeError:
-            raise TypeError(
-                "argnums must be an int, a DiffState, or a sequence of these, got "
-                f"{argnum!r} of type {type(argnum).__name__}."
-            ) from None
-        if isinstance(number, DiffState) and not modes.updates:
-            raise ValueError(
-                "`argnums` cannot contain `DiffState` objects when `graph=False` or "
-                f"`graph_updates=False`, got {number!r}: gradients have the arguments' own type and "
-                "hold every leaf there. Use graph=True and graph_updates=True, or split the argument "
-                "and differentiate one of the states."
-            )
-        checked.append(number)
     reduce_axes = tuple(jax_options.pop("reduce_axes"))
     if reduce_axes:
         jax_options["reduce_axes"] = reduce_axes
-    more = {"argnums": tuple(checked), "single": single, "has_aux": has_aux}
+    single = not isinstance(argnums, (tuple, list))
+    more = {"argnums": numbers, "single": single, "has_aux": has_aux}
     options = Options.of(name, modes, _run, **more, jax_options=tuple(jax_options.items()))
     return decorated(Transform, f, options)
 
 
 @tp.overload
 def grad(
-    f: F,
-    *,
-    argnums: tp.Literal[0] = 0,
-    has_aux: tp.Literal[False] = False,
-    **options: tp.Unpack[GraphGradKeywords],
+    f: F, *, has_aux: tp.Literal[False] = False, **options: tp.Unpack[FirstGradKeywords]
 ) -> Grad[F]: ...
 @tp.overload
 def grad(
-    f: F,
-    *,
-    argnums: tp.Literal[0] = 0,
-    has_aux: tp.Literal[True],
-    **options: tp.Unpack[GraphGradKeywords],
+    f: F, *, has_aux: tp.Literal[True], **options: tp.Unpack[FirstGradKeywords]
 ) -> GradAux[F]: ...
 @tp.overload
 def grad(
-    f: tp.Callable[P, tp.Any],
-    *,
-    argnums: DiffState,
-    has_aux: tp.Literal[False] = False,
-    **options: tp.Unpack[GraphGradKeywords],
+    f: tp.Callable[P, tp.Any], *, argnums: DiffState, **options: tp.Unpack[GraphGradKeywords]
 ) -> Transform[P, AnyState]: ...
 @tp.overload
-def grad(
-    f: tp.Callable[P, tp.Any],
-    *,
-    argnums: Argnums = 0,
-    has_aux: bool = False,
-    **options: tp.Unpack[GradKeywords],
-) -> Transform[P, tp.Any]: ...
+def grad(f: tp.Callable[P, tp.Any], **options: tp.Unpack[GradKeywords]) -> Transform[P, tp.Any]: ...
 @tp.overload
 def grad(
-    *, argnums: Argnums = 0, has_aux: bool = False, **options: tp.Unpack[GradKeywords]
+    **options: tp.Unpack[GradKeywords],
 ) -> tp.Callable[[tp.Callable[P, tp.Any]], Transform[P, tp.Any]]: ...
 def grad(
     f: tp.Any = MISSING,
@@ -285,11 +215,7 @@ def grad(
 
 @tp.overload
 def value_and_grad(
-    f: F,
-    *,
-    argnums: tp.Literal[0] = 0,
-    has_aux: bool = False,
-    **options: tp.Unpack[GraphGradKeywords],
+    f: F, *, has_aux: bool = False, **options: tp.Unpack[FirstGradKeywords]
 ) -> ValueAndGrad[F]: ...
 @tp.overload
 def value_and_grad(
@@ -301,15 +227,11 @@ def value_and_grad(
 ) -> Transform[P, tuple[R, AnyState]]: ...
 @tp.overload
 def value_and_grad(
-    f: tp.Callable[P, R],
-    *,
-    argnums: Argnums = 0,
-    has_aux: bool = False,
-    **options: tp.Unpack[GradKeywords],
+    f: tp.Callable[P, R], **options: tp.Unpack[GradKeywords]
 ) -> Transform[P, tuple[R, tp.Any]]: ...
 @tp.overload
 def value_and_grad(
-    *, argnums: Argnums = 0, has_aux: bool = False, **options: tp.Unpack[GradKeywords]
+    **options: tp.Unpack[GradKeywords],
 ) -> tp.Callable[[tp.Callable[P, R]], Transform[P, tuple[R, tp.Any]]]: ...
 def value_and_grad(
     f: tp.Any = MISSING,
@@ -344,3 +266,198 @@ def value_and_grad(
     """
     more = {"holomorphic": holomorphic, "allow_int": allow_int, "reduce_axes": reduce_axes}
     return _decorated(f, "value_and_grad", argnums, has_aux, Modes.of(graph, graph_updates), **more)
+
+
+# vjp and jvp -------------------------------------------------------------------------------------
+
+
+def _visible(call: Call) -> Partition:
+    """The leaves of a call, those of the arguments first that the function does not carry."""
+    numbers = range(call.num_bound, len(call.definition.template()[0]))
+    return differentiated(call.definition, numbers)
+
+
+@tp.overload
+def vjp(
+    f: tp.Callable[[*Primals], R],
+    *primals: *Primals,
+    has_aux: tp.Literal[False] = False,
+    reduce_axes: tp.Sequence[tp.Any] = (),
+    **modes: tp.Unpack[ModeKeywords],
+) -> tuple[R, tp.Callable[[R], tuple[*Primals]]]: ...
+@tp.overload
+def vjp(
+    f: tp.Callable[[*Primals], tuple[R, Aux]],
+    *primals: *Primals,
+    has_aux: tp.Literal[True],
+    reduce_axes: tp.Sequence[tp.Any] = (),
+    **modes: tp.Unpack[ModeKeywords],
+) -> tuple[R, tp.Callable[[R], tuple[*Primals]], Aux]: ...
+@tp.overload
+def vjp(
+    f: tp.Any = ...,
+    *,
+    has_aux: bool = False,
+    reduce_axes: tp.Sequence[tp.Any] = (),
+    **modes: tp.Unpack[ModeKeywords],
+) -> tp.Callable[..., tp.Any]: ...
+def vjp(
+    f: tp.Any = MISSING,
+    *primals: tp.Any,
+    has_aux: bool = False,
+    reduce_axes: tp.Sequence[tp.Any] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """The value of a function, and a function from cotangents of it to cotangents of the arguments.
+
+    The cotangent of an object is an object of the same form that contains the cotangents of all its
+    leaves; those of integers and keys have the dtype `float0`.
+    What the function writes into its arguments is kept, and is not differentiated. Arguments that a
+    bound method or a `functools.partial` carries are constants.
+
+    Args:
+        f: the function; without primals, the result is a function of the primals.
+        primals: its arguments.
+        has_aux: the function returns `(value, aux)`; the result is then `(value, vjp_fun, aux)`.
+        reduce_axes: as in `jax.vjp`.
+        graph: False refuses shared references.
+        graph_updates: False propagates values of Variables only, not structure.
+
+    Returns:
+        `(value, vjp_fun)`. The cotangent given to `vjp_fun` has the form of the value.
+
+    Raises:
+        ValueError: by `vjp_fun`, for a cotangent that does not match the value, and where an argument
+            has an array reference: JAX returns no cotangents of those.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> y, pull = nnx.vjp(lambda m, x: m(x), model, jnp.ones((1, 2)))
+    >>> d_model, d_x = pull(jnp.ones_like(y))
+    >>> d_model.bias.value.tolist(), d_x.shape
+    ([1.0, 1.0, 1.0], (1, 2))
+    """
+    modes = Modes.of(graph, graph_updates)
+    if f is MISSING or not primals:
+        given = {"has_aux": has_aux, "reduce_axes": tuple(reduce_axes)}
+        return decorated(Transform, f, Options.of("vjp", modes, _run_later, **given))
+    call = Call(Options.of("vjp", modes, vjp), unbind(f), primals, {}, inside=True)
+    extra = {"reduce_axes": tuple(reduce_axes)} if reduce_axes else {}
+    with call.naming_arguments():
+        visible = _visible(call).labels
+        selected = Partition(
+            tuple([bool(seen and has_derivative(x)) for seen, x in zip(visible, call.leaves)])
+        )
+        zeros = [
+            zero_tangent(abstract(x)) if seen or is_ref(x) else None
+            for seen, x in zip(selected.split(visible)[1], selected.split(call.leaves)[1])
+        ]
+        form = Tangents("vjp: the cotangent", ValueError, needed="of objects")
+        out = pulled_back(call, selected, has_aux, has_derivative, form, zeros, **extra)
+    references = [i for i in selected.positions[0] if is_ref(call.leaves[i])]
+    if not references:
+        return out
+    message = (
+        f"{call.name}: '{call.leaf_text(references[0])}' is an array reference, of which JAX returns no "
+        "cotangent. Pass an object without references (nnx.to_arrays), or let the function capture it."
+    )
+
+    def vjp_fun(cotangent: tp.Any) -> tp.NoReturn:
+        raise ValueError(message)
+
+    return (out[0], vjp_fun, *out[2:])
+
+
+@tp.overload
+def jvp(
+    f: tp.Callable[[*Primals], R],
+    primals: tuple[*Primals] | list[tp.Any],
+    tangents: tuple[tp.Any, ...] | list[tp.Any],
+    *,
+    has_aux: tp.Literal[False] = False,
+    **modes: tp.Unpack[ModeKeywords],
+) -> tuple[R, R]: ...
+@tp.overload
+def jvp(
+    f: tp.Callable[[*Primals], tuple[R, Aux]],
+    primals: tuple[*Primals] | list[tp.Any],
+    tangents: tuple[tp.Any, ...] | list[tp.Any],
+    *,
+    has_aux: tp.Literal[True],
+    **modes: tp.Unpack[ModeKeywords],
+) -> tuple[R, R, Aux]: ...
+@tp.overload
+def jvp(
+    f: tp.Any = ..., *, has_aux: bool = False, **modes: tp.Unpack[ModeKeywords]
+) -> tp.Callable[..., tp.Any]: ...
+def jvp(
+    f: tp.Any = MISSING,
+    primals: tp.Any = MISSING,
+    tangents: tp.Any = MISSING,
+    *,
+    has_aux: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """The value of a function, and its derivative along tangents of the arguments.
+
+    The tangent of an object is an object of the same form, or a State; a State may contain some of the
+    Variables only, and the function is then not differentiated along the others. What the
+    function writes into its arguments is kept.
+
+    Args:
+        f: the function; without primals and tangents the result is a function of these two.
+        primals: a tuple or list of arguments.
+        tangents: a tuple or list of their tangents.
+        has_aux: the function returns `(value, aux)`; the result is then `(value, tangent, aux)`.
+        graph: False refuses shared references.
+        graph_updates: False propagates values of Variables only, not structure.
+
+    Returns:
+        `(value, tangent)`, the tangent in the form of the value.
+
+    Raises:
+        TypeError: for tangents of another structure or dtype than the primals.
+        ValueError: for a tangent of another shape.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Dict(w=nnx.Param(3.0))
+    >>> along = nnx.State({"w": nnx.Param(1.0)})
+    >>> value, tangent = nnx.jvp(lambda m: m.w ** 2, (model,), (along,))
+    >>> float(value), float(tangent)
+    (9.0, 6.0)
+    """
+    modes = Modes.of(graph, graph_updates)
+    if f is MISSING or primals is MISSING or tangents is MISSING:
+        return decorated(Transform, f, Options.of("jvp", modes, _run_later, has_aux=has_aux))
+    if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
+        raise TypeError(
+            "primal and tangent arguments to jvp must be tuples or lists, one entry for each "
+            f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
+        )
+    call = Call(Options.of("jvp", modes, jvp), unbind(f), tuple(primals), {}, inside=True)
+    with call.naming_arguments():
+        form = Tangents(
+            "jvp: the tangent", TypeError, needed="of objects", wanted=_visible(call).labels
+        )
+        given = of_arguments(form, call, tangents)
+        for leaf, value in enumerate(call.leaves):  # what is written into a reference has a tangent
+            if given[leaf] is None and is_ref(value) and has_derivative(value):
+                given[leaf] = new_ref(zero_tangent(abstract(value)))
+        return pushed_forward(call, given, has_aux, has_derivative, zeros=True)
+
+
+def _run_later(later: Transform[..., tp.Any], args: tp.Any, kwargs: dict[str, tp.Any]) -> tp.Any:
+    """Differentiate a function that has waited for its primals, and for its tangents with `jvp`."""
+    name, (graph, updates), _, more, _ = later.options
+    options = {"graph": graph, "graph_updates": updates, **dict(more), **kwargs}
+    if name == "vjp":
+        return vjp(later.__wrapped__, *args, **options)
+    # The object of a method comes before primals and tangents.
+    carried = len(args) - len({"primals", "tangents"} - kwargs.keys())
+    if carried > 0:
+        return jvp(
+            functools.partial(later.__wrapped__, *args[:carried]), *args[carried:], **options
+        )
+    return jvp(later.__wrapped__, *args, **options)

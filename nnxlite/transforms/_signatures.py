@@ -14,6 +14,7 @@ from jax import Array
 from nnxlite._base.typing import Numbers, RematPolicy
 from nnxlite._state._definition import State
 from nnxlite.objects._pytree import Pytree
+from nnxlite.transforms._derivatives import Argnums
 from nnxlite.transforms._wrapper import P, R, Transform
 from nnxlite.variables._variable import Variable
 
@@ -126,8 +127,17 @@ class GraphGradKeywords(NumericGradKeywords, total=False):
     graph_updates: tp.Literal[True] | None
 
 
+class FirstGradKeywords(GraphGradKeywords, total=False):
+    """The same where the first argument is differentiated."""
+
+    argnums: tp.Literal[0]
+
+
 class GradKeywords(NumericGradKeywords, ModeKeywords, total=False):
     """The options of `grad`."""
+
+    argnums: Argnums
+    has_aux: bool
 
 
 # Derivatives --------------------------------------------------------------------------------------
