@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
+import contextlib
 import importlib
 import inspect
 import os
@@ -228,6 +229,18 @@ def store_notebooks() -> None:
             nbformat.write(executed(path, Path(folder)), path)
 
 
+def store_outputs(paths: list[Path]) -> None:
+    """Run pages, on the CPU with eight virtual devices, and store in them what they print."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    pages = importlib.import_module("pages")  # beside this file
+    for path in paths:
+        print(path, flush=True)
+        path = path.resolve()
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            path.write_text(pages.stored(path), encoding="utf-8")
+
+
 # 3. The site --------------------------------------------------------------------------------------
 
 
@@ -251,7 +264,16 @@ def main(arguments: list[str] | None = None) -> None:
         action="store_true",
         help="run the notebooks, store what they print, and do nothing else",
     )
+    parser.add_argument(
+        "--outputs",
+        type=Path,
+        nargs="+",
+        metavar="PAGE",
+        help="run these pages, store what they print, and do nothing else",
+    )
     options = parser.parse_args(arguments)
+    if options.outputs:
+        return store_outputs(options.outputs)
     if options.notebooks:
         return store_notebooks()
     if options.serve:

@@ -19,6 +19,11 @@ OUTSIDE = re.compile(
     r"\]\(((?:\.\./)+)(examples/\w+|tests/[\w/]+|\.ci/\w+|CHANGELOG|LICENSE)(\.\w+)?\)"
 )
 """Links of a page to a file of the repository that is not in `docs/`."""
+MOVED = {
+    "parallelism.md": "sharding.md",
+    "processes.md": "sharding.md#several-processes",
+}
+"""Where the text of pages is now that entries of the changelog link to under an earlier name."""
 ENTRY = re.compile(r"^::: nnxlite\.([\w.]+)$", re.MULTILINE)
 """The line of a page that stands for the docstring of a name."""
 
@@ -28,7 +33,7 @@ def source_page(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(ROOT).as_posix()
     if path.suffix == ".md":
-        return text.replace("](docs/", "](../")
+        return re.sub(r"\]\(docs/([^)]+)", lambda m: f"](../{MOVED.get(m[1], m[1])}", text)
     intro = (
         (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
         if path.suffix == ".py"

@@ -1,8 +1,8 @@
-"""The Python in README.md and docs/ runs: the blocks of a page are one program, top to bottom."""
+"""The Python in README.md and docs/ runs, and prints what the page shows: see `docs/pages.py`."""
 
 from __future__ import annotations
 
-import linecache
+import importlib.util
 import re
 import subprocess
 import sys
@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+spec = importlib.util.spec_from_file_location("docs_pages", ROOT / "docs" / "pages.py")
+assert spec and spec.loader
+pages = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(pages)
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS: dict[str, tuple[str, ...]] = {
     "docs/first-model.md": ("orbax.checkpoint", "sklearn", "matplotlib"),
@@ -25,46 +30,34 @@ NEEDS: dict[str, tuple[str, ...]] = {
 """Packages without which the Python of a page cannot run, by its path in the repository."""
 OWN_PROCESS = {"docs/recipes/quantization.md"}
 """Pages that change the process: this one puts nnxlite in the place of `flax.nnx`."""
-BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def blocks(text: str, language: str) -> list[tuple[int, str]]:
-    """The fenced blocks of one language, each with the number of lines before its code."""
-    return [
-        (text.count("\n", 0, match.start(2)), match[2])
-        for match in BLOCK.finditer(text)
-        if match[1] == language
-    ]
-
-
-def program(text: str) -> str:
-    """All Python of a page, every line under its line number in the page."""
-    lines: list[str] = []
-    for before, code in blocks(text, "python"):
-        lines += [""] * (before - len(lines)) + code.splitlines()
-    return "\n".join(lines) + "\n"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_of(page, tmp_path, monkeypatch):
-    code = program(page.read_text())
-    if not code.strip():
+    if "```python\n" not in page.read_text():
         pytest.skip("no Python on this page")
     for package in NEEDS.get(page.relative_to(ROOT).as_posix(), ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)  # what a page writes stays out of the repository
     if page.relative_to(ROOT).as_posix() in OWN_PROCESS:
-        (tmp_path / "page.py").write_text(code)
-        subprocess.run([sys.executable, tmp_path / "page.py"], check=True)
+        subprocess.run([sys.executable, ROOT / "docs" / "pages.py", page], check=True)
         return
-    # A traceback then quotes the page, not the program made of it.
-    linecache.cache[str(page)] = (len(code), None, code.splitlines(True), str(page))
-    exec(compile(code, str(page), "exec", dont_inherit=True), {"__name__": "__docs__"})
+    for output in pages.run(page):
+        assert output.agrees, f"{page}:{output.line} shows other output:\n{output.printed}"
+
+
+def test_an_output_block_is_what_the_blocks_before_it_print(tmp_path):
+    page = tmp_path / "page.md"
+    block = "```python\nprint({})\n```\n\n```output\n{}\n```\n\n"
+    page.write_text(block.format("1 / 3", "0.33...") + block.format("'two'", "three"))
+    assert [output.agrees for output in pages.run(page)] == [True, False]
+    page.write_text(pages.stored(page))
+    assert page.read_text() == block.format("1 / 3", "0.33...") + block.format("'two'", "two")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page):
-    prose = BLOCK.sub("", page.read_text())  # what a block prints may look like a link
+    prose = pages.BLOCK.sub("", page.read_text())  # what a block prints may look like a link
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", prose)
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
@@ -72,5 +65,5 @@ def test_links_between_pages_lead_somewhere(page):
 def test_quick_start_is_two_short_commands():
     section = re.search(r"^## Quick start$(.*?)^## ", (ROOT / "README.md").read_text(), re.M | re.S)
     assert section
-    commands = [code for _, code in blocks(section[1], "sh")]
+    commands = [code for name, code in pages.BLOCK.findall(section[1]) if name == "sh"]
     assert commands == ["python3 examples digits\n", "python3 tests\n"]
