@@ -15,8 +15,7 @@ import environment  # noqa: E402
 
 EXAMPLES = {path.stem: path for path in sorted(HERE.glob("[!_]*.py"))}
 NEEDS = {
-    "checkpoint_resume": ["checkpoint"],
-    "export": ["serving"],
+    "checkpoint_resume": ["checkpoint", "data"],
     "load_pretrained": ["pretrained"],
     "lora": ["checkpoint"],
     "multihost": ["checkpoint"],

@@ -27,12 +27,14 @@ STYLE = {
 }
 
 
-def options(description: str) -> argparse.Namespace:
-    """`quick`: a short run; `out`: a folder, which is made here; `seed`."""
+def options(description: str, **others: str) -> argparse.Namespace:
+    """`quick`: a short run; `out`: a folder, which is made here; `seed`; `others`: numbers."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a short run, and a weaker result")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    for name, text in others.items():
+        parser.add_argument(f"--{name}", type=int, help=text)
     chosen = parser.parse_args()
     try:  # before training, not after it
         chosen.out.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Train, be killed in the middle of it, go on in a new process, and end with the same bits.
 
-Three processes train the same network on the scans of digits in scikit-learn. The first one runs to the
-end. The second one kills itself with SIGKILL while a checkpoint is being written; the third one goes on
-from the newest complete checkpoint. The parameters of the first and the third are compared bit by bit.
+Three processes train the same network on the scans of digits in scikit-learn, in batches that Grain
+shuffles. The first one runs to the end. The second one kills itself with SIGKILL while a checkpoint is
+being written; the third one goes on from the newest complete checkpoint, with the next batch after it.
 
     python examples/checkpoint_resume.py            # about a minute on two CPU cores
     python examples/checkpoint_resume.py --quick    # fewer steps
@@ -13,28 +13,23 @@ Result: parameters and optimizer of the resumed run have the same bits as withou
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import grain
 import jax
 import numpy as np
 import optax
-from rich.console import Console
-from rich.table import Table
+from _common import BLUE, INK, RED, options, picture
 from sklearn.datasets import load_digits
 
 import nnxlite as nnx
-
-BATCH = 64
-EVERY = 10  # steps from one checkpoint to the next
 
 
 class Network(nnx.Module):
@@ -52,123 +47,84 @@ class Network(nnx.Module):
 
 @nnx.jit
 def train_step(model: Network, optimizer: nnx.Optimizer, images, labels) -> jax.Array:
-    def loss_of(model: Network) -> jax.Array:
-        losses = optax.softmax_cross_entropy_with_integer_labels(model(images), labels)
-        return losses.mean()
+    def loss_fn(model: Network) -> jax.Array:
+        logits = model(images)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
-    loss, grads = nnx.value_and_grad(loss_of)(model)
+    loss, grads = nnx.value_and_grad(loss_fn)(model)
     optimizer.update(model, grads)
     return loss
 
 
-def batch(position: int, images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The batch of a position: always the same one, whichever process asks."""
-    rows = np.random.default_rng(position).integers(len(labels), size=BATCH)
-    return images[rows], labels[rows]
-
-
-def run(folder: Path, steps: int, kill_at: int | None) -> None:
+def run(folder: Path, steps: int, kill_at: int | None = None) -> None:
     """One process: from the newest checkpoint, if there is one, to the last step."""
     pixels, labels = load_digits(return_X_y=True)
     images = (pixels / 16).astype(np.float32)
-    losses: dict[int, float] = {}
-    with nnx.checkpoint.Manager(folder, keep=2, every=EVERY) as manager:
-        seed = 0 if manager.latest is None else os.getpid()  # what is restored depends on no seed
-        model = Network(nnx.Rngs(seed))
-        optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
-        start = 0
-        if manager.latest is not None:
-            start = manager.restore(model=model, optimizer=optimizer).values["position"]
-        for position in range(start + 1, steps + 1):
-            losses[position] = float(train_step(model, optimizer, *batch(position, images, labels)))
-            if position == kill_at:  # 20 ms after the save below begins
+    batches = grain.MapDataset.range(len(labels)).shuffle(seed=0).repeat().batch(64)
+    data = iter(batches.to_iter_dataset())
+    # The seed does not matter to a process that restores.
+    model = Network(nnx.Rngs(os.getpid() if (folder / "losses.csv").exists() else 0))
+    optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
+    with nnx.checkpoint.Manager(folder / "checkpoints", keep=2) as manager:
+        for step in nnx.training.loop(
+            steps,
+            checkpoints=manager,
+            items={"model": model, "optimizer": optimizer},
+            data=data,
+            save_every=10,
+            log=nnx.training.CSV(folder / "losses.csv"),
+        ):
+            rows = next(data)
+            step.log(loss=train_step(model, optimizer, images[rows], labels[rows]))
+            if step.number == kill_at:  # about 20 ms after a save begins
                 threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGKILL)).start()
-                (folder / "losses.json").write_text(json.dumps(losses))
-            manager.save(position, model=model, optimizer=optimizer, position=position)
-            if position == kill_at:
-                manager.wait()
-    arrays = [
-        np.asarray(leaf).tobytes()
-        for leaf in jax.tree.leaves(nnx.state((model, optimizer), nnx.Not(nnx.RngKey)))
-    ]
-    digest = hashlib.sha256(b"".join(arrays)).hexdigest()
-    print(json.dumps({"start": start, "losses": losses, "digest": digest}))
+    arrays = jax.tree.leaves(nnx.state((model, optimizer), nnx.Not(nnx.RngKey)))
+    bits = b"".join(np.asarray(array).tobytes() for array in arrays)
+    (folder / "digest").write_text(hashlib.sha256(bits).hexdigest())
 
 
-def process(folder: Path, steps: int, kill_at: int | None = None) -> dict | None:
-    """What a process says at its end; None for one that was killed."""
-    command = [sys.executable, __file__, "--worker", str(folder), "--steps", str(steps)]
-    if kill_at is not None:
-        command += ["--kill-at", str(kill_at)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode == -signal.SIGKILL:
-        return None
-    if done.returncode != 0:
-        sys.exit(f"checkpoint_resume.py: error: a process failed:\n{done.stderr}")
-    return json.loads(done.stdout)
-
-
-def draw(runs: dict[str, dict[int, float]], path: Path) -> None:
-    import matplotlib  # here, since the other processes draw nothing
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
-    styles = {
-        "not interrupted": ("#8aa1b4", 5),
-        "killed": ("#b3261e", 1.6),
-        "resumed": ("#1b6e53", 1.6),
-    }
-    for name, losses in runs.items():
-        colour, width = styles[name]
-        axes.plot(list(losses), list(losses.values()), color=colour, lw=width, label=name)
-    axes.set(xlabel="step", ylabel="cross-entropy", yscale="log")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
-    parser.add_argument("--quick", action="store_true", help="a short run")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--kill-at", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args()
+def process(folder: Path, steps: int, kill_at: int | None = None) -> None:
+    """Call `run` in a new process, and see to it that it ends as it should."""
+    worker = multiprocessing.get_context("spawn").Process(target=run, args=(folder, steps, kill_at))
+    worker.start()
+    worker.join()
+    if worker.exitcode != (0 if kill_at is None else -signal.SIGKILL):
+        sys.exit(f"checkpoint_resume.py: error: a process ended with {worker.exitcode}")
 
 
 def main() -> None:
-    options = parse_options()
-    if options.worker:
-        return run(options.worker, options.steps, options.kill_at)
-    steps = 60 if options.quick else 600
-    for name in ("whole", "parts"):
-        shutil.rmtree(options.out / name, ignore_errors=True)
-    kill_at = steps // 2 + EVERY
-    whole = process(options.out / "whole", steps)
-    killed = process(options.out / "parts", steps, kill_at=kill_at)
-    if whole is None or killed is not None:
-        sys.exit("checkpoint_resume.py: error: the second process was not killed, or the first was")
-    resumed = process(options.out / "parts", steps)
-    if resumed is None:
-        sys.exit("checkpoint_resume.py: error: the third process was killed")
-    before = json.loads((options.out / "parts/losses.json").read_text())
+    chosen = options(__doc__)
+    steps = 60 if chosen.quick else 600
+    whole, parts = (chosen.out / "resume" / name for name in ("whole", "parts"))
+    for folder in (whole, parts):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    process(whole, steps)
+    process(parts, steps, kill_at=steps // 2 + 9)
+    process(parts, steps)
 
-    table = Table("process", "steps", "parameters and optimizer (SHA-256)")
-    table.add_row("not interrupted", f"1 to {steps}", whole["digest"][:16])
-    table.add_row("killed while saving", f"1 to {kill_at}", "")
-    table.add_row("resumed", f"{resumed['start'] + 1} to {steps}", resumed["digest"][:16])
-    Console().print(table)
-    runs = {"not interrupted": whole["losses"], "killed": before, "resumed": resumed["losses"]}
-    draw(
-        {name: {int(k): v for k, v in run.items()} for name, run in runs.items()},
-        options.out / "resume.png",
+    losses = [
+        np.loadtxt(p / "losses.csv", delimiter=",", skiprows=1, usecols=(0, 2)).T
+        for p in (whole, parts)
+    ]
+    (step, loss), (step_of_parts, loss_of_parts) = losses
+    again = (
+        int(np.flatnonzero(np.diff(step_of_parts) <= 0)[0]) + 1
+    )  # the first one of the third process
+    with picture(chosen.out / "resume.png", 7, 3.6) as figure:
+        axes = figure.subplots()
+        axes.plot(step, loss, color=BLUE, lw=5, label="not interrupted")
+        axes.plot(step_of_parts[:again], loss_of_parts[:again], color=RED, lw=1.6, label="killed")
+        axes.plot(step_of_parts[again:], loss_of_parts[again:], color=INK, lw=1.6, label="resumed")
+        axes.set(xlabel="step", ylabel="cross-entropy", yscale="log")
+        axes.legend()
+    print(f"losses of the three: {chosen.out / 'resume.png'}")
+    print(
+        f"killed after step {step_of_parts[again - 1]:.0f}, resumed at step {step_of_parts[again]:.0f}"
     )
-    print(f"losses of the three: {options.out / 'resume.png'}")
-    if whole["digest"] != resumed["digest"]:
+    digests = [(folder / "digest").read_text() for folder in (whole, parts)]
+    print(f"parameters and optimizer: {digests[0][:16]}, resumed: {digests[1][:16]}")
+    if digests[0] != digests[1]:
         sys.exit("checkpoint_resume.py: error: the resumed run ended with other bits")
     print(f"the resumed run ended with the same bits after {steps} steps")
 

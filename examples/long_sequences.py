@@ -18,29 +18,26 @@ output folder shows the losses, and the memory of a device by the length of the 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 import typing as tp
+from collections.abc import Collection
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import optax
+from _common import BLUE, INK, RED, options, picture
 from _pipeline import pipeline
 from _ring_attention import ring_attention
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import track
 from rich.table import Table
 
 import nnxlite as nnx
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 SYMBOLS, WIDTH, HEADS, LAYERS = 16, 32, 4, 4
 MICROBATCHES = 4
@@ -173,17 +170,16 @@ class Run(tp.NamedTuple):
     """Bytes of parameters and optimizer on the first device."""
 
 
-def train(way: Way, options: argparse.Namespace, tick: tp.Callable[[], None]) -> Run:
-    model, optimizer = build(way, options.steps, options.seed)
+def train(way: Way, numbers: Collection[int], rows: int, length: int, seed: int) -> Run:
+    model, optimizer = build(way, len(numbers), seed)
     layout = nnx.shard((model, optimizer), way.mesh, way.parameters)
     sharding = NamedSharding(way.mesh, way.batch)
     losses, accuracy = [], 0.0
     with jax.set_mesh(way.mesh):
-        for step in range(options.steps):
-            data = jax.device_put(batch(step, options.rows, options.length, options.seed), sharding)
+        for step in track(numbers, "training", console=Console(stderr=True)):
+            data = jax.device_put(batch(step, rows, length, seed), sharding)
             loss, accuracy = train_step(model, optimizer, *data)
             losses.append(float(loss))  # virtual devices share threads: one step at a time
-            tick()
     return Run(losses, float(accuracy), layout.bytes_per_device)
 
 
@@ -201,65 +197,35 @@ def temporary(way: Way, rows: int, length: int) -> int:
 
 
 def draw(runs: dict[str, Run], lengths: list[int], sizes: dict[str, list[int]], path: Path) -> None:
-    colors = {"one device": "#22303c", "ring": "#d1603d", "stages": "#8aa1b4"}
-    styles = {"one device": "-", "ring": "--", "stages": ":"}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    for name, run in runs.items():
-        left.plot(run.losses, styles[name], color=colors[name], label=name, lw=1.8)
-    left.set(xlabel="step", ylabel="loss", title="The same training in three ways")
-    left.legend(frameon=False)
-    for name, values in sizes.items():
-        right.plot(lengths, [v / 1e6 for v in values], "o-", color=colors[name], label=name, ms=4)
-    right.set(
-        xlabel="length of the sequence", ylabel="MB on each device", xscale="log", yscale="log",
-        title="Intermediate results of a step",
-    )  # fmt: skip
-    right.set_xticks(lengths, [str(length) for length in lengths], minor=False)
-    right.minorticks_off()
-    right.legend(frameon=False)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.25, lw=0.6)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    looks = {"one device": (INK, "-"), "ring": (RED, "--"), "stages": (BLUE, ":")}
+    with picture(path, 10, 3.8) as figure:
+        left, right = figure.subplots(1, 2)
+        for name, run in runs.items():
+            color, style = looks[name]
+            left.plot(run.losses, style, color=color, label=name, lw=1.8)
+            right.plot(lengths, np.array(sizes[name]) / 1e6, "o-", color=color, label=name, ms=4)
+        left.set(xlabel="step", ylabel="loss", title="The same training in three ways")
+        right.set(xlabel="length of the sequence", ylabel="MB on each device")
+        right.set(xscale="log", yscale="log", title="Intermediate results of a step")
+        right.set_xticks(lengths, [str(length) for length in lengths], minor=False)
+        right.minorticks_off()
+        for axes in (left, right):
+            axes.legend()
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="long_sequences.py", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--quick", action="store_true", help="a short run")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+def main() -> None:
+    chosen = options(__doc__)
     jax.config.update("jax_num_cpu_devices", 8)  # means nothing where there are GPUs or TPUs
-    options.out.mkdir(parents=True, exist_ok=True)
-    options.steps, options.rows, options.length = (3, 8, 64) if options.quick else (200, 16, 128)
-    lengths = [256] if options.quick else [256, 512, 1024, 2048, 4096]
     if len(jax.devices()) % 8:
-        sys.exit(
-            f"long_sequences.py: error: a multiple of 8 devices is needed, there are "
-            f"{len(jax.devices())}"
-        )
-
+        sys.exit(f"long_sequences.py: error: 8 devices are needed, there are {len(jax.devices())}")
+    steps, rows, length = (3, 8, 64) if chosen.quick else (200, 16, 128)
+    lengths = [256] if chosen.quick else [256, 512, 1024, 2048, 4096]
     runs: dict[str, Run] = {}
     sizes: dict[str, list[int]] = {}
-    bar = Progress(
-        TextColumn("{task.description:>10}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-    )
-    with bar:
-        for name, way in ways().items():
-            task = bar.add_task(name, total=options.steps + len(lengths))
-            tick = functools.partial(bar.advance, task)
-            runs[name] = train(way, options, tick)
-            sizes[name] = []
-            for length in lengths:
-                sizes[name].append(temporary(way, 8, length))
-                tick()
-    draw(runs, lengths, sizes, options.out / "long_sequences.png")
+    for name, way in ways().items():
+        runs[name] = train(way, range(steps), rows, length, chosen.seed)
+        sizes[name] = [temporary(way, 8, length) for length in lengths]
+    draw(runs, lengths, sizes, chosen.out / "long_sequences.png")
 
     first = runs["one device"].losses[:5]
     table = Table(
@@ -282,7 +248,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"long_sequences.py: error: the first losses are {apart:.0e} apart")
     share = sizes["ring"][-1] / sizes["one device"][-1]
     worst = min(run.accuracy for run in runs.values())
-    print(f"losses and memory: {options.out / 'long_sequences.png'}")
+    print(f"losses and memory: {chosen.out / 'long_sequences.png'}")
     print(
         f"a step on {lengths[-1]} positions needs {100 * share:.0f} % of the memory along the ring; "
         f"{100 * worst:.1f} % of the repeated symbols are right"

@@ -14,17 +14,16 @@ at least 90 %.
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 import optax
+from _common import options
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
@@ -113,14 +112,6 @@ def train(plan: nnx.Plan, mesh: jax.sharding.Mesh, data: Data, steps: int):
     return model, optimizer, losses
 
 
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder; default: out")
-    parser.add_argument("--quick", action="store_true", help="a short run")
-    parser.add_argument("--processes", type=int, help="start so many on this machine")
-    return parser.parse_args()
-
-
 def start(count: int, arguments: list[str]) -> int:
     """Run this script in several processes of this machine; the first status that is not 0."""
     with socket.socket() as probe:
@@ -134,10 +125,10 @@ def start(count: int, arguments: list[str]) -> int:
 
 
 def main() -> None:
-    options = parse_options()
-    if options.processes:
-        rest = ["--out", str(options.out)] + ["--quick"] * options.quick
-        sys.exit(start(options.processes, rest))
+    chosen = options(__doc__, processes="start so many on this machine")
+    if chosen.processes:
+        rest = ["--out", str(chosen.out)] + ["--quick"] * chosen.quick
+        sys.exit(start(chosen.processes, rest))
     nnx.distributed.initialize()  # before anything uses a device; alone, it does nothing
     first = jax.process_index() == 0
 
@@ -151,7 +142,7 @@ def main() -> None:
         f"process {jax.process_index()} of {jax.process_count()}: {jax.local_device_count()} of "
         f"{jax.device_count()} devices, rows {data.mine[0]} to {data.mine[-1]} of {BATCH}"
     )
-    steps = 60 if options.quick else 600
+    steps = 60 if chosen.quick else 600
     plans = {"data": nnx.Plan(data="data"), "fsdp": nnx.Plan(fsdp="data")}
     for name, plan in plans.items():
         begin = time.perf_counter()
@@ -161,7 +152,7 @@ def main() -> None:
             f"{data.accuracy(model):.1%} of {TESTED} test scans right, "
             f"{time.perf_counter() - begin:.1f} s"
         )
-    path = options.out / "multihost"
+    path = chosen.out / "multihost"
     nnx.checkpoint.save(path, model=model, optimizer=optimizer, step=steps, overwrite=True)
     restored, _ = nnx.init_sharded(build, mesh, plans["data"])
     report = nnx.checkpoint.restore(path, model=restored, optimizer=optimizer, step=0)
