@@ -18,7 +18,7 @@ from nnxlite._base.jax import jaxpr_as_fun
 from nnxlite._base.statics import alike
 from nnxlite.boundary._call_def import CallDef, Inner, describe, enter, leaf_names, template_of
 from nnxlite.boundary._labels import leaves_of_code
-from nnxlite.boundary._leave import leave, only_structure_of
+from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import Fixed, OutDef, Outputs, Source, pick
 from nnxlite.boundary._prefixes import Carry
 from nnxlite.boundary._refusals import (
@@ -110,30 +110,13 @@ def trace_body(
 
 
 def body_outputs(inner: Inner, result: tp.Any, structure: bool, captured: bool = False) -> Outputs:
-    """What leaves a body with this result; see `leave`. Arrays of the arguments in it are new arrays.
+    """What leaves a body with this result; see `leave`.
 
     Raises TypeError where it returned or stored something that JAX cannot return.
     """
     out = leave(inner, result, structure=structure, captured=captured)
     refuse_foreign_outputs(inner.call, out)
-    return with_arrays(inner, out)
-
-
-def with_arrays(inner: Inner, out: Outputs) -> Outputs:
-    """The outputs, with arrays of the arguments that are in the result as new arrays.
-
-    Arrays have no identity: a result with an array that came in is the same as one with a copy.
-    """
-    left, decoded = out.definition, out.definition.graphdef.decoded
-    if not left.restructures:
-        return out
-    sources, more, count = list(left.sources), list[tp.Any](), len(out.new)
-    for leaf, source in enumerate(sources):
-        root = decoded.path(decoded.leaf_frames[leaf])[0]
-        if source >= 0 and decoded.leaf_nodes[leaf] < 0 and root >= left.first_result:
-            sources[leaf] = ~(count + len(more))
-            more.append(inner.values[source])
-    return Outputs(dataclasses.replace(left, sources=tuple(sources)), [*out.values, *more])
+    return out
 
 
 def with_type(start: tp.Any, end: tp.Any) -> tp.Any:
@@ -247,6 +230,15 @@ class LoopKind(tp.NamedTuple):
             error, start = ValueError, _CARRY_REFERENCES if references else _SAME_STRUCTURE
         return error(f"{start.format(self.name)}, but they differ: {what}")
 
+    def puts(self, call: CallDef, what: str, path: Path, references: bool = True) -> Exception:
+        """The error for a body that puts something in the place of an object of the carry."""
+        return self.differ(
+            call,
+            f"the body puts {what} in the place of '{path_text(path)}'. Return each object of the carry "
+            "where it came in, and write into it (variable[...] = value, nnx.update).",
+            references,
+        )
+
 
 _SAME_STRUCTURE = (
     "{} body function carry input and carry output must have the same pytree structure"
@@ -312,15 +304,14 @@ def carried(
     """
     comparison = _Comparison(loop, inner.call, out.definition, roles, fresh)
     comparison.compare(pairs)
-    if not loop.updates:
-        out = only_structure_of(inner.call, out, comparison.backward)
-    comparison.check_edits(out.definition)
-    places = comparison.places
+    sources = comparison.sources
+    if not loop.updates:  # only values leave
+        out = out._replace(definition=dataclasses.replace(out.definition, kinds=()))
     written = dict(zip(out.definition.written, out.written))
     for leaf in written:
         if roles[leaf] is Carry:
-            places.setdefault(leaf, leaf)
-    slots = tuple((i, s) for i, s in sorted(places.items()) if s != i or i in written)
+            sources.setdefault(leaf, leaf)
+    slots = tuple((i, s) for i, s in sorted(sources.items()) if s != i or i in written)
     needed = {source for _, source in slots if source >= 0}
     written = {i: x for i, x in written.items() if i in needed or roles[i] is not Carry}
     written |= {i: inner.values[i] for i in needed - written.keys()}
@@ -333,185 +324,169 @@ def next_values(slots: Slots, out: Outputs) -> list[tp.Any]:
     return [pick(source, written, out.new) for _, source in slots]
 
 
+@dataclasses.dataclass
 class _Comparison:
-    """A carry before and after an iteration, compared node by node.
+    """A carry before and after an iteration, compared node by node; arguments as for `carried`.
+
+    Leaves that have an axis may change: no iteration sees those of another.
 
     Attributes:
-        compares_references: whether objects must keep what they refer to, as in the reference.
-        places: for each carried leaf the source of its next value.
-        forward, backward: the new number of each node that was compared, and the old one.
+        sources: for each leaf of the carry the source of its next value.
+        now, was: the new number of each node that was compared, and the old one.
+        pending: pairs of codes with their path, and whether they are the carry itself, and not a part of
+            its objects.
     """
 
-    def __init__(
-        self,
-        loop: LoopKind,
-        call: CallDef,
-        left: OutDef,
-        roles: tp.Sequence[tp.Any],
-        fresh: tp.Sequence[tp.Any],
-    ) -> None:
-        self.loop, self.call, self.left, self.roles, self.fresh = loop, call, left, roles, fresh
-        self.before, self.after = call.graphdef.decoded, left.graphdef.decoded
-        self.compares_references = loop.name == "while_loop" and loop.updates
-        self.places: dict[int, Source] = {}
-        self.forward: dict[int, int] = {}
-        self.backward: dict[int, int] = {}
+    loop: LoopKind
+    call: CallDef
+    left: OutDef
+    roles: tp.Sequence[tp.Any]
+    fresh: tp.Sequence[tp.Any]
+    sources: dict[int, Source] = dataclasses.field(default_factory=dict)
+    now: dict[int, int] = dataclasses.field(default_factory=dict)
+    was: dict[int, int] = dataclasses.field(default_factory=dict)
+    pending: list[tuple[Code, Code, Path, bool]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.before, self.after = self.call.graphdef.decoded, self.left.graphdef.decoded
+        self.is_scan = self.loop.name == "scan"
+        self.by_reference = self.loop.name == "while_loop" and self.loop.updates
 
     def compare(self, pairs: Pairs) -> None:
         """Compare the roots of the carry, and other arguments that have carried leaves."""
-        paths, arguments, results = self.call.root_paths(), self.after.roots, self.left.roots
-        # With each pair of codes, whether it is the carry itself, and not a part of its objects.
-        pending = [(self.before.roots[a], results[b], paths[a], True) for a, b in pairs]
-        for root, code in enumerate(self.before.roots if self.loop.updates else ()):
-            if root not in dict(pairs) and any(r is Carry for r in self._roles(code)):
-                pending.append((code, arguments[root], paths[root], False))
-        for old, new, path, is_top in pending:  # which grows
+        before, paths = self.before.roots, self.call.root_paths()
+        self.pending += [(before[a], self.left.roots[b], paths[a], True) for a, b in pairs]
+        for root, code in enumerate(before if self.loop.updates else ()):
+            if root not in dict(pairs) and any(role is Carry for role in self.roles_at(code)):
+                self.pending.append((code, self.after.roots[root], paths[root], False))
+        for old, new, path, is_carry in self.pending:  # which grows
             if old == new and not self.left.restructures:
                 continue
+            error = None
             match old, new:
                 case ContainerCode(), ContainerCode() if new.definition.matches(old.definition):
                     below = zip(old.codes, new.codes, old.definition.keys)
-                    pending += [(a, b, (*path, key), is_top) for a, b, key in below]
-                    continue
-                case _, NodeCode(number) if is_top and self._is_new_object(number):
-                    raise self._renewed(self.after.node_defs[number].type.__name__, path)
+                    self.pending += [(a, b, (*path, key), is_carry) for a, b, key in below]
                 case NodeCode(), NodeCode():
-                    problem = self._compare_nodes(old.number, new.number, path, pending)
+                    error = self.compare_nodes(old.number, new.number, path, is_carry)
                 case ArrayCode(), ArrayCode():
-                    problem = None
                     if self.roles[old.leaf] is Carry:
-                        self.places[old.leaf] = self.left.sources[new.leaf]
+                        self.sources[old.leaf] = self.left.sources[new.leaf]
                 case StaticDef(), StaticDef() if alike(old.value, new.value):
-                    problem = None
+                    pass
                 case _:
-                    problem = self._became(old, new, path)
-            if problem is not None and not self._is_free(old, new):
-                raise problem
+                    error = self.became(old, new, path)
+            if error is not None and (is_carry or not self.is_free(old, new)):
+                raise error
+        self.check_edits()
 
-    def _is_new_object(self, number: int) -> bool:
-        """Whether `scan` refuses a node in the place of the carry."""
-        is_new = (
-            isinstance(self.after.node_defs[number], ObjectDef) and self.left.origin[number] is None
-        )
-        return is_new and self.loop.name == "scan" and self.loop.updates
-
-    def _renewed(self, kind: str, path: Path, references: bool = True) -> Exception:
-        """The error for a new object in the place of one of the carry."""
-        return self.loop.differ(
-            self.call,
-            f"the body puts a new {kind} in the place of '{path_text(path)}'. Update the old one in "
-            "place (variable[...] = value, nnx.update).",
-            references,
-        )
-
-    def _compare_nodes(
-        self, old: int, new: int, path: Path, pending: list[tuple[Code, Code, Path, bool]]
-    ) -> Exception | None:
+    def compare_nodes(self, old: int, new: int, path: Path, is_carry: bool) -> Exception | None:
         """Compare two nodes; what is below them becomes pending. Returns the error if they differ."""
-        if self.forward.get(old, new) != new or self.backward.get(new, old) != old:
+        if self.now.get(old, new) != new or self.was.get(new, old) != old:
             if self.left.origin[new] in (None, old):
                 return self.loop.differ(
                     self.call,
-                    f"the body replaces a part of its carry that is shared with another, at "
+                    "the body replaces a part of its carry that is shared with another, at "
                     f"'{path_text(path)}'. Replace it everywhere, or write into it.",
                 )
-        elif old in self.forward:
+        elif old in self.now:
             return None
-        came, is_variable = self.left.origin[new], self.before.node_leaves[old] >= 0
-        known, kind = self.before.node_defs[old], self.after.node_defs[new]
-        if came != old:
-            if is_variable and isinstance(kind, VariableDef) and not self.loop.updates:
-                return ValueError(
-                    f"{self.loop.name} Variable identity must be preserved across iterations, but the "
-                    f"body puts another Variable in the place of '{path_text(path)}'. With "
-                    "graph_updates=False (or graph=False) only values are carried: write into the "
-                    "Variable (variable[...] = value)."
-                )
-            if came is not None:
-                return self.loop.differ(
-                    self.call,
-                    f"the body puts {node_text(self.call, came)} in the place of "
-                    f"{node_text(self.call, old)}. Return each object of the carry where it came in "
-                    "(nnx.update writes into it), or exchange their values.",
-                    references=True,
-                )
-            if is_variable and (not isinstance(kind, VariableDef) or kind.is_ref):
-                return self._renewed("Variable that lives in a reference", path, references=False)
-            if not (kind is known or self._differs_in_statics_alone(known, kind)):
-                return self._became(NodeCode(old), NodeCode(new), path)
-        self.forward[old], self.backward[new] = new, old
-        if is_variable:
-            leaf = self.before.node_leaves[old]
-            source = self.left.sources[self.after.node_leaves[new]]
-            if self.roles[leaf] is Carry:
-                self.places[leaf] = source
-            elif self.roles[leaf] is None and source != leaf:
-                return self._became(NodeCode(old), NodeCode(new), path)
-        else:
-            olds, news = self._attributes(old, new)
-            for code in news.values() if came is None and self.compares_references else ():
-                moved = self.left.origin[code.number] if isinstance(code, NodeCode) else None
-                if moved is not None:
-                    return self.loop.differ(
-                        self.call,
-                        f"the body puts {node_text(self.call, moved)} into a new object. Return the "
-                        "objects of the carry themselves, or new Variables.",
-                        references=True,
-                    )
-            pending += [(olds[n], news[n], (*path, n), False) for n in olds if n in news]
+        if self.left.origin[new] != old:
+            error = self.other_node(old, new, path, is_carry)
+            if error is not None:
+                return error
+        self.now[old], self.was[new] = new, old
+        leaf = self.before.node_leaves[old]
+        if leaf < 0:
+            olds, news = self.attributes(old, new)
+            self.pending += [(olds[n], news[n], (*path, n), False) for n in olds if n in news]
+            return None
+        source = self.left.sources[self.after.node_leaves[new]]
+        if self.roles[leaf] is Carry:
+            self.sources[leaf] = source
+        elif self.roles[leaf] is None and source != leaf:
+            return self.became(NodeCode(old), NodeCode(new), path)
         return None
 
-    def _attributes(self, old: int, new: int) -> tuple[dict[tp.Any, Code], dict[tp.Any, Code]]:
-        """The data attributes of two objects."""
-        return dict(self.before.below(NodeCode(old))), dict(self.after.below(NodeCode(new)))
+    def other_node(self, old: int, new: int, path: Path, is_carry: bool) -> Exception | None:
+        """The error for another node in the place of one, unless the next iteration may have it."""
+        loop, call, came = self.loop, self.call, self.left.origin[new]
+        known, kind = self.before.node_defs[old], self.after.node_defs[new]
+        is_variable = self.before.node_leaves[old] >= 0
+        if is_variable and isinstance(kind, VariableDef) and not loop.updates:
+            return ValueError(
+                f"{loop.name} Variable identity must be preserved across iterations, but the body puts "
+                f"another Variable in the place of '{path_text(path)}'. With graph_updates=False (or "
+                "graph=False) only values are carried: write into the Variable (variable[...] = value)."
+            )
+        if came is not None:
+            return loop.puts(call, node_text(call, came), path)
+        if is_variable and (not isinstance(kind, VariableDef) or kind.is_ref):
+            what = "a new Variable that lives in a reference"
+            return loop.puts(call, what, path, references=False)
+        inside = [c.number for _, c in self.after.below(NodeCode(new)) if isinstance(c, NodeCode)]
+        moves = self.by_reference and any(self.left.origin[n] is not None for n in inside)
+        is_object = isinstance(known, ObjectDef) and isinstance(kind, ObjectDef)
+        if moves or (is_carry and is_object and self.is_scan and loop.updates):
+            return loop.puts(call, f"a new {kind.type.__name__}", path)
+        # In `scan` static attributes may differ.
+        alike_in_data = (
+            is_object and known.type is kind.type and known.layout.data == kind.layout.data
+        )
+        same = kind is known or (self.is_scan and alike_in_data)
+        return None if same else self.became(NodeCode(old), NodeCode(new), path)
 
-    def _differs_in_statics_alone(self, known: tp.Any, kind: tp.Any) -> bool:
-        both = isinstance(known, ObjectDef) and isinstance(kind, ObjectDef)
-        same = both and known.type is kind.type and known.layout.data == kind.layout.data
-        return self.loop.name == "scan" and same
+    def check_edits(self) -> None:
+        """Raise ValueError or TypeError where an object stays, and its attributes change.
 
-    def check_edits(self, left: OutDef) -> None:
-        """Raise ValueError or TypeError where an object stays, and its attributes change."""
-        is_scan = self.loop.name == "scan"
-        changed = any(self.roles[self.before.node_leaves[old]] is Carry for old, _ in left.kinds)
+        Without updates only the changes of the carry leave.
+        """
+        left, every = self.left, self.loop.updates
+        kinds = [old for old, _ in left.kinds if every or old in self.now]
+        changed = any(self.roles[self.before.node_leaves[old]] is Carry for old in kinds)
         for number, names, removed in left.edits:
-            olds, news = self._attributes(tp.cast(int, left.origin[number]), number)
-            same = number in self.backward and not self.compares_references
+            if not (every or number in self.was):
+                continue
+            olds, news = self.attributes(tp.cast(int, left.origin[number]), number)
+            same = number in self.was and not self.by_reference
             compared = olds.keys() & news.keys() if same else ()
             for name in {*names, *removed}.difference(compared):
                 old, new = olds.get(name), news.get(name)
-                is_alias = old is None and new is not None and self._is_alias(new)
-                changed |= not (is_alias or self._is_free(old, new))
+                is_alias = old is None and new is not None and self.is_alias(new)
+                changed |= not (is_alias or self.is_free(old, new))
         if changed:
-            of = ", of an argument that is carried or broadcast" if is_scan else ""
-            remedy = ", or give the argument an axis" if is_scan else ""
+            of = ", of an argument that is carried or broadcast" if self.is_scan else ""
+            remedy = ", or give the argument an axis" if self.is_scan else ""
             raise self.loop.differ(
                 self.call,
                 f"the body changes {edits_text(self.call, left)}{of}. Do this before the loop or "
                 f"after it{remedy}.",
             )
 
-    def _is_alias(self, new: Code) -> bool:
+    def attributes(self, old: int, new: int) -> tuple[dict[tp.Any, Code], dict[tp.Any, Code]]:
+        """The data attributes of two objects."""
+        return dict(self.before.below(NodeCode(old))), dict(self.after.below(NodeCode(new)))
+
+    def is_alias(self, new: Code) -> bool:
         """Whether a new attribute in a `scan` is another name for Variables that stay where they are."""
         sources = [self.left.sources[leaf] for leaf, _ in leaves_of_code(self.after, new)]
-        stay = all(s >= 0 and self.places.get(s, s) == s for s in sources)
-        constant = all(role is None for role in self._roles(None, new))
-        return self.loop.name == "scan" and stay and (self.loop.updates or constant)
+        stay = all(s >= 0 and self.sources.get(s, s) == s for s in sources)
+        constant = all(role is None for role in self.roles_at(None, new))
+        return self.is_scan and stay and (self.loop.updates or constant)
 
-    def _is_free(self, old: Code | None, new: Code | None) -> bool:
-        """Whether all leaves in two attributes have an axis: no iteration sees those of another."""
-        every = all(isinstance(role, int) for role in self._roles(old, new))
-        return self.loop.name == "scan" and every
+    def is_free(self, old: Code | None, new: Code | None) -> bool:
+        """Whether all leaves in two attributes have an axis."""
+        return self.is_scan and all(isinstance(role, int) for role in self.roles_at(old, new))
 
-    def _roles(self, old: Code | None, new: Code | None = None) -> list[tp.Any]:
+    def roles_at(self, old: Code | None, new: Code | None = None) -> list[tp.Any]:
         """The roles of the leaves in two attributes, one of the arguments and one that leaves."""
         before = leaves_of_code(self.before, old) if old is not None else ()
         after = leaves_of_code(self.after, new) if new is not None else ()
         sources = [self.left.sources[leaf] for leaf, _ in after]
-        return [self.roles[leaf] for leaf, _ in before] + [
-            pick(source, self.roles, self.fresh) for source in sources
-        ]
+        roles = [self.roles[leaf] for leaf, _ in before]
+        return roles + [pick(source, self.roles, self.fresh) for source in sources]
 
-    def _became(self, old: Code, new: Code, path: Path) -> Exception:
+    def became(self, old: Code, new: Code, path: Path) -> Exception:
+        """The error for something else at a path."""
         texts = f"{code_text(old, self.before)} became {code_text(new, self.after)}"
         return self.loop.differ(self.call, f"'{path_text(path)}': {texts}.", references=True)

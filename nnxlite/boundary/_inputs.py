@@ -102,7 +102,7 @@ class Inputs:
     ) -> None:
         self.names = names
         leaves, self.treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_root)
-        self.where, others = _positions(leaves)
+        self.where, others = positions(leaves)
         self.roots = tuple(leaves[i] for i in self.where)
         self.arrays = [leaves[i] for i in others]
         self._enter(trees, inside)
@@ -278,7 +278,7 @@ _forms: Bounded[tp.Any, CallForm] = Bounded(1024)
 _EMPTY: GraphDef[tp.Any] = GraphDef((), 0)
 
 
-def _positions(leaves: tp.Sequence[tp.Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def positions(leaves: tp.Sequence[tp.Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the roots and of the ordinary leaves."""
     roots: list[int] = []
     others: list[int] = []
@@ -299,7 +299,7 @@ def _form_of(
     if any(leaf is None or kind_of(leaf) in _OPENED for leaf in leaves):
         return None
     treedef = jax.tree_util.tree_structure(((0,) * len(args), dict.fromkeys(kwargs, 0)))
-    form = treedef, *_positions(leaves)
+    form = treedef, *positions(leaves)
     if all(type(leaf) in kind_by_type for leaf in leaves):
         _forms[key] = form
     return form

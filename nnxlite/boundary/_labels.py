@@ -60,7 +60,7 @@ def labels(
     call: CallDef,
     settings: list[tp.Any],
     what: str,
-    value: tp.Callable[[int], tp.Any] | None = None,
+    seen: tp.Sequence[tp.Any] = (),
 ) -> list[tp.Any]:
     """The one setting of each leaf of the arguments, from that of each position of their treedef.
 
@@ -70,14 +70,14 @@ def labels(
     Args:
         call, settings: the arguments, and the settings.
         what: the settings, for messages.
-        value: gives the value of a graph leaf, for a filter that asks for it: the result is then for
-            this call alone. Without it such a filter raises TypeError.
+        seen: what filters see of each graph leaf. The result is then for these values alone; without it
+            a filter that asks for a value raises TypeError.
 
     Raises ValueError where a shared Variable would get two different settings.
     """
     arrays = array_settings(settings, call.treedef, call.where, what, call.paths)
     by_root = [settings[i] for i in call.where]
-    in_graph = _graph_labels(call, by_root, what, value)
+    in_graph = _graph_labels(call, by_root, what, seen)
     if call.structure is not FLAT:
         in_graph = [in_graph[number] for number, _ in call.inside()]
     leaves = arrays + in_graph
@@ -122,47 +122,26 @@ def _graph_labels(
     call: CallDef,
     by_root: list[tp.Any],
     what: str,
-    value: tp.Callable[[int], tp.Any] | None,
+    seen: tp.Sequence[tp.Any],
 ) -> list[tp.Any]:
     """The setting of each graph leaf, from that of each root; see `labels`."""
     decoded = call.graphdef.decoded
     if all(s is by_root[0] and not isinstance(s, PrefixMapping) for s in by_root):
-        return by_root[:1] * len(decoded.leaf_nodes)  # sharing cannot disagree
-    unseen = [_Unseen() for _ in decoded.leaf_nodes]
-    seen = [shown(decoded, leaf, stand_in) for leaf, stand_in in enumerate(unseen)]
-    asked: dict[int, list[Path]] = {i: [] for i, s in enumerate(by_root) if type(s) is NodePrefix}
-    places = call.graph_leaves()
-
-    def decided(decide: tp.Callable[[Path, tp.Any], tp.Any], leaf: int, below: Path) -> tp.Any:
-        """What a filter says of a leaf, without its value, or with it if the filter asked for it."""
-        stand_in = unseen[leaf]
-        try:
-            answer = decide(below, seen[leaf])
-        except Exception:
-            if value is None or not stand_in.asked:
-                raise  # the filter's own: it runs no second time
-            answer = MISSING
-        if value is None or not stand_in.asked:
-            return answer
-        stand_in.asked = False
-        seen[leaf] = shown(decoded, leaf, value(leaf))
-        return decide(below, seen[leaf])
+        return by_root[:1] * decoded.num_leaves  # sharing cannot disagree
+    seen = seen or [shown(decoded, leaf) for leaf in range(decoded.num_leaves)]
+    places, again = call.graph_leaves(), [*further_places(call)]
 
     def setting(leaf: int, place: ArgumentLeaf) -> tp.Any:
-        root, first = tp.cast(int, place.root), places[leaf]
-        part = by_root[root]
-        if not isinstance(part, PrefixMapping):
-            return part
-        again = place is not first
-        if root in asked:
-            asked[root].append(place.below)
-        elif again and root == first.root:
-            return decided(part.lookup, leaf, place.below)
-        return decided(part.map_prefix, leaf, place.below)
+        part, first = by_root[tp.cast(int, place.root)], places[leaf]
+        if place is not first and place.root == first.root and isinstance(part, PrefixMapping):
+            return part.lookup(place.below, seen[leaf])
+        return setting_of(part, place.below, seen[leaf])
 
-    out = agreed(what, places, further_places(call), setting, seen.__getitem__)
-    for root, paths in asked.items():
-        by_root[root].refuse_unused(paths)
+    out = agreed(what, places, again, setting, seen.__getitem__)
+    for root, part in enumerate(by_root):
+        if isinstance(part, NodePrefix):
+            every = (*places, *[place for _, place in again])
+            part.refuse_unused([place.below for place in every if place.root == root])
     return out
 
 
@@ -210,28 +189,19 @@ def conflict(
 
 
 class _Unseen(jax.Array):
-    """Stands for an array when filters look at it; raises for every question about its value.
-
-    Attributes:
-        asked: whether there was one.
-    """
+    """Stands for an array when filters look at it; raises for every question about its value."""
 
     type = jax.Array
-    __slots__ = ("asked",)
-
-    def __init__(self) -> None:
-        self.asked = False
+    __slots__ = ()
 
     def __getattribute__(self, name: str) -> tp.Any:
-        if name in _OWN or (name.startswith("__") and name not in _OPERATORS):
+        if name in ("type", "_refuse") or (name.startswith("__") and name not in _OPERATORS):
             return object.__getattribute__(self, name)
-        if not hasattr(jax.Array, name):
-            self.asked = hasattr(np.ndarray, name)  # as concrete arrays have, such as `tolist`
+        if not hasattr(jax.Array, name):  # such as `tolist`, which concrete arrays have
             raise AttributeError(f"An array has no attribute {name!r}.")
         return self._refuse(name)
 
     def _refuse(self, name: str) -> tp.NoReturn:
-        self.asked = True
         raise TypeError(
             "A filter given to a transform decides by path, class and metadata, not by the value, "
             f"and asked for {name!r}. Mark the Variables that are meant, with set_metadata."
@@ -241,7 +211,6 @@ class _Unseen(jax.Array):
         return "array"
 
 
-_OWN = frozenset({"asked", "type", "_refuse"})
 # Python looks for operators on the class.
 _OPERATORS = {name for name in {*dir(jax.Array)} - {*dir(object)} if name.startswith("__")}
 _OPERATORS |= {f"__{name}__" for name in "len iter contains eq lt le gt ge".split()}
@@ -250,17 +219,15 @@ for _name in _OPERATORS:
         setattr(_Unseen, _name, lambda self, *_, name=_name: self._refuse(name))
 
 
-def shown(decoded: Decoded, leaf: int, value: tp.Any = MISSING) -> tp.Any:
-    """What filters see of a leaf: its Variable, or the array; without a value, unless one is given."""
-    value = _Unseen() if value is MISSING else value
-    node = decoded.leaf_nodes[leaf]
+def shown(decoded: Decoded, leaf: int) -> tp.Any:
+    """What filters see of a leaf: its Variable, or the array; without its value."""
+    value, node = _Unseen(), decoded.leaf_nodes[leaf]
     definition = decoded.node_defs[node] if node >= 0 else None
     if not isinstance(definition, VariableDef):
         return value
-    if type(value) is _Unseen:  # no hook can read it
-        definition = VariableDef(definition.type, definition.metadata, None)
-        definition.plain_read = True
-    return make(definition, value)
+    without_hooks = VariableDef(definition.type, definition.metadata, None)
+    without_hooks.plain_read = True
+    return make(without_hooks, value)
 
 
 def further_places(call: CallDef) -> tp.Iterator[tuple[int, ArgumentLeaf]]:

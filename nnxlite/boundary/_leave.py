@@ -7,7 +7,6 @@ the `OutDef`.  `replay` repeats them outside.
 
 from __future__ import annotations
 
-import dataclasses
 import typing as tp
 
 import jax
@@ -19,20 +18,18 @@ from nnxlite._base.jax import (
     describe_trace,
     in_this_trace,
     is_ref,
-    key_name,
     trace_state,
 )
 from nnxlite._base.statics import ById, alike
 from nnxlite._base.versions import epoch
-from nnxlite.boundary._call_def import CallDef, Inner
-from nnxlite.boundary._inputs import is_root
+from nnxlite.boundary._call_def import CallDef, Inner, paths_of
+from nnxlite.boundary._inputs import is_root, positions
 from nnxlite.boundary._out import Edit, OutDef, Outputs, Source
 from nnxlite.graph._defs import ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import CUSTOM_NODES, GraphNode, refuse_hidden_writes
-from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
 from nnxlite.graph._traverse import traverse
-from nnxlite.graph._walk import iter_graph
 from nnxlite.variables._definition import VariableDef, current_definition
 from nnxlite.variables._variable import Variable
 
@@ -60,71 +57,39 @@ def leave(
     """
     if inner.plain:
         refuse_hidden_writes(inner.plain)
+    call = inner.call
     leaves, treedef = jax.tree_util.tree_flatten(result, is_leaf=is_root)
-    where = tuple(i for i, leaf in enumerate(leaves) if is_root(leaf))
+    where, others = positions(leaves)
     roots = [leaves[i] for i in where]
-    arrays = [leaf for leaf in leaves if not is_root(leaf)]
-    values_only = bool(where) and not structure
-    if values_only:
-        refuse_aliases(inner, result)
     written = _written(inner, all_written)
     numbers = {id(node): i for i, node in enumerate(inner.nodes)}
     known = [numbers.get(id(root)) for root in roots]
+    same = range(len(inner.nodes)), range(call.graphdef.num_leaves)
+    # Where only values changed:
+    codes = tuple([NodeCode(tp.cast(int, number)) for number in known])
+    definition = OutDef(treedef, where, codes, call.graphdef, *same, len(call.where))
     new: list[tp.Any] = []
-    if values_only or None in known or _restructured(inner):
-        graph, new, changed = _graph_of(inner, roots, all_written, captured, values_only)
-        definition = OutDef(treedef, where, **graph)
-        if structure:
-            written.update(changed)
-        else:
-            definition = dataclasses.replace(definition, edits=(), kinds=())
-        for leaf in all_written:  # even if the array was replaced: its buffer is gone
-            if inner.call.graphdef.decoded.leaf_nodes[leaf] < 0:
-                written.setdefault(leaf, inner.values[leaf])
-        known = definition.known_roots()
-        if not definition.restructures:
-            definition, new = _values_alone(inner.call, treedef, where, known), []
-    else:
-        definition = _values_alone(inner.call, treedef, where, known)
-    return Outputs(definition, [*arrays, *new]).with_written(written)
-
-
-def _values_alone(
-    call: CallDef, treedef: PyTreeDef, where: tuple[int, ...], known: tp.Iterable[int | None]
-) -> OutDef:
-    """The definition where only values changed, given the nodes that are the roots of the result."""
-    roots = tuple(NodeCode(tp.cast(int, number)) for number in known)
-    graph, decoded = call.graphdef, call.graphdef.decoded
-    same = range(len(decoded.node_defs)), range(decoded.num_leaves)
-    return OutDef(treedef, where, roots, graph, *same, len(call.where))
-
-
-def only_structure_of(call: CallDef, out: Outputs, nodes: tp.Container[int]) -> Outputs:
-    """The outputs with the structure changes of some objects only, by their new numbers."""
-    left = out.definition
-    kept = {left.origin[new] for new in range(len(left.origin)) if new in nodes}
-    edits = tuple(edit for edit in left.edits if edit[0] in nodes)
-    kinds = tuple(kind for kind in left.kinds if kind[0] in kept)
-    definition = dataclasses.replace(left, edits=edits, kinds=kinds)
-    if definition.restructures:
-        return out._replace(definition=definition)
-    alone = _values_alone(call, left.treedef, left.where, left.known_roots())
-    arrays, written, _ = left.split(out.values)
-    return Outputs(dataclasses.replace(alone, written=left.written), [*arrays, *written])
+    if (structure and _restructured(inner)) or None in known or (where and not structure):
+        left, new, changed = _graph_of(
+            inner, roots, (treedef, where), all_written, captured, structure
+        )
+        written.update(changed)
+        definition, new = (left, new) if left.restructures else (definition, [])
+    return Outputs(definition, [*[leaves[i] for i in others], *new]).with_written(written)
 
 
 def _written(inner: Inner, all_written: tp.Collection[int]) -> dict[int, tp.Any]:
     """New values of the input Variables that were written, by leaf number."""
     out: dict[int, tp.Any] = {}
-    nodes, values = inner.nodes, inner.values
     for leaf, node in enumerate(inner.call.graphdef.decoded.leaf_nodes):
-        if node < 0:
-            continue
-        variable = nodes[node]
+        before = value = inner.values[leaf]
+        variable = inner.nodes[node] if node >= 0 else None
         if isinstance(variable, Variable):
             value = variable._box.value
-            if value is not values[leaf] or leaf in all_written:
-                out[leaf] = value
+        elif node >= 0:
+            continue  # a reference
+        if value is not before or leaf in all_written:
+            out[leaf] = value
     return out
 
 
@@ -152,43 +117,50 @@ def _restructured(inner: Inner) -> bool:
 def _graph_of(
     inner: Inner,
     roots: list[tp.Any],
+    result: tuple[PyTreeDef, tuple[int, ...]],
     all_written: tp.Collection[int],
     captured: bool,
-    values_only: bool,
-) -> tuple[dict[str, tp.Any], list[tp.Any], dict[int, tp.Any]]:
-    """The graph as it is now, compared with that of the arguments; or, of values only, all new.
+    structure: bool,
+) -> tuple[OutDef, list[tp.Any], dict[int, tp.Any]]:
+    """The graph as it is now, compared with that of the arguments; without `structure`, all new.
 
-    Returns the comparison, as fields of an `OutDef`, the values that did not come in, and, by leaf
-    number, arrays that replaced others.
+    Returns what leaves, the values that did not come in, and, by leaf number, arrays that replaced
+    others.
     """
-    arguments, detached = ([], []) if values_only else (inner.roots(), _detached(inner))
+    arguments, detached = (inner.roots(), _detached(inner)) if structure else ([], [])
     every = [*arguments, *roots, *detached]
     walk = traverse(every, trees=inner.call.trees, open_roots=True)
     graphdef: GraphDef[tp.Any] = GraphDef(walk.tokens, len(every))
-    decoded = graphdef.decoded
-    numbers = {} if values_only else {id(node): i for i, node in enumerate(inner.nodes)}
+    decoded, came_in = graphdef.decoded, inner.call.graphdef.decoded
+    numbers = {id(node): i for i, node in enumerate(inner.nodes)}
     origin = tuple(numbers.get(id(node)) for node in walk.nodes)
+    if not structure:
+        refuse_aliases(inner.call, origin, decoded, [paths_of(result[0])[i] for i in result[1]])
+        origin = (None,) * len(origin)
     variables = [node for node in walk.nodes if isinstance(node, Variable)]
     own = all(variable._box.trace is trace_state.value for variable in variables)
-    if not captured and not (values_only and own):  # without Variables, objects are built again
-        refuse_captured(walk.nodes, origin, graphdef)
-    refuse_dead_tracers(walk.nodes, graphdef)
-    came_in = inner.call.graphdef.decoded
+    if not captured and (structure or not own):  # without Variables, objects are built again
+        refuse_captured(walk.nodes, origin, decoded)
+    refuse_dead_tracers(walk.nodes, decoded)
     arrays: dict[int, list[int]] = {}  # one array may be at several paths
     for leaf, node in enumerate(came_in.leaf_nodes):
-        if node < 0 and leaf not in all_written and not values_only:
+        if node < 0 and leaf not in all_written and structure:
             arrays.setdefault(id(inner.values[leaf]), []).append(leaf)
+    in_result = range(len(arguments), len(arguments) + len(roots))
 
-    def source(leaf: tp.Any, node: int) -> Source | None:
-        if node < 0:
-            same = arrays.get(id(leaf))
-            return None if same is None else same.pop(0) if len(same) > 1 else same[0]
-        old = origin[node]
-        return None if old is None else came_in.node_leaves[old]
+    def source(number: int, leaf: tp.Any) -> Source | None:
+        """The leaf that it was; None for a new one, as all arrays in the result are."""
+        if (node := decoded.leaf_nodes[number]) >= 0:
+            old = origin[node]
+            return None if old is None else came_in.node_leaves[old]
+        same = arrays.get(id(leaf))
+        if same is None or decoded.path(decoded.leaf_frames[number])[0] in in_result:
+            return None
+        return same.pop(0) if len(same) > 1 else same[0]
 
-    sources = [source(leaf, node) for leaf, node in zip(walk.leaves, decoded.leaf_nodes)]
+    sources = [source(number, leaf) for number, leaf in enumerate(walk.leaves)]
     edits, moves = _edits(came_in, decoded, origin, sources)
-    changed = {old: walk.leaves[now] for old, now in moves.items()}
+    replaced = {now: old for old, now in moves.items()}
     new: list[tp.Any] = []
     refs: dict[int, Source] = {id(x): i for i, x in enumerate(inner.values) if is_ref(x)}
 
@@ -200,7 +172,6 @@ def _graph_of(
             new.append(value[...] if is_ref(value) else value)
         return found
 
-    replaced = {now: old for old, now in moves.items()}
     for number, leaf in enumerate(walk.leaves):
         if number in replaced:
             sources[number] = replaced[number]
@@ -213,17 +184,18 @@ def _graph_of(
         and isinstance(definition, VariableDef)
         and not definition.is_like(came_in.node_defs[old])
     )
-    graph = {
-        "roots": tuple(decoded.roots[len(arguments) :][: len(roots)]),
-        "graphdef": graphdef,
-        "origin": origin,
-        "sources": tuple(sources),
-        "first_result": len(arguments),
-        "edits": edits,
-        "kinds": kinds,
-        "seen": tuple(map(ById, inner.call.graphdef.atoms())),
-    }
-    return graph, new, changed
+    left = OutDef(
+        *result,
+        tuple(decoded.roots[in_result.start : in_result.stop]),
+        graphdef,
+        origin,
+        tuple(tp.cast(list[Source], sources)),
+        len(arguments),
+        edits=edits,
+        kinds=kinds,
+        seen=tuple(map(ById, inner.call.graphdef.atoms())),
+    )
+    return left, new, {old: walk.leaves[now] for old, now in moves.items()}
 
 
 def _detached(inner: Inner) -> list[tp.Any]:
@@ -300,15 +272,13 @@ def _edits(
 # Refusals -------------------------------------------------------------------------------------------
 
 
-def refuse_captured(
-    nodes: list[tp.Any], origin: tuple[int | None, ...], graphdef: GraphDef[tp.Any]
-) -> None:
+def refuse_captured(nodes: list[tp.Any], origin: tuple[int | None, ...], decoded: Decoded) -> None:
     """Raise ValueError where the outputs contain an object from outside the transform."""
     here = trace_state.value
     for number, (node, old) in enumerate(zip(nodes, origin)):
         trace = node._box.trace if isinstance(node, Variable) else getattr(node, "_nnx_trace", here)
         if old is None and trace is not here:
-            root, *path = graphdef.decoded.path(graphdef.decoded.node_frames[number])
+            root, *path = decoded.path(decoded.node_frames[number])
             copy = "nnx.clone(captured)"
             if isinstance(node, Variable):
                 copy = "nnx.merge(graphdef, state, copy=True) of a captured state, " + copy
@@ -320,17 +290,14 @@ def refuse_captured(
             )
 
 
-def refuse_dead_tracers(nodes: list[tp.Any], graphdef: GraphDef[tp.Any]) -> None:
+def refuse_dead_tracers(nodes: list[tp.Any], decoded: Decoded) -> None:
     """Raise ValueError where a static attribute of an object that leaves captures a tracer."""
     for number, node in enumerate(nodes):
-        if not isinstance(node, GraphNode):
-            continue
-        for name, value in node._nnx_dict.items():
+        for name, value in node._nnx_dict.items() if isinstance(node, GraphNode) else ():
             tracer = _captured_tracer(value)
             if tracer is None:
                 continue
-            _, *path = graphdef.decoded.path(graphdef.decoded.node_frames[number])
-            at = path_text((*path, name))
+            at = path_text((*decoded.path(decoded.node_frames[number])[1:], name))
             advice = getattr(node, "_nnx_captures_advice", "")
             raise ValueError(
                 f"The {type(node).__name__} that leaves the transform captures a tracer "
@@ -360,25 +327,24 @@ def _captured_tracer(value: tp.Any) -> tp.Any:
     return None
 
 
-def refuse_aliases(inner: Inner, result: tp.Any) -> None:
-    """Raise ValueError where a result contains a Variable of the arguments."""
-    call = inner.call
-    came_in = {
-        id(inner.nodes[n]): i for i, n in enumerate(call.graphdef.decoded.leaf_nodes) if n >= 0
-    }
-    places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
-    below = (
-        (above, path, value)
-        for above, root in places
-        for path, value in (iter_graph(root, graph=True) if is_root(root) else ())
-    )
-    for above, path, variable in below:
-        leaf = came_in.get(id(variable))
-        if leaf is None:
+def refuse_aliases(
+    call: CallDef, origin: tuple[int | None, ...], decoded: Decoded, roots: list[Path]
+) -> None:
+    """Raise ValueError where a result contains a Variable of the arguments.
+
+    Args:
+        call: the arguments.
+        origin: for each node of the result the number that it came in with, or None.
+        decoded, roots: the graph of the result, and the paths of its roots.
+    """
+    for number, old in enumerate(origin):
+        leaf = -1 if old is None else call.graphdef.decoded.node_leaves[old]
+        if leaf < 0:
             continue
+        root, *path = decoded.path(decoded.node_frames[number])
         raise ValueError(
-            f"Duplicate {type(variable).__name__} found at paths: "
-            f"'{path_text((*map(key_name, above), *path))}' of the result, "
+            f"Duplicate {decoded.node_defs[number].type.__name__} found at paths: "
+            f"'{path_text((*roots[root], *path))}' of the result, "
             f"'{call.graph_leaves()[leaf].text()}' of the arguments. A transform with "
             "graph_updates=False (or graph=False) does not support Variable aliasing, only values "
             "leave: return the value (variable[...]); what is written into the Variable is kept in "

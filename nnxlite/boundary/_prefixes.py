@@ -202,6 +202,8 @@ class NodePrefix(PrefixMapping):
             )
         return self._by_path[place]
 
+    lookup = map_prefix
+
     def refuse_unused(self, paths: tp.Iterable[Path]) -> None:
         """Raise ValueError for a setting of a part that none of the paths leads to or through."""
         used = {self._place(path) for path in paths}

@@ -108,7 +108,7 @@ def differentiated(
     call: CallDef,
     numbers: tp.Iterable[int],
     setting: tp.Callable[[int, int], tp.Any] = lambda number, position: True,
-    value: tp.Callable[[int], tp.Any] | None = None,
+    seen: tp.Sequence[tp.Any] = (),
 ) -> Partition:
     """The leaves of a call, those first that are differentiated.
 
@@ -117,7 +117,7 @@ def differentiated(
         numbers: the arguments of which something is differentiated.
         setting: for an argument, and the position of a root or leaf in it, whether it is: True, or the
             `DiffState` that chooses its Variables.
-        value: see `labels`.
+        seen: see `labels`.
 
     Raises ValueError where a shared Variable is differentiated by one path and not by another.
     """
@@ -126,7 +126,7 @@ def differentiated(
     for number in numbers:
         for position in jax.tree_util.tree_leaves(args[number]):
             settings[position] = setting(number, position)
-    return Partition(tuple(map(bool, labels(call, settings, "differentiation", value))))
+    return Partition(tuple(map(bool, labels(call, settings, "differentiation", seen))))
 
 
 # Tangents -----------------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ def _select(given: Call, states: dict[int, DiffState | None]) -> Partition:
     """The leaves of a call, those first that are differentiated; cached on the call.
 
     These are the `Param`s of an object, or what its `DiffState` says, and all of anything else; nothing
-    that is frozen, except for a Variable that is an argument itself.  A filter that looks at the values
-    of the graph leaves decides again in each call.
+    that is frozen, except for a Variable that is an argument itself.  The filter of a DiffState may look
+    at values, so it decides again in each call.
     """
     call, options = given.definition, given.options
     updates, decoded = options.modes.updates, call.graphdef.decoded
@@ -92,14 +92,9 @@ def _select(given: Call, states: dict[int, DiffState | None]) -> Partition:
             wanted = state.filter if state is not None else Param if updates else ...
         return DiffState(number, All(wanted, Not(Frozen())))
 
-    read: list[int] = []  # the leaves whose values a filter asked for
-
-    def value(leaf: int) -> tp.Any:
-        read.append(leaf)
-        return given.inputs.values[leaf]
-
-    selected = differentiated(call, states, setting, value)
-    return selected if read else call.remember(key, selected)
+    seen = given.inputs.variables()[call.num_arrays :]
+    selected = differentiated(call, states, setting, seen)
+    return selected if any(states.values()) else call.remember(key, selected)
 
 
 def _gradients(

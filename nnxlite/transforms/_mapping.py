@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nnxlite._base.config import UNNAMED_AXES
 from nnxlite._base.errors import listed
 from nnxlite._base.jax import is_tracing
-from nnxlite.boundary._body import warn_of_streams, with_arrays
+from nnxlite.boundary._body import warn_of_streams
 from nnxlite.boundary._call_def import CallDef, Inner, Partition, enter
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import (
@@ -190,7 +190,6 @@ class Program:
         result = self._fun()(*args, **kwargs)
         refuse_shared_result(result, options.name, options.modes.graph)
         out = leave(inner, result, structure=options.modes.updates)
-        out = with_arrays(inner, out)
         if options.by_leaf is None:
             refuse_foreign_outputs(call, out, self.name)
         settings = output_settings(

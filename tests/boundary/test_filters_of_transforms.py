@@ -126,32 +126,6 @@ def test_a_filter_that_raises_runs_once(transform, error):
     assert len(calls) == 1
 
 
-ASKING = {
-    "operator": lambda x: (x[...] > 0).any(),
-    "item": lambda x: x[...][0] > 0,
-    "truth": lambda x: bool(x[...].sum()),
-    "length": lambda x: len(x[...]) == 2,
-    "function": lambda x: jnp.sum(x[...]) > 0,
-    "error": lambda x: max(x[...].tolist()) > 0,
-}
-
-
-@pytest.mark.parametrize("ask", ASKING)
-def test_a_filter_of_grad_that_asks_for_values_is_run_again_for_that_leaf_alone(ask):
-    model = nnx.Dict(a=nnx.Param(jnp.ones(2)), b=nnx.Param(jnp.zeros(2)), c=nnx.Param(jnp.ones(2)))
-    paths = []
-
-    def positive(path, x):
-        paths.append(path)
-        return path != ("a",) and (path == ("b",) or ASKING[ask](x))
-
-    loss = lambda m: (m.a * m.b * m.c).sum()
-    for _ in range(2):
-        paths.clear()
-        grads = nnx.grad(loss, argnums=nnx.DiffState(0, positive))(model)
-        assert set(grads) == {"b", "c"} and paths == [("a",), ("b",), ("c",), ("c",)]
-
-
 def doubled(variable, value):
     return value * 2
 
