@@ -129,18 +129,19 @@ def _graph_labels(
     if all(s is by_root[0] and not isinstance(s, PrefixMapping) for s in by_root):
         return by_root[:1] * decoded.num_leaves  # sharing cannot disagree
     seen = seen or [shown(decoded, leaf) for leaf in range(decoded.num_leaves)]
-    places, again = call.graph_leaves(), [*further_places(call)]
+    places, others = call.graph_leaves(), [*further_places(call)]
 
     def setting(leaf: int, place: ArgumentLeaf) -> tp.Any:
         part, first = by_root[tp.cast(int, place.root)], places[leaf]
-        if place is not first and place.root == first.root and isinstance(part, PrefixMapping):
+        again = place is not first and (place.root == first.root or isinstance(part, NodePrefix))
+        if again and isinstance(part, PrefixMapping):  # it need not have one for further paths
             return part.lookup(place.below, seen[leaf])
         return setting_of(part, place.below, seen[leaf])
 
-    out = agreed(what, places, again, setting, seen.__getitem__)
+    out = agreed(what, places, others, setting, seen.__getitem__)
     for root, part in enumerate(by_root):
         if isinstance(part, NodePrefix):
-            every = (*places, *[place for _, place in again])
+            every = (*places, *[place for _, place in others])
             part.refuse_unused([place.below for place in every if place.root == root])
     return out
 

@@ -63,10 +63,14 @@ class PrefixMapping:
         setting = self.lookup(path, variable)
         if setting is MISSING:
             raise ValueError(
-                f"No {self.what} found for {leaf_kind(variable)} at '{path_text(path)}': none of the "
-                f"filters {self._filters} of {type(self).__name__} matches. Add one, or `...: None`."
+                f"No {self.what} found for {leaf_kind(variable)} at '{path_text(path)}': "
+                f"{self._none_found()}"
             )
         return setting
+
+    def _none_found(self) -> str:
+        kind = type(self).__name__
+        return f"none of the filters {self._filters} of {kind} matches. Add one, or `...: None`."
 
     def _key(self) -> tp.Any:
         return self._filters, self._settings
@@ -164,22 +168,13 @@ class StateSharding(PrefixMapping):
 class NodePrefix(PrefixMapping):
     """Settings for the parts of one object or State, by path; for a part they hold for all below it.
 
-    A pytree of the settings; those of a leaf with several paths count once.
-
     Args:
         kind: name of the class of the object.
         settings: by path.
-        aliases: for further paths of a leaf its first one; None where that is in another prefix.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        settings: tp.Mapping[Path, tp.Any],
-        aliases: tp.Iterable[tuple[Path, Path | None]] = (),
-    ) -> None:
+    def __init__(self, kind: str, settings: tp.Mapping[Path, tp.Any]) -> None:
         self._kind = kind
-        self._aliases = tuple(aliases)
         self._by_path = {path: as_integer(setting) for path, setting in settings.items()}
         self._filters = tuple(self._by_path)
         self._settings = tuple(self._by_path.values())
@@ -188,21 +183,17 @@ class NodePrefix(PrefixMapping):
         ends = range(len(path), -1, -1)
         return next((path[:end] for end in ends if path[:end] in self._by_path), None)
 
-    def map_prefix(self, path: Path, variable: tp.Any) -> tp.Any:
-        """The setting of the part that the path leads to or through.
-
-        Raises ValueError where there is none.
-        """
+    def lookup(self, path: Path, variable: tp.Any) -> tp.Any:
+        """The setting of the part that the path leads to or through; MISSING where there is none."""
         place = self._place(path)
-        if place is None:
-            raise ValueError(
-                f"No setting found for {leaf_kind(variable)} at '{path_text(path)}': the prefix of "
-                f"type {self._kind} has {self._listed()}. A prefix must have the structure of "
-                "what it is for: make it with nnx.prefix."
-            )
-        return self._by_path[place]
+        return MISSING if place is None else self._by_path[place]
 
-    lookup = map_prefix
+    def _none_found(self) -> str:
+        listed = ", ".join(f"'{path_text(path)}'" for path in self._by_path) or "nothing"
+        return (
+            f"the prefix of type {self._kind} has {listed}. A prefix must have the structure of what it "
+            "is for: make it with nnx.prefix."
+        )
 
     def refuse_unused(self, paths: tp.Iterable[Path]) -> None:
         """Raise ValueError for a setting of a part that none of the paths leads to or through."""
@@ -215,37 +206,9 @@ class NodePrefix(PrefixMapping):
                     "make it with nnx.prefix."
                 )
 
-    def _listed(self) -> str:
-        return ", ".join(f"'{path_text(path)}'" for path in self._by_path) or "nothing"
-
     def __repr__(self) -> str:
         parts = (f"{path_text(path)!r}: {s!r}" for path, s in self._by_path.items())
         return f"{self._kind}({{{', '.join(parts)}}})"
-
-    def _with_keys(self) -> tp.Any:
-        """The settings as one State (or as they are, where there is one for the whole)."""
-        others = dict(self._aliases)
-        own = {path: s for path, s in self._by_path.items() if path not in others}
-        inside = own[()] if () in own else State.from_flat_path(own)
-        key = jax.tree_util.GetAttrKey("__state__")
-        fixed = tuple((p, self._by_path[p]) for p, first in self._aliases if first is None)
-        return ((key, inside),), (self._kind, tuple(own), self._aliases, fixed)
-
-    @classmethod
-    def _unflatten(cls, static: tp.Any, children: tp.Iterable[tp.Any]) -> NodePrefix:
-        kind, paths, aliases, fixed = static
-        (inside,) = children
-        settings: dict[Path, tp.Any] = dict(fixed)
-        for path in paths:
-            part = inside
-            for name in path:
-                part = part[name]
-            settings[path] = part
-        settings.update((path, settings[first]) for path, first in aliases if first is not None)
-        return cls(kind, settings, aliases)
-
-
-jax.tree_util.register_pytree_with_keys(NodePrefix, NodePrefix._with_keys, NodePrefix._unflatten)
 
 
 class DiffState(PrefixMapping):

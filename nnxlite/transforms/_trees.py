@@ -17,17 +17,17 @@ from nnxlite._base.config import GRAPH_MODE
 from nnxlite._base.errors import path_text
 from nnxlite._base.jax import key_name
 from nnxlite._state._definition import State
-from nnxlite.boundary._call_def import CallDef, template_of
+from nnxlite.boundary._call_def import template_of
 from nnxlite.boundary._context import MergeContext, SplitContext, merge_context, split_context
 from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.boundary._labels import broadcast, further_places, labels
-from nnxlite.boundary._prefixes import NodePrefix, PrefixMapping
+from nnxlite.boundary._labels import broadcast, labels
+from nnxlite.boundary._prefixes import PrefixMapping
 from nnxlite.filters import Filter
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import is_graph_node
 from nnxlite.variables._definition import MISSING
-from nnxlite.variables._variable import Variable, is_variable
+from nnxlite.variables._variable import is_variable
 
 KeyPath = tuple[tp.Any, ...]
 SplitFn = tp.Callable[[SplitContext, KeyPath, tp.Any, tp.Any], tp.Any]
@@ -247,12 +247,6 @@ def _refuse_inconsistent_prefixes(tree: tp.Any, prefix: tp.Any) -> None:
     labels(call, settings, "prefix")
 
 
-def _places(call: CallDef) -> dict[tuple[int, Path], int]:
-    """Each graph leaf by every path that it has: the number of its root, and the path from there."""
-    every = (*enumerate(call.graph_leaves()), *further_places(call))
-    return {(tp.cast(int, place.root), place.below): leaf for leaf, place in every}
-
-
 def prefix(
     node: tp.Any,
     filter_map: tp.Mapping[Filter, tp.Any] | tp.Callable[[Path, tp.Any], tp.Any],
@@ -272,8 +266,8 @@ def prefix(
             arrays; JAX's own transforms take them as well.
 
     Returns:
-        The tree with settings in place of Variables and arrays; in place of each object, a pytree
-        of settings by path. A shared leaf has the setting of its first path; the others have no leaf.
+        The tree with settings in place of Variables and arrays; in place of each object, a State of
+        settings. A shared leaf has the setting of its first path; the others have no leaf.
 
     Raises ValueError where no filter matches.
 
@@ -308,25 +302,10 @@ def _is_closed(x: tp.Any) -> bool:
 def _node_prefixes(
     roots: list[tuple[Path, tp.Any]], choose: tp.Callable[[Path, tp.Any], tp.Any]
 ) -> list[tp.Any]:
-    """The prefixes of objects and Variables with one numbering, given with their paths."""
+    """The settings of objects and Variables with one numbering, given with their paths."""
     inputs = Inputs([x for _, x in roots])
-    decoded, nodes = inputs.graphdef.decoded, inputs.nodes()
     settings: list[dict[Path, tp.Any]] = [{} for _ in roots]
-    aliases: list[list[tuple[Path, Path | None]]] = [[] for _ in roots]
-    first: dict[int, tuple[int, Path]] = {}
-    for (root, path), leaf in _places(inputs.define()).items():
-        if leaf in first:
-            at, other = first[leaf]
-            settings[root][path] = settings[at][other]
-            aliases[root].append((path, other if at == root else None))
-            continue
-        first[leaf] = root, path
-        number = decoded.leaf_nodes[leaf]
-        x = nodes[number] if number >= 0 else inputs.values[leaf]
-        settings[root][path] = choose((*roots[root][0], *path), x)
-    return [
-        by_path[()]
-        if isinstance(x, Variable) and not others
-        else NodePrefix(type(x).__name__, by_path, others)
-        for (_, x), by_path, others in zip(roots, settings, aliases)
-    ]
+    for place, x in zip(inputs.define().graph_leaves(), inputs.variables()):
+        root = tp.cast(int, place.root)
+        settings[root][place.below] = choose((*roots[root][0], *place.below), x)
+    return [by_path[()] if () in by_path else State.from_flat_path(by_path) for by_path in settings]
