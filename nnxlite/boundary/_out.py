@@ -28,7 +28,6 @@ from nnxlite.boundary._call_def import (
     StaticLeaves,
     paths_of,
     static_leaves,
-    template_of,
 )
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, note_definition_of
@@ -55,8 +54,8 @@ class Fixed:
     value: tp.Any
 
 
-class _Itself(dict[tuple[()], Fixed]):
-    """The static side of a `Fixed`, from which `operator.getitem` gives it back.
+class _Itself(dict[tuple[()], tp.Any]):
+    """The static side of a `Fixed` or `OutDef`, from which `operator.getitem` gives it back.
 
     So no Python runs when a program returns: an interrupt that came meanwhile would be raised there, and
     what a call that donates has computed would be lost with what it was computed from.
@@ -64,11 +63,6 @@ class _Itself(dict[tuple[()], Fixed]):
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(self[()])
-
-
-jax.tree_util.register_pytree_node(
-    Fixed, lambda fixed: ((), _Itself({(): fixed})), tp.cast(tp.Any, operator.getitem)
-)
 
 
 Source: tp.TypeAlias = int
@@ -183,7 +177,7 @@ _FIELDS = [f for f in dataclasses.fields(OutDef) if f.name not in ("kinds", "see
 
 
 class Outputs(tp.NamedTuple):
-    """What leaves a transform; to JAX, a pytree of the values.
+    """What leaves a transform; to JAX, a tuple of static data and values.
 
     Attributes:
         definition: the static side.
@@ -228,24 +222,10 @@ class Outputs(tp.NamedTuple):
         return jax.tree_util.tree_unflatten(treedef, static.join(self.values))
 
 
-def _with_keys(out: Outputs) -> tp.Any:
-    """The values with keys for JAX's messages: `['loss']` of the result, `.written[0]`, `.new[0]`."""
-    left = out.definition
-    paths = jax.tree_util.tree_leaves_with_path(template_of(left.treedef))
-    keys = [jax.tree_util.keystr(path) for path, i in paths if i not in left.where]
-    keys += [f".written[{i}]" for i in range(len(left.written))]
-    if left.static is not None:
-        keys = []
-    keys += [f".new[{i}]" for i in range(len(out.values) - len(keys))]
-    return [*zip(keys, out.values)], left
-
-
-jax.tree_util.register_pytree_with_keys(
-    Outputs,
-    _with_keys,
-    lambda definition, values: tuple.__new__(Outputs, (definition, values)),
-    lambda out: (out.values, out.definition),
-)
+for _kind in (Fixed, OutDef):
+    jax.tree_util.register_pytree_node(
+        _kind, lambda fixed: ((), _Itself({(): fixed})), tp.cast(tp.Any, operator.getitem)
+    )
 
 
 # Paths ----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from nnxlite.boundary._call_def import CallDef, Operands, Partition, describe, e
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import leaf_shardings, output_settings
 from nnxlite.boundary._leave import leave
-from nnxlite.boundary._out import Fixed, Outputs, replay, write_leaves
+from nnxlite.boundary._out import Outputs, replay, write_leaves
 from nnxlite.boundary._refusals import refuse_foreign_outputs
 from nnxlite.transforms._call import refuse_shared_result
 from nnxlite.transforms._compiles import Traces
@@ -45,7 +45,7 @@ from nnxlite.variables._metadata import PLACEMENT
 
 CALLS_WITH_SHARDINGS = 64
 
-Crossing: tp.TypeAlias = tuple[Fixed, list[tp.Any]]
+Crossing: tp.TypeAlias = tuple[tp.Any, ...]
 
 
 class JitProgram:
@@ -168,7 +168,7 @@ class JitProgram:
             texts = lambda: [f"'{leaf.text()}'" for leaf in call.leaves()]
             named = lambda: zip(texts(), self._partitions[call].join(*groups))
             try:
-                whole = lambda left: finish(Outputs(left[0].value, left[1]))
+                whole = lambda left: finish(Outputs(*left))
                 return run_donating(jitted, groups, whole, named)
             except (ValueError, RuntimeError):  # which of the two depends on JAX
                 self._refuse_shared_buffers(call, self._partitions[call].join(*groups))
@@ -292,12 +292,12 @@ class JitProgram:
 
 def _crossing(out: Outputs) -> Crossing:
     """The outputs of a call that donates, which JAX puts together without Python; see `Fixed`."""
-    return Fixed(out.definition), [*out.values]
+    return tuple(out)
 
 
 def outputs_of(left: Outputs | Crossing) -> Outputs:
     """The outputs in what JAX's function gives, whether it donates or not."""
-    return left if isinstance(left, Outputs) else Outputs(left[0].value, left[1])
+    return Outputs(*left)
 
 
 def _put_if_uncommitted(value: tp.Any, sharding: tp.Any) -> tp.Any:
