@@ -21,7 +21,6 @@ from nnxlite._base.jax import PyTreeDef
 from nnxlite.boundary._call_def import (
     FLAT,
     CallDef,
-    Inner,
     Names,
     OwnCall,
     call_def,
@@ -133,18 +132,6 @@ class Inputs:
         new.roots = tuple([leaves[i] for i in new.where])
         new.arrays = [leaves[i] for i in others]
         new._enter(trees, inside)
-        return new
-
-    @classmethod
-    def rebuilt(cls, call: CallDef, leaves: tp.Sequence[tp.Any]) -> Inputs:
-        """New objects for the arguments of a call, with these leaves, of any type."""
-        new = object.__new__(cls)
-        new.treedef, new.where = call.treedef, call.where
-        new.graphdef, new.trees, new.names = call.graphdef, call.trees, call.names
-        new.structure, new.static = call.structure, call.static
-        new.arrays, new.values = call.whole(leaves)
-        inner = Inner(call, new.values)
-        new.roots, new.plan, new._nodes = tuple(inner.roots()), None, lambda: inner.nodes
         return new
 
     def _enter(self, trees: bool, inside: bool = False) -> None:

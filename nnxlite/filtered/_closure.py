@@ -50,7 +50,7 @@ class ClosureConverted(tp.Generic[P, R]):
     def out_struct(self) -> tp.Any:
         """The result, with a `jax.ShapeDtypeStruct` for each array."""
         _, call, body = self._traced
-        inputs = Inputs.rebuilt(call, _structs(body.jaxpr.in_avals))
+        inputs = Inputs(call.build(_structs(body.jaxpr.in_avals)), call.trees)
         return replay(inputs, body.outputs(_structs(body.jaxpr.out_avals)))
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -255,7 +255,7 @@ class _Call(Call):
         They are replayed as the values themselves would be, on new arguments that have zeros.
         """
         call = self.definition
-        after = Inputs.rebuilt(call, list(map(zero_tangent, self.shapes)))
+        after = Inputs(call.build([*map(zero_tangent, self.shapes)]), call.trees)
         put(after.values, cotangents.definition.written, cotangents.written)
         result = replay(after, cotangents)
         leaves = replaced([None] * call.treedef.num_leaves, after.where, after.roots)

@@ -235,7 +235,7 @@ class JitWrapped(Transform[P, R]):
         call = inputs.define(context_key())
         groups = self._compiled.groups(call, inputs.leaves)
         crossing = self._compiled.jitted_for(call, groups).eval_shape(*groups)
-        out = replay(Inputs.rebuilt(call, inputs.leaves), outputs_of(crossing))
+        out = replay(Inputs(call.build(inputs.leaves), call.trees), outputs_of(crossing))
         place_abstract(out)
         return out
 

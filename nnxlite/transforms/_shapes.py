@@ -79,7 +79,7 @@ def eval_shape(
     with call.naming_arguments():
         left = jax.eval_shape(call.run_out, call.leaves)
     shapes = jax.tree_util.tree_map(_shape_of, call.leaves)
-    out = replay(Inputs.rebuilt(call.definition, shapes), left)
+    out = replay(Inputs(call.definition.build(shapes), call.definition.trees), left)
     place_abstract(out)
     return out
 
