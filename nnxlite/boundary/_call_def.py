@@ -24,11 +24,10 @@ from nnxlite._base.errors import path_text
 from nnxlite._base.interning import Bounded, Table
 from nnxlite._base.jax import PyTreeDef, key_name
 from nnxlite._base.statics import ById, facts
-from nnxlite._base.versions import epoch, observe
+from nnxlite._base.versions import observe
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import note_hidden
+from nnxlite.graph._kinds import GraphNode, note_hidden
 from nnxlite.graph._rebuild import Path, build_nodes, note_entered, resolve
-from nnxlite.variables._variable import versioned
 
 T = tp.TypeVar("T")
 
@@ -356,22 +355,19 @@ class Inner:
     Attributes:
         nodes: the new objects, by node number.
         values: the raw values of the arguments, by leaf number.
-        watched: for each new node the object that has its structural version.
-        versions: the versions when the nodes were made; 0 for nodes without one.
+        versions: those of the objects when they were made; 0 for other nodes.
         plain: the plain objects among the static values, as they were.
     """
 
-    __slots__ = ("call", "nodes", "plain", "start", "values", "versions", "watched")
+    __slots__ = ("call", "nodes", "plain", "values", "versions")
 
     def __init__(self, call: CallDef, values: list[tp.Any]) -> None:
         self.call = call
         self.values = values
-        self.start = epoch.now
         self.nodes = build_nodes(call.graphdef.decoded, values) if values or call.where else []
         plain = call.graphdef.decoded.plain_objects if self.nodes else ()
         self.plain = note_hidden(plain) if plain else []
-        self.watched = [versioned(node) for node in self.nodes]
-        self.versions = [observe(w) if hasattr(w, "_nnx_version") else 0 for w in self.watched]
+        self.versions = [observe(x) if isinstance(x, GraphNode) else 0 for x in self.nodes]
 
     def roots(self) -> list[tp.Any]:
         """The rebuilt roots."""

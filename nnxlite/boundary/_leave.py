@@ -21,7 +21,6 @@ from nnxlite._base.jax import (
     trace_state,
 )
 from nnxlite._base.statics import ById, alike
-from nnxlite._base.versions import epoch
 from nnxlite.boundary._call_def import CallDef, Inner, paths_of
 from nnxlite.boundary._inputs import is_root, positions
 from nnxlite.boundary._out import Edit, OutDef, Outputs, Source
@@ -69,9 +68,10 @@ def leave(
     codes = tuple([NodeCode(tp.cast(int, number)) for number in known])
     definition = OutDef(treedef, where, codes, call.graphdef, *same, len(call.where))
     new: list[tp.Any] = []
-    if (structure and _restructured(inner)) or None in known or (where and not structure):
+    edited = _edited(inner) if structure else []
+    if None in known or edited or (_is_unversioned(inner) if structure else where):
         left, new, changed = _graph_of(
-            inner, roots, (treedef, where), all_written, captured, structure
+            inner, roots, (treedef, where), all_written, edited, captured, structure
         )
         written.update(changed)
         definition, new = (left, new) if left.restructures else (definition, [])
@@ -93,22 +93,32 @@ def _written(inner: Inner, all_written: tp.Collection[int]) -> dict[int, tp.Any]
     return out
 
 
-def _restructured(inner: Inner) -> bool:
-    """Whether anything but Variable values may have changed below the arguments."""
+def _edited(inner: Inner) -> list[tp.Any]:
+    """The nodes of the arguments of which anything but values and arrays may have changed.
+
+    No version moves with edits of plain containers and mutable static values.
+    """
     decoded = inner.call.graphdef.decoded
-    if decoded.raw_slots or decoded.has_containers:
-        return True
-    if inner.start != epoch.now:
-        for watched, version, form in zip(inner.watched, inner.versions, decoded.node_defs):
-            if version and watched._nnx_version != version:
-                return True
-            if isinstance(watched, GraphNode) and watched._nnx_def is not form:
-                return True
-    for number in decoded.children:
-        definition: ObjectDef = decoded.node_defs[number]
-        if definition.mutable or definition.type in CUSTOM_NODES:
-            return True
-    return any(type(form) is VariableDef and form.mutable for form in decoded.node_defs)
+    loose = {owner for owner, _, code in decoded.raw_slots if not isinstance(code, ArrayCode)}
+
+    def changed(number: int) -> bool:
+        node, version = inner.nodes[number], inner.versions[number]
+        definition = decoded.node_defs[number]
+        if isinstance(node, Variable):
+            return not current_definition(node._box).matches(definition)
+        if not version or not isinstance(node, GraphNode):
+            return False
+        edited = node._nnx_version != version or node._nnx_def is not definition
+        return edited or number in loose or bool(definition.mutable)
+
+    return [node for number, node in enumerate(inner.nodes) if changed(number)]
+
+
+def _is_unversioned(inner: Inner) -> bool:
+    """Whether the arguments have parts that cannot notify: arrays, containers, registered classes."""
+    decoded = inner.call.graphdef.decoded
+    custom = (decoded.node_defs[n].type in CUSTOM_NODES for n in decoded.children if CUSTOM_NODES)
+    return bool(decoded.raw_slots) or decoded.has_containers or any(custom)
 
 
 # Structure changes -------------------------------------------------------------------------------
@@ -119,6 +129,7 @@ def _graph_of(
     roots: list[tp.Any],
     result: tuple[PyTreeDef, tuple[int, ...]],
     all_written: tp.Collection[int],
+    edited: list[tp.Any],
     captured: bool,
     structure: bool,
 ) -> tuple[OutDef, list[tp.Any], dict[int, tp.Any]]:
@@ -127,8 +138,8 @@ def _graph_of(
     Returns what leaves, the values that did not come in, and, by leaf number, arrays that replaced
     others.
     """
-    arguments, detached = (inner.roots(), _detached(inner)) if structure else ([], [])
-    every = [*arguments, *roots, *detached]
+    arguments = inner.roots() if structure else []
+    every = [*arguments, *roots, *edited]  # even if nothing refers to them any more
     walk = traverse(every, trees=inner.call.trees, open_roots=True)
     graphdef: GraphDef[tp.Any] = GraphDef(walk.tokens, len(every))
     decoded, came_in = graphdef.decoded, inner.call.graphdef.decoded
@@ -196,27 +207,6 @@ def _graph_of(
         seen=tuple(map(ById, inner.call.graphdef.atoms())),
     )
     return left, new, {old: walk.leaves[now] for old, now in moves.items()}
-
-
-def _detached(inner: Inner) -> list[tp.Any]:
-    """Nodes of the arguments that may have changed: walked even if nothing refers to them any more.
-
-    No version moves with edits of plain containers and mutable static values.
-    """
-    decoded = inner.call.graphdef.decoded
-    loose = {owner for owner, _, code in decoded.raw_slots if not isinstance(code, ArrayCode)}
-
-    def changed(number: int) -> bool:
-        node, version = inner.nodes[number], inner.versions[number]
-        definition = decoded.node_defs[number]
-        if isinstance(node, Variable):
-            return not current_definition(node._box).matches(definition)
-        if not version or not isinstance(node, GraphNode):
-            return False
-        edited = node._nnx_version != version or node._nnx_def is not definition
-        return edited or number in loose or bool(definition.mutable)
-
-    return [node for number, node in enumerate(inner.nodes) if changed(number)]
 
 
 def _edits(
