@@ -16,8 +16,7 @@ import jax
 import numpy as np
 
 from nnxlite._base.errors import path_text
-from nnxlite._base.jax import PyTreeDef
-from nnxlite.boundary._call_def import FLAT, ArgumentLeaf, CallDef, paths_of, template_of
+from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, paths_of, template_of
 from nnxlite.boundary._out import OutDef, Outputs, Source, came_from, output_paths, pick
 from nnxlite.boundary._prefixes import NodePrefix, PrefixMapping, Stops, is_setting, leaf_kind
 from nnxlite.graph._rebuild import Code, Decoded, NodeCode, Path
@@ -75,39 +74,33 @@ def labels(
 
     Raises ValueError where a shared Variable would get two different settings.
     """
-    arrays = array_settings(settings, call.treedef, call.where, what, call.paths)
-    by_root = [settings[i] for i in call.where]
-    in_graph = _graph_labels(call, by_root, what, seen)
-    if call.structure is not FLAT:
-        in_graph = [in_graph[number] for number, _ in call.inside()]
-    leaves = arrays + in_graph
-    return leaves if call.static is None else call.static.split(leaves)
+    places, first = call.leaves(), settings[0] if settings else None
+    if all(part is first for part in settings) and not isinstance(first, PrefixMapping):
+        return [first] * len(places)  # sharing cannot disagree
+    decoded, further = call.graphdef.decoded, further_leaves(call)
 
+    def variable(leaf: int) -> tp.Any:
+        number = tp.cast(int, places[leaf].graph_leaf)
+        return seen[number] if seen else shown(decoded, number)
 
-def array_settings(
-    settings: list[tp.Any],
-    treedef: PyTreeDef,
-    where: tp.Sequence[int],
-    what: str,
-    paths: tp.Callable[[], list[Path]] | None = None,
-) -> list[tp.Any]:
-    """The settings of the leaves of a tree that are not roots.
+    def setting(leaf: int, place: ArgumentLeaf) -> tp.Any:
+        part = settings[place.position]
+        if not isinstance(part, PrefixMapping):
+            return part
+        if place.root is None:
+            raise not_for_arrays(part, what, place.text())
+        # It need not have one for further paths.
+        again = place is not places[leaf]
+        again = again and (place.root == places[leaf].root or isinstance(part, NodePrefix))
+        return (part.lookup if again else part.map_prefix)(place.below, variable(leaf))
 
-    Args:
-        settings: by position.
-        treedef, where: the tree, and which of its leaves are roots.
-        what: the settings.
-        paths: gives those of a call, where the tree is one.
-
-    Raises ValueError where one of them depends on the Variable.
-    """
-    roots = set(where)
-    arrays = [i for i in range(treedef.num_leaves) if i not in roots]
-    bad = next((i for i in arrays if isinstance(settings[i], PrefixMapping)), None)
-    if bad is not None:
-        path = paths_of(treedef)[bad] if paths is None else paths()[bad]
-        raise not_for_arrays(settings[bad], what, path_text(path))
-    return [settings[i] for i in arrays]
+    out = agreed(what, places, further, setting, variable)
+    every = (*places, *[place for _, place in further])
+    for position in call.where:
+        part = settings[position]
+        if isinstance(part, NodePrefix):
+            part.refuse_unused([place.below for place in every if place.position == position])
+    return out
 
 
 def not_for_arrays(setting: PrefixMapping, what: str, where: str) -> ValueError:
@@ -116,34 +109,6 @@ def not_for_arrays(setting: PrefixMapping, what: str, where: str) -> ValueError:
         f"Cannot use {setting!r} on non-graph nodes: as {what} it is given to the leaf at '{where}', "
         "which has no Variables. Give the leaf a setting of its own."
     )
-
-
-def _graph_labels(
-    call: CallDef,
-    by_root: list[tp.Any],
-    what: str,
-    seen: tp.Sequence[tp.Any],
-) -> list[tp.Any]:
-    """The setting of each graph leaf, from that of each root; see `labels`."""
-    decoded = call.graphdef.decoded
-    if all(s is by_root[0] and not isinstance(s, PrefixMapping) for s in by_root):
-        return by_root[:1] * decoded.num_leaves  # sharing cannot disagree
-    seen = seen or [shown(decoded, leaf) for leaf in range(decoded.num_leaves)]
-    places, others = call.graph_leaves(), [*further_places(call)]
-
-    def setting(leaf: int, place: ArgumentLeaf) -> tp.Any:
-        part, first = by_root[tp.cast(int, place.root)], places[leaf]
-        again = place is not first and (place.root == first.root or isinstance(part, NodePrefix))
-        if again and isinstance(part, PrefixMapping):  # it need not have one for further paths
-            return part.lookup(place.below, seen[leaf])
-        return setting_of(part, place.below, seen[leaf])
-
-    out = agreed(what, places, others, setting, seen.__getitem__)
-    for root, part in enumerate(by_root):
-        if isinstance(part, NodePrefix):
-            every = (*places, *[place for _, place in others])
-            part.refuse_unused([place.below for place in every if place.root == root])
-    return out
 
 
 def setting_of(part: tp.Any, path: Path, variable: tp.Any) -> tp.Any:
@@ -231,34 +196,26 @@ def shown(decoded: Decoded, leaf: int) -> tp.Any:
     return make(without_hooks, value)
 
 
-def further_places(call: CallDef) -> tp.Iterator[tuple[int, ArgumentLeaf]]:
-    """Every further path of the graph leaves that have several, each with the number of the leaf."""
-    decoded, paths, seen = call.graphdef.decoded, call.paths(), set[Code]()
-    for (root, *path), code in decoded.visit():
-        if code in seen:
-            for leaf, tail in leaves_of_code(decoded, code):
-                position, below = call.where[root], (*path, *tail)
-                yield leaf, ArgumentLeaf(position, root, below, (*paths[position], *below), leaf)
-        elif isinstance(code, NodeCode):
-            seen.add(code)
-
-
 def further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
     """The further paths of the leaves that have several, each with the number of the leaf."""
     known = call.cache.get("further")
-    if known is None:
-        numbers: dict[int | None, list[tuple[int, Path]]] = {}
-        for number, leaf in enumerate(call.leaves()):
-            numbers.setdefault(leaf.graph_leaf, []).append((number, leaf.inside))
-        known = call.remember(
-            "further",
-            [
-                (number, leaf._replace(path=(*leaf.path, *inside), inside=inside))
-                for graph_leaf, leaf in further_places(call)
-                for number, inside in numbers.get(graph_leaf, ())
-            ],
-        )
-    return known
+    if known is not None:
+        return known
+    numbers: dict[int | None, list[tuple[int, Path]]] = {}
+    for number, leaf in enumerate(call.leaves()):
+        numbers.setdefault(leaf.graph_leaf, []).append((number, leaf.inside))
+    decoded, paths, seen = call.graphdef.decoded, call.paths(), set[Code]()
+    further: list[tuple[int, ArgumentLeaf]] = []
+    for (root, *path), code in decoded.visit():
+        for graph_leaf, tail in leaves_of_code(decoded, code) if code in seen else ():
+            position, below = call.where[root], (*path, *tail)
+            for number, inside in numbers.get(graph_leaf, ()):
+                at = (*paths[position], *below, *inside)
+                leaf = ArgumentLeaf(position, root, below, at, graph_leaf, inside)
+                further.append((number, leaf))
+        if isinstance(code, NodeCode):
+            seen.add(code)
+    return call.remember("further", further)
 
 
 def leaves_of_code(decoded: Decoded, code: Code) -> list[tuple[int, Path]]:
@@ -323,7 +280,11 @@ def output_settings(
     """
     left, decoded = out.definition, out.definition.graphdef.decoded
     settings = broadcast(out_prefix, template_of(left.treedef), what)
-    result = array_settings(settings, left.treedef, left.where, what)
+    roots = set(left.where)
+    arrays = [i for i in range(left.treedef.num_leaves) if i not in roots]
+    for i in arrays:
+        if isinstance(settings[i], PrefixMapping):
+            raise not_for_arrays(settings[i], what, path_text(paths_of(left.treedef)[i]))
     new: dict[int, tp.Any] = {}
     first, last = left.first_result, left.first_result + len(left.where)
     by_root = [*root_settings[:first], *[settings[position] for position in left.where]]
@@ -350,6 +311,7 @@ def output_settings(
                 again = f"in the result at '{again}'"
                 raise conflict(what, variable, known or "at its first place", before, again, here)
     written = [value_settings[leaf] for leaf in left.written]
+    result = [settings[i] for i in arrays]
     return [*result, *written, *[new.get(number, default) for number in range(len(out.new))]]
 
 
