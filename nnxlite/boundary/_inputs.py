@@ -81,28 +81,21 @@ class Inputs:
         trees, names, structure, static: see `CallDef`.
     """
 
-    __slots__ = (
-        "_nodes",
-        "arrays",
-        "graphdef",
-        "names",
-        "plan",
-        "roots",
-        "static",
-        "structure",
-        "treedef",
-        "trees",
-        "values",
-        "where",
-    )
-
     def __init__(
-        self, tree: tp.Any, trees: bool = False, names: Names = None, inside: bool = False
+        self,
+        tree: tp.Any,
+        trees: bool = False,
+        names: Names = None,
+        inside: bool = False,
+        flat: tuple[tp.Sequence[tp.Any], CallForm] | None = None,
     ) -> None:
+        """The leaves of a tree; see `CallDef`. `flat` is what is known of the tree: leaves and form."""
+        if flat is None:
+            leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_root)
+            flat = leaves, (treedef, *positions(leaves))
+        leaves, (self.treedef, self.where, others) = flat
         self.names = names
-        leaves, self.treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_root)
-        self.where, others = positions(leaves)
-        self.roots = tuple(leaves[i] for i in self.where)
+        self.roots = tuple([leaves[i] for i in self.where])
         self.arrays = [leaves[i] for i in others]
         self._enter(trees, inside)
 
@@ -124,15 +117,7 @@ class Inputs:
             leaves = args
             key = tuple(map(type, args))
         form = _forms.get(key) or _form_of(key, args, kwargs, leaves)
-        if form is None:
-            return cls((args, kwargs), trees, names, inside)
-        new = object.__new__(cls)
-        new.names = names
-        new.treedef, new.where, others = form
-        new.roots = tuple([leaves[i] for i in new.where])
-        new.arrays = [leaves[i] for i in others]
-        new._enter(trees, inside)
-        return new
+        return cls((args, kwargs), trees, names, inside, form and (leaves, form))
 
     def _enter(self, trees: bool, inside: bool = False) -> None:
         self.trees, self.structure, self.static = trees, FLAT, None
