@@ -18,7 +18,7 @@ from nnxlite._base.jax import jaxpr_as_fun
 from nnxlite._base.statics import alike
 from nnxlite.boundary._call_def import CallDef, Inner, describe, enter, leaf_names, template_of
 from nnxlite.boundary._labels import leaves_of_code
-from nnxlite.boundary._leave import leave
+from nnxlite.boundary._leave import leave, values_alone
 from nnxlite.boundary._out import Fixed, OutDef, Outputs, Source, pick
 from nnxlite.boundary._prefixes import Carry
 from nnxlite.boundary._refusals import (
@@ -305,8 +305,15 @@ def carried(
     comparison = _Comparison(loop, inner.call, out.definition, roles, fresh)
     comparison.compare(pairs)
     sources = comparison.sources
-    if not loop.updates:  # only values leave
-        out = out._replace(definition=dataclasses.replace(out.definition, kinds=()))
+    if not loop.updates:  # structure changes of other arguments do not leave
+        left = out.definition
+        edits = tuple([edit for edit in left.edits if edit[0] in comparison.was])
+        left = dataclasses.replace(left, edits=edits, kinds=())
+        out = out._replace(definition=left)
+        if not left.restructures:
+            alone = values_alone(inner.call, left.treedef, left.where, left.known_roots())
+            written = dict(zip(left.written, out.written))
+            out = Outputs(alone, left.split(out.values)[0]).with_written(written)
     written = dict(zip(out.definition.written, out.written))
     for leaf in written:
         if roles[leaf] is Carry:
@@ -411,7 +418,8 @@ class _Comparison:
     def other_node(self, old: int, new: int, path: Path, is_carry: bool) -> Exception | None:
         """The error for another node in the place of one, unless the next iteration may have it."""
         loop, call, came = self.loop, self.call, self.left.origin[new]
-        known, kind = self.before.node_defs[old], self.after.node_defs[new]
+        known: tp.Any = self.before.node_defs[old]
+        kind: tp.Any = self.after.node_defs[new]
         is_variable = self.before.node_leaves[old] >= 0
         if is_variable and isinstance(kind, VariableDef) and not loop.updates:
             return ValueError(

@@ -187,7 +187,7 @@ for _name in _OPERATORS:
 
 def shown(decoded: Decoded, leaf: int) -> tp.Any:
     """What filters see of a leaf: its Variable, or the array; without its value."""
-    value, node = _Unseen(), decoded.leaf_nodes[leaf]
+    value, node = tp.cast(tp.Any, _Unseen)(), decoded.leaf_nodes[leaf]
     definition = decoded.node_defs[node] if node >= 0 else None
     if not isinstance(definition, VariableDef):
         return value

@@ -63,11 +63,7 @@ def leave(
     written = _written(inner, all_written)
     numbers = {id(node): i for i, node in enumerate(inner.nodes)}
     known = [numbers.get(id(root)) for root in roots]
-    same = range(len(inner.nodes)), range(call.graphdef.num_leaves)
-    # Where only values changed:
-    codes = tuple([NodeCode(tp.cast(int, number)) for number in known])
-    definition = OutDef(treedef, where, codes, call.graphdef, *same, len(call.where))
-    new: list[tp.Any] = []
+    definition, new = values_alone(call, treedef, where, known), list[tp.Any]()
     edited = _edited(inner) if structure else []
     if None in known or edited or (_is_unversioned(inner) if structure else where):
         left, new, changed = _graph_of(
@@ -76,6 +72,16 @@ def leave(
         written.update(changed)
         definition, new = (left, new) if left.restructures else (definition, [])
     return Outputs(definition, [*[leaves[i] for i in others], *new]).with_written(written)
+
+
+def values_alone(
+    call: CallDef, treedef: PyTreeDef, where: tuple[int, ...], known: tp.Iterable[int | None]
+) -> OutDef:
+    """The definition where only values changed, given the nodes that are the roots of the result."""
+    roots = tuple([NodeCode(tp.cast(int, number)) for number in known])
+    graph = call.graphdef
+    same = range(len(graph.decoded.node_defs)), range(graph.num_leaves)
+    return OutDef(treedef, where, roots, graph, *same, len(call.where))
 
 
 def _written(inner: Inner, all_written: tp.Collection[int]) -> dict[int, tp.Any]:

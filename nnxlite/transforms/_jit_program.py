@@ -297,7 +297,7 @@ def _crossing(out: Outputs) -> Crossing:
 
 def outputs_of(left: Outputs | Crossing) -> Outputs:
     """The outputs in what JAX's function gives, whether it donates or not."""
-    return Outputs(*left)
+    return Outputs(*tp.cast(tp.Any, left))
 
 
 def _put_if_uncommitted(value: tp.Any, sharding: tp.Any) -> tp.Any:
