@@ -344,7 +344,9 @@ def test_variables_may_move_to_new_objects(loop, mode):
 
     m = Foo(2.0, 5.0)
     if loop is LOOPS["while"] and not mode:
-        with pytest.raises(ValueError, match=f"{START}: the body puts a new Foo in the place of 'c.*'"):
+        with pytest.raises(
+            ValueError, match=f"{START}: the body puts a new Foo in the place of 'c.*'"
+        ):
             loop(f, m)
         return
     out = loop(f, m, **mode)
