@@ -213,10 +213,7 @@ class Any(_Joined):
         Args:
             path, x: a leaf and its path.
         """
-        for predicate in self.predicates:
-            if predicate(path, x):
-                return True
-        return False
+        return any(predicate(path, x) for predicate in self.predicates)
 
 
 @dataclasses.dataclass(unsafe_hash=True, init=False, repr=False)
@@ -234,10 +231,7 @@ class All(_Joined):
         Args:
             path, x: a leaf and its path.
         """
-        for predicate in self.predicates:
-            if not predicate(path, x):
-                return False
-        return True
+        return all(predicate(path, x) for predicate in self.predicates)
 
 
 @dataclasses.dataclass(unsafe_hash=True, init=False, repr=False)

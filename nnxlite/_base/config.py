@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import os
 import typing as tp
 
@@ -98,7 +97,7 @@ def flag_from_environment(name: str, default: bool) -> bool:
     raise ValueError(f"Environment variable {name} must be true or false, got {text!r}.")
 
 
-class switch:
+class switch(contextlib.ContextDecorator):
     """Base of the public boolean settings, such as `set_graph_mode`.
 
     `set_x(True)` sets the value of the current scope immediately. As a context manager it restores the
@@ -128,13 +127,7 @@ class switch:
         if not self._entered:  # used as a decorator: the value holds during calls only
             self._setting.restore(self._former)
             self._entered = True
-
-        @functools.wraps(fun)
-        def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-            with self._setting.scope(self._value):
-                return fun(*args, **kwargs)
-
-        return tp.cast(F, wrapper)
+        return super().__call__(fun)
 
     @classmethod
     def current_value(cls) -> bool:

@@ -11,7 +11,7 @@ Order.  A State keeps the order in which keys were put in, but wherever leaves a
 a pytree, in a FlatState) keys are sorted: numbers by value, then strings, then the rest.  That
 order depends on nothing but the keys.
 
-Versions.  Every edit of a State changes its version, see `nnxlite._base.versions`.
+Versions.  Every edit of a State changes its version, see `nnxlite._base.interning`.
 
 All of it is iterative: depth is bounded by memory, not by Python's recursion limit.
 """

@@ -5,14 +5,13 @@ from __future__ import annotations
 import collections.abc as abc
 import copy as copy_lib
 import itertools
-import types
 import typing as tp
 
 import jax
 
+from nnxlite._base.interning import epoch, touch
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text, mapping_node
-from nnxlite._base.versions import epoch, touch
 from nnxlite._state._flat import (
     FlatItems,
     as_state,
@@ -38,7 +37,6 @@ from nnxlite._state._walk import (
     state_of,
     transformed,
 )
-from nnxlite.variables._definition import MISSING
 
 K = tp.TypeVar("K")
 V = tp.TypeVar("V")
@@ -48,13 +46,8 @@ M = tp.TypeVar("M", bound=abc.Mapping[tp.Any, tp.Any])
 PathFn: tp.TypeAlias = tp.Callable[[Path, tp.Any], tp.Any]
 """What a leaf becomes, given its path."""
 
-if tp.TYPE_CHECKING:
-    _Base = abc.MutableMapping
-else:
-    _Base = tp.Generic  # whose `isinstance` is faster
 
-
-class State(Shown, _Base[K, V]):
+class State(Shown, abc.MutableMapping[K, V]):
     """A nested mapping of leaves, with attribute access; a pytree.
 
     Args:
@@ -76,15 +69,6 @@ class State(Shown, _Base[K, V]):
 
     _mapping: dict[K, V]
     _nnx_version: int
-
-    if not tp.TYPE_CHECKING:
-        # Any number of parameters, as in the annotation `State[str]`.
-        __class_getitem__ = classmethod(types.GenericAlias)
-        get = abc.MutableMapping.get
-        setdefault = abc.MutableMapping.setdefault
-        popitem = abc.MutableMapping.popitem
-        clear = abc.MutableMapping.clear
-        update = abc.MutableMapping.update
 
     def __init__(
         self,
@@ -164,25 +148,6 @@ class State(Shown, _Base[K, V]):
     def __len__(self) -> int:
         return len(self._mapping)
 
-    def keys(self) -> abc.KeysView[K]:
-        """The keys, in the order they were put in."""
-        return self._mapping.keys()
-
-    def values(self) -> abc.ValuesView[tp.Any]:
-        """The values, inner mappings as States."""
-        return self._nnx_settled().values()
-
-    def items(self) -> abc.ItemsView[K, tp.Any]:
-        """The (key, value) pairs, inner mappings as States."""
-        return self._nnx_settled().items()
-
-    def _nnx_settled(self) -> dict[K, tp.Any]:
-        """The mapping, with what pytree operations left in it made States."""
-        mapping = self._mapping
-        for key in [k for k, v in mapping.items() if type(v) is dict]:
-            self[key]
-        return mapping
-
     # writing ---------------------------------------------------------------------------------
 
     def __setitem__(self, key: K, value: tp.Any) -> None:
@@ -221,19 +186,6 @@ class State(Shown, _Base[K, V]):
         if name not in self._mapping:
             raise AttributeError(self._nnx_no_attribute(name))
         del self[tp.cast(tp.Any, name)]
-
-    def pop(self, key: K, default: tp.Any = MISSING) -> tp.Any:
-        """Take out a key; its value, or `default` (KeyError without one) where it is not there.
-
-        Args:
-            key: the key.
-            default: what to return where there is none.
-        """
-        if key not in self._mapping and default is not MISSING:
-            return default
-        value = self[key]
-        del self[key]
-        return value
 
     # comparing and copying -------------------------------------------------------------------
 
@@ -322,8 +274,6 @@ class State(Shown, _Base[K, V]):
         parts = [flat(as_state("State.merge", s), as_given=True) for s in (state, *states)]
         return state_of(itertools.chain(*parts))
 
-
-tp.cast(tp.Any, abc.MutableMapping).register(State)
 
 _SLOTS = frozenset({"_mapping", "_nnx_version"})
 _set_mapping = State.__dict__["_mapping"].__set__

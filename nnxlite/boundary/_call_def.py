@@ -21,10 +21,9 @@ import weakref
 import jax
 
 from nnxlite._base.errors import path_text
-from nnxlite._base.interning import Bounded, Table
+from nnxlite._base.interning import Bounded, Table, observe
 from nnxlite._base.jax import PyTreeDef, key_name
 from nnxlite._base.statics import ById, facts
-from nnxlite._base.versions import observe
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import GraphNode, note_hidden
 from nnxlite.graph._rebuild import Path, build_nodes, note_entered, resolve

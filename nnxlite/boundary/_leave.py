@@ -11,7 +11,6 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.captures import captures
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import (
     PyTreeDef,
@@ -20,7 +19,7 @@ from nnxlite._base.jax import (
     is_ref,
     trace_state,
 )
-from nnxlite._base.statics import ById, alike
+from nnxlite._base.statics import ById, alike, captures
 from nnxlite.boundary._call_def import CallDef, Inner, paths_of
 from nnxlite.boundary._inputs import is_root, positions
 from nnxlite.boundary._out import Edit, OutDef, Outputs, Source

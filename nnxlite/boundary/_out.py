@@ -16,13 +16,13 @@ import typing as tp
 
 import jax
 
+from nnxlite._base.interning import Writes
 from nnxlite._base.jax import (
     PyTreeDef,
     new_ref,
     trace_state,
 )
 from nnxlite._base.statics import ById, own_copy
-from nnxlite._base.versions import Writes
 from nnxlite.boundary._call_def import (
     CallDef,
     StaticLeaves,

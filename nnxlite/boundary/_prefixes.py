@@ -21,7 +21,7 @@ from nnxlite.boundary._inputs import is_root
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
 from nnxlite.graph._kinds import OBJECT, kind_of
 from nnxlite.graph._rebuild import Path
-from nnxlite.objects._as_pytree import Held, keyed_children
+from nnxlite.objects._fields import Held, keyed_children
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import Variable
 

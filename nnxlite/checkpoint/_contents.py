@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._base.interning import Writes
 from nnxlite._base.jax import Tracer, current_mesh, is_ref, key_name
 from nnxlite._base.text import safely, short
-from nnxlite._base.versions import Writes
 from nnxlite._state._flat import FlatState
 from nnxlite._state._walk import content
 from nnxlite.checkpoint._errors import CheckpointError

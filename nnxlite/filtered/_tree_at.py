@@ -15,7 +15,7 @@ import collections.abc as cabc
 import typing as tp
 
 from nnxlite._base.errors import path_text, short_type
-from nnxlite._base.versions import Writes
+from nnxlite._base.interning import Writes
 from nnxlite.filtered._specs import is_array
 from nnxlite.filtered._trees import Values, children, copied
 from nnxlite.graph._defs import own_status
@@ -114,7 +114,7 @@ def _filled(marked: tp.Any, new: dict[int, tp.Callable[[tp.Any], tp.Any]]) -> tp
         for name, old in lead._nnx_dict.items() if copy._nnx_frozen else ():
             was_leaf = isinstance(old, _Mark) and is_static_part(old.value)  # in a tree of labels
             if id(old) in new and lead._nnx_status.get(name) and not was_leaf:
-                own_status(copy)[name] = copy._nnx_decide(name, copy._nnx_dict[name])
+                own_status(copy)[name] = copy._nnx_decided(name, copy._nnx_dict[name])[1]
         for name, mark in _static_attributes(lead):
             if not isinstance(mark, _Mark):
                 continue

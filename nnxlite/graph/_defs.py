@@ -26,10 +26,20 @@ import operator
 import types
 import typing as tp
 
-from nnxlite._base.interning import ELSEWHERE, LOCK, Definition, Table
+from nnxlite._base.interning import (
+    ELSEWHERE,
+    LOCK,
+    Definition,
+    Table,
+    Writes,
+    epoch,
+    next_number,
+    observe,
+    run_together,
+    touch,
+)
 from nnxlite._base.jax import static_part, with_static_part
 from nnxlite._base.statics import Facts, alike, atoms, facts, is_constant, own_copy
-from nnxlite._base.versions import Writes, epoch, next_number, observe, run_together, touch
 from nnxlite._state._walk import sort_key, sorted_keys
 from nnxlite.graph._kinds import (
     CONTAINERS,
@@ -343,7 +353,7 @@ def adopt_unknown(node: GraphNode) -> None:
     """Give a status to attributes written around `__setattr__`, and drop that of vanished ones."""
     attributes = node._nnx_dict
     status = own_status(node)
-    decide = getattr(node, "_nnx_decide", None) or (lambda name, value: has_data(value))
+    decide = getattr(node, "_nnx_decided", lambda name, value: (value, has_data(value)))
     for name in [name for name in status.copy() if name not in attributes]:
         status.pop(name, None)
     elsewhere = []
@@ -356,7 +366,10 @@ def adopt_unknown(node: GraphNode) -> None:
         elif isinstance(member, KeptElsewhere):
             elsewhere.append((member, attributes.pop(name)))
         else:
-            status.setdefault(name, decide(name, value))
+            bare, is_data = decide(name, value)
+            if bare is not value:  # marked, but not by way of our `__setattr__`: a frozen dataclass
+                attributes[name] = bare
+            status.setdefault(name, is_data)
     for member, value in elsewhere:  # last: it may say what the others are
         member.__set__(node, value)
 

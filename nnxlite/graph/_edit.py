@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.interning import Writes
 from nnxlite._base.jax import is_ref, same_shape, trace_state
-from nnxlite._base.versions import Writes
 from nnxlite._state._definition import State
 from nnxlite._state._flat import FlatState, to_pure_dict
 from nnxlite.filters import Filter, to_predicate
@@ -247,7 +247,7 @@ class _Update:
                 raise self._unknown(path, value, "is not the next item of a list")
         check_trace(_holder(self.root, path)[1])
         if kind_of(node) == OBJECT and name not in node._nnx_status:
-            node._nnx_decide(name, value)  # raises where the attribute is declared static
+            node._nnx_decided(name, value)  # raises where the attribute is declared static
         added[name] = value
 
     # checking --------------------------------------------------------------------------------

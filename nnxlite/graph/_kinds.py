@@ -288,9 +288,8 @@ def flatten_container(
     if kind in (LIST, TUPLE):
         return tuple(range(len(value))), value, None
     if kind in (DICT, STATE):
-        mapping = value if kind == DICT else value._nnx_settled()
-        keys = tuple(sorted_keys(mapping))
-        return keys, [mapping[key] for key in keys], None
+        keys = tuple(sorted_keys(value))
+        return keys, [value[key] for key in keys], None
     if hasattr(value, "_fields"):
         return type(value)._fields, value, None
     pairs, treedef = flatten_one_level(value)
@@ -316,9 +315,8 @@ def children_as(value: tp.Any, form: tp.Any) -> Children | None:
     """The children of a container of the right class; None where it has another form now."""
     kind = form.kind
     if kind in (DICT, STATE):
-        mapping = value if kind == DICT else value._nnx_settled()
-        same = len(mapping) == len(form.keys) and all(key in mapping for key in form.keys)
-        return [mapping[key] for key in form.keys] if same else None
+        same = len(value) == len(form.keys) and all(key in value for key in form.keys)
+        return [value[key] for key in form.keys] if same else None
     if form.treedef is None:
         return value if len(value) == len(form.keys) else None
     _, children, treedef = flatten_container(value, kind)

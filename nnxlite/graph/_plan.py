@@ -23,8 +23,7 @@ import weakref
 
 from nnxlite._base.config import GRAPH_MODE
 from nnxlite._base.errors import path_text
-from nnxlite._base.interning import Bounded
-from nnxlite._base.versions import epoch, observe
+from nnxlite._base.interning import Bounded, epoch, observe
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (

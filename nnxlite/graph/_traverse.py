@@ -10,7 +10,7 @@ import operator
 import typing as tp
 
 from nnxlite._base.errors import path_text
-from nnxlite._base.versions import Writes, next_number, observe
+from nnxlite._base.interning import Writes, next_number, observe
 from nnxlite._state._definition import State
 from nnxlite.graph._defs import (
     LEAF,

@@ -1,10 +1,11 @@
 """`capture`: the values that modules record during one call, which leaves the modules unchanged.
 
 While a captured function runs, every module of its subject (the module that is called, or the first
-argument) has records: the attribute `__captures__`, one object for each captured kind.  `sow` and
-`perturb` make their Variables there instead of in the module.  Records are ordinary state, so they pass
-through the transforms inside the function; and they are part of the structure, so a program compiled
-with captures is never used without them.
+argument) has a record: an object, in the attribute `__captures__` (in a tuple, since it is not one of
+the module's children).  `sow` and `perturb` make their
+Variables there instead of in the module.  A record is ordinary state, so it passes through the
+transforms inside the function; and it is part of the structure, so a program compiled with captures is
+never used without them.
 
 With `method_outputs`, the methods of these modules are observed, and their results are added to the
 record of their own object; objects outside the capture are not affected.
@@ -30,7 +31,6 @@ from nnxlite.graph._functional import flat_pairs
 from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._rebuild import Path
 from nnxlite.objects._containers import Dict, List
-from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Kind, Module, is_kind, iter_modules
 from nnxlite.objects._pytree import Object, Pytree
 from nnxlite.variables._variable import Variable
@@ -42,11 +42,13 @@ AnyState: tp.TypeAlias = State[tp.Any, tp.Any]
 
 
 class Record(Pytree):
-    """The Variables of one kind that a module records, by name."""
+    """The Variables of some kinds that a module records, by name."""
 
-    def __init__(self, kind: Kind, outputs: bool, init: dict[str, Variable[tp.Any]]) -> None:
-        self.__kind__ = kind
-        self.__outputs__ = outputs  # whether it is for the outputs of methods as well
+    def __init__(
+        self, kinds: tuple[Kind, ...], outputs: Kind | None, init: dict[str, Variable[tp.Any]]
+    ) -> None:
+        self.__kinds__ = kinds
+        self.__outputs__ = outputs  # the kind for the outputs of methods
         for name, variable in init.items():
             setattr(self, name, variable)
 
@@ -179,7 +181,7 @@ def _recording(
     outputs: Kind | None,
 ) -> tp.Iterator[list[tuple[Path, Module]]]:
     """Give every module of `subject` a record while the block runs, then the one that it had before."""
-    outer: dict[int, tuple[Record, ...]] = {}
+    outer: dict[int, tuple[Record]] = {}
     with LOCK:  # two threads neither edit nor walk the same modules
         modules = _to_record(subject, first)
         outer.update((id(m), m._nnx_dict[CAPTURES]) for _, m in modules if CAPTURES in m._nnx_dict)
@@ -189,11 +191,7 @@ def _recording(
         with LOCK:
             for path, module in modules:
                 given = {p[-1]: v.replace() for p, v in first.items() if p[:-1] == path}
-                records = tuple(
-                    Record(k, k is outputs, {n: v for n, v in given.items() if type(v) is k})
-                    for k in kinds
-                )
-                module._nnx_assign(CAPTURES, Tagged(records, True))
+                module._nnx_assign(CAPTURES, (Record(kinds, outputs, given),))
         classes = {type(m) for _, m in modules} if outputs else ()
         methods = [(base, name) for base, name in public_methods(*classes) if name not in _OWN]
         with observed(methods, _record_output):
@@ -203,7 +201,7 @@ def _recording(
             # Modules that the call removed have a record, and so have those it made copies of.
             for number, module in {id(m): m for _, m in (*modules, *iter_modules(subject))}.items():
                 if number in outer:
-                    module._nnx_assign(CAPTURES, Tagged(outer[number], True))
+                    module._nnx_assign(CAPTURES, outer[number])
                     continue
                 _capturing.pop(number, None)
                 if CAPTURES in module._nnx_dict:
@@ -240,18 +238,11 @@ def _collect(modules: list[tuple[Path, Module]], var_types: tuple[Kind, ...]) ->
     """The recorded values, one State for each kind asked for."""
     groups: list[dict[Path, Variable[tp.Any]]] = [{} for _ in var_types]
     for path, module in modules:
-        for record in module._nnx_dict.get(CAPTURES, ()):
-            kind = record.__kind__
-            for name, variable in vars(record).items() if kind in var_types else ():
-                if not isinstance(variable, Variable):
-                    continue
-                group = next(g for g, k in zip(groups, var_types) if issubclass(kind, k))
-                other = group.setdefault((*path, name), variable)
-                if other is not variable:
-                    raise ValueError(
-                        f"{type(module).__name__} records {name!r} both as {type(other).__name__} "
-                        f"and as {kind.__name__}. Give them different names."
-                    )
+        records = module._nnx_dict.get(CAPTURES, ())
+        for name, variable in [pair for record in records for pair in vars(record).items()]:
+            if isinstance(variable, Variable) and type(variable) in var_types:
+                group = next(g for g, k in zip(groups, var_types) if isinstance(variable, k))
+                group[*path, name] = variable
     return [State.from_flat_path(_in_order(group)) for group in groups]
 
 
@@ -291,10 +282,9 @@ def public_methods(*classes: type) -> tp.Iterator[tuple[type, str]]:
 def _record_output(call: tp.Any, owner: tp.Any, name: str, args: tp.Any, kwargs: tp.Any) -> tp.Any:
     """Make a call, and record its result if its object has a record for outputs."""
     result = call(owner, *args, **kwargs)
-    records: tuple[Record, ...] = getattr(owner, "__dict__", {}).get(CAPTURES, ())
-    for record in records:
-        if record.__outputs__ and _is_arrays(result):
-            Module.sow(owner, record.__kind__, name, result)
+    (record,) = getattr(owner, "__dict__", {}).get(CAPTURES, (None,))
+    if record is not None and record.__outputs__ and _is_arrays(result):
+        Module.sow(owner, record.__outputs__, name, result)
     return result
 
 

@@ -16,8 +16,8 @@ import typing as tp
 
 import jax
 
+from nnxlite._base.interning import Writes
 from nnxlite._base.text import Text, mapping_node, sequence_node
-from nnxlite._base.versions import Writes
 from nnxlite.graph._traverse import Assigned, Names
 from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Module
@@ -144,9 +144,7 @@ class List(Module, tp.MutableSequence[T]):
 
     def _nnx_tagged(self, value: tp.Any) -> Tagged:
         """A new item with its status; raises an error, before anything changes, if it cannot be one."""
-        if isinstance(value, Tagged):
-            return Tagged(value.value, self._nnx_untag(len(self), value))
-        return Tagged(value, self._nnx_decide(len(self), value))
+        return Tagged(*self._nnx_decided(len(self), value))
 
     def __iter__(self) -> tp.Iterator[T]:
         items: tp.Any = self._nnx_dict

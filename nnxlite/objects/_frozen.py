@@ -19,8 +19,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.versions import Writes
-from nnxlite.graph._kinds import is_static_part
+from nnxlite._base.interning import Writes
 from nnxlite.graph._traverse import Assigned, Names
 from nnxlite.objects._fields import Tagged, declared_in
 from nnxlite.objects._pytree import Pytree
@@ -90,7 +89,6 @@ def freeze(cls: type[Pytree]) -> None:
     cls._nnx_declared = declared_in(cls)
     cls._nnx_built = classmethod(_built)
     cls._nnx_assign = _assign
-    cls._nnx_decide = _decide
     cls._nnx_edit = _edit
     cls._nnx_closed = property(lambda node: id(node) not in _building)  # pyright: ignore[reportAttributeAccessIssue]
     cls._nnx_replaced = _replaced
@@ -140,31 +138,23 @@ def _complete(node: tp.Any) -> None:
         )
 
 
-def _refuse(node: tp.Any, name: tp.Any) -> tp.NoReturn:
-    raise dataclasses.FrozenInstanceError(
-        f"cannot assign to field {name!r}: {type(node).__name__} is a frozen module. Make a changed "
-        f"copy: nnx.tree_at(lambda m: m.{name}, module, new_value)."
-    )
+def _check_open(node: tp.Any, name: tp.Any) -> None:
+    if id(node) not in _building:
+        raise dataclasses.FrozenInstanceError(
+            f"cannot assign to field {name!r}: {type(node).__name__} is a frozen module. Make a "
+            f"changed copy: nnx.tree_at(lambda m: m.{name}, module, new_value)."
+        )
 
 
 def _assign(self: tp.Any, name: tp.Any, value: tp.Any) -> None:
-    if id(self) not in _building:
-        _refuse(self, name)
+    _check_open(self, name)
     if name not in self.__dataclass_fields__:
         raise AttributeError(
             f"{type(self).__name__} has no field {name!r}. Declare every attribute of a frozen "
             f"module in the class body, such as `{name}: jax.Array`."
         )
-    if type(value) is not Tagged:  # a converter may give a value of another kind
-        value = Tagged(value, _decide(self, name, value))
-    Pytree._nnx_assign(self, name, value)
-
-
-def _decide(self: tp.Any, name: tp.Any, value: tp.Any) -> bool:
-    """The status of a field: functions, text and other objects are static, unless declared data."""
-    if type(value) is Tagged or name in self._nnx_declares():
-        return Pytree._nnx_decide(self, name, value)
-    return not is_static_part(value)
+    # As when it is new: a converter may give a value of another kind.
+    Pytree._nnx_assign(self, name, Tagged(*self._nnx_decided(name, value)))
 
 
 def _replaced(self: tp.Any, assigned: Assigned) -> tp.Any:
@@ -176,6 +166,5 @@ def _replaced(self: tp.Any, assigned: Assigned) -> tp.Any:
 
 
 def _edit(self: tp.Any, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:
-    if id(self) not in _building:
-        _refuse(self, next(iter((*assigned, *removed))))
+    _check_open(self, next(iter((*assigned, *removed))))
     Pytree._nnx_edit(self, writes, assigned, removed)

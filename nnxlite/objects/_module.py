@@ -3,9 +3,9 @@
 A Module is a `Pytree` that can also record values of a forward pass (`sow`, `perturb`), set modes
 on itself and all modules below it (`train`, `eval`, `set_attributes`), and iterate over its parts.
 
-A recorded value becomes an attribute of the module that recorded it, or, inside `nnx.capture`, of the
-record for its kind.  The records are an attribute as well (`__captures__`, a tuple of objects), so that
-they pass through transforms like any other state.
+A recorded value becomes an attribute of the module that recorded it, or, inside `nnx.capture`, of its
+record.  The record is in an attribute as well (`__captures__`), so that it passes through transforms
+like any other state.
 """
 
 from __future__ import annotations
@@ -201,37 +201,33 @@ class Module(Pytree):
     ) -> tp.Any:
         """Record `change(so_far)` (of MISSING for nothing), and return it; MISSING if it is refused."""
         kind = _kind(variable_type)
-        records = self._nnx_dict.get(CAPTURES)
-        if records is None:
-            owner = None if SOW_ONLY_IN_CAPTURE.given(capture_noop) else self
+        record: tp.Any
+        (record,) = self._nnx_dict.get(CAPTURES, (None,))
+        owner: tp.Any = record or self
+        if record is None:
+            refuses = SOW_ONLY_IN_CAPTURE.given(capture_noop)
         else:
-            owner = next((record for record in records if record.__kind__ is kind), None)
-        if owner is None:
+            refuses = kind not in record.__kinds__
+        if refuses:
             return MISSING
         recorded = _attribute(owner, name)
         if recorded is MISSING:
             recorded = kind(change(MISSING))
             setattr(owner, name, recorded)
             return recorded.get_value()
-        self._nnx_expect(recorded, kind, name, method)
+        if type(recorded) is not kind:
+            found, remedy = type(recorded).__name__, "Record under another name"
+            if isinstance(recorded, Variable):
+                remedy += f", or remove it first: nnx.pop(model, nnx.{found})"
+            raise ValueError(
+                f"{type(self).__name__}.{method}: Expected {name!r} to be of type "
+                f"'{kind.__name__}', got '{found}'. {remedy}."
+            )
         so_far = recorded.get_value()
         new = change(so_far)
         if new is not so_far:
             recorded.set_value(new)
         return new
-
-    def _nnx_expect(self, recorded: tp.Any, kind: Kind, name: str, method: str) -> None:
-        if not isinstance(recorded, Variable):
-            raise ValueError(
-                f"{type(self).__name__}.{method}: Expected {name!r} to be a Variable, got "
-                f"{type(recorded).__name__}. Record under another name."
-            )
-        if type(recorded) is not kind:
-            raise ValueError(
-                f"{type(self).__name__}.{method}: Expected {name!r} to be of type "
-                f"'{kind.__name__}', got '{type(recorded).__name__}'. Record under another "
-                f"name, or remove it first: nnx.pop(model, nnx.{type(recorded).__name__})."
-            )
 
     def _nnx_add(self, name: str, perturbation: tp.Any, value: tp.Any) -> tp.Any:
         same_structure = jax.tree.structure(perturbation) == jax.tree.structure(value)

@@ -20,13 +20,12 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.bases import give_way, is_ours
 from nnxlite._base.config import PYTREES
-from nnxlite._base.errors import check_level
+from nnxlite._base.errors import check_level, give_way, is_ours
+from nnxlite._base.interning import Writes
 from nnxlite._base.jax import trace_state
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text, object_node
-from nnxlite._base.versions import Writes
 from nnxlite.graph._defs import (
     adopt_unknown,
     define,
@@ -35,13 +34,21 @@ from nnxlite.graph._defs import (
     set_definition,
     set_static,
 )
-from nnxlite.graph._kinds import ARRAY, OTHER, GraphNode, has_data, is_data, kind_of, walk
+from nnxlite.graph._kinds import (
+    ARRAY,
+    OTHER,
+    GraphNode,
+    has_data,
+    is_data,
+    is_static_part,
+    kind_of,
+    walk,
+)
 from nnxlite.graph._rebuild import fill_shell, new_shell
 from nnxlite.graph._traverse import Assigned, Names
-from nnxlite.objects._as_pytree import register
 from nnxlite.objects._fields import Data as Data
 from nnxlite.objects._fields import Static as Static
-from nnxlite.objects._fields import Tagged, declared_in
+from nnxlite.objects._fields import Tagged, declared_in, register
 from nnxlite.objects._fields import data as data
 from nnxlite.objects._fields import dataclass as dataclass
 from nnxlite.objects._fields import static as static
@@ -229,17 +236,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         attributes: tp.Any = self._nnx_dict
         status = self._nnx_status
         known = status.get(name)
-        if type(value) is Tagged:
-            is_data_now = self._nnx_untag(name, value)
-            value = value.value
-        elif known is None or not self._nnx_is_pytree:
-            is_data_now = self._nnx_decide(name, value)
-        else:
-            is_data_now = known
-            if type(value) in _CONTAINERS:
-                _refuse_tags(self, name, value)
-            if not known and type(value) not in _SCALARS and has_data(value):
-                self._nnx_refuse_data(name, value)
+        value, is_data_now = self._nnx_decided(name, value, known if self._nnx_is_pytree else None)
         if known is is_data_now and name in attributes:
             old = attributes[name]
             if old is value:
@@ -282,10 +279,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             writes.add(status.pop, name, None)
         for name, value in assigned.items():
             known, old = status.get(name), attributes.get(name, MISSING)
-            if type(value) is Tagged:
-                is_data_now, value = value.is_data, value.value
-            else:
-                is_data_now = self._nnx_decide(name, value) if known is None else known
+            value, is_data_now = self._nnx_decided(name, value, known)
             if known is is_data_now and old is value:
                 continue
             if known is not is_data_now:
@@ -309,40 +303,53 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         finally:
             set_definition(self, None)
 
-    def _nnx_untag(self, name: tp.Any, tagged: Tagged) -> bool:
-        """The status of a tagged value; raises ValueError if the value cannot have it."""
-        if not tagged.is_data and has_data(tagged.value):
-            raise ValueError(
-                f"Found data in value of type '{type(tagged.value).__name__}' annotated with "
-                f"nnx.static(...) when setting attribute {name!r} of Pytree type "
-                f"'{type(self).__name__}': arrays, Variables or objects. Assign it without "
-                "nnx.static, or wrap it with nnx.data(...)."
-            )
-        if type(tagged.value) in _CONTAINERS:
-            _refuse_tags(self, name, tagged.value)
-        return tagged.is_data
+    def _nnx_decided(
+        self, name: tp.Any, value: tp.Any, known: bool | None = None
+    ) -> tuple[tp.Any, bool]:
+        """A value without its mark, and the status of an attribute that gets it, whose own is `known`.
 
-    def _nnx_decide(self, name: tp.Any, value: tp.Any) -> bool:
-        """The status of a new attribute."""
-        if type(value) is Tagged:  # bypassed __setattr__, as frozen dataclasses do
-            status = self._nnx_untag(name, value)
-            attributes: tp.Any = self._nnx_dict
-            attributes[name] = value.value
-            return status
-        declares = self._nnx_declares()
-        if type(value) in _SCALARS and not declares:
-            return False
-        declared = declares.get(name)
-        if declared is None:
-            if is_data(value):
-                return True
-            if kind_of(value) == OTHER:
-                return False
+        Raises ValueError for a value that it cannot get: data where it is static, or marks inside.
+        """
+        if type(value) is Tagged:
+            value, known = value.value, value.is_data
+            if not known and has_data(value):
+                raise ValueError(
+                    f"Found data in value of type '{type(value).__name__}' annotated with "
+                    f"nnx.static(...) when setting attribute {name!r} of Pytree type "
+                    f"'{type(self).__name__}': arrays, Variables or objects. Assign it without "
+                    "nnx.static, or wrap it with nnx.data(...)."
+                )
+        elif known is None:
+            declares = self._nnx_declares()
+            if type(value) in _SCALARS and not (declares or self._nnx_frozen):
+                return value, False
+            known = declares.get(name)
+            if known is None:
+                if (
+                    self._nnx_frozen
+                ):  # functions, text and other objects are static, in containers too
+                    return value, not is_static_part(value)
+                if is_data(value):
+                    return value, True
+                if kind_of(value) == OTHER:
+                    return value, False
+        if type(value) in _CONTAINERS:
             _refuse_tags(self, name, value)
-            return has_data(value) or not self._nnx_is_pytree
-        if not declared and has_data(value):
-            self._nnx_refuse_data(name, value)
-        return declared
+        if known is None:
+            known = has_data(value) or not self._nnx_is_pytree
+        elif not known and type(value) not in _SCALARS and has_data(value):
+            kind = type(value).__name__
+            what = (
+                f"Found data on value of type '{kind}' assigned"
+                if type(value) in _CONTAINERS
+                else f"Cannot assign data value of type '{kind}'"
+            )
+            raise ValueError(
+                f"{what} to static attribute {name!r} of Pytree type '{type(self).__name__}'. The "
+                "status of an attribute is decided at its first assignment. To make it data write: "
+                f"self.{name} = nnx.data(...)"
+            )
+        return value, known
 
     @classmethod
     def _nnx_declares(cls) -> dict[str, bool]:
@@ -354,19 +361,6 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
 
     def _nnx_refuse(self, name: tp.Any) -> None:
         check_level(self, self._nnx_trace, str(name))
-
-    def _nnx_refuse_data(self, name: tp.Any, value: tp.Any) -> tp.NoReturn:
-        kind = type(value).__name__
-        what = (
-            f"Found data on value of type '{kind}' assigned"
-            if type(value) in _CONTAINERS
-            else f"Cannot assign data value of type '{kind}'"
-        )
-        raise ValueError(
-            f"{what} to static attribute {name!r} of Pytree type '{type(self).__name__}'. The "
-            "status of an attribute is decided at its first assignment. To make it data write: "
-            f"self.{name} = nnx.data(...)"
-        )
 
     # copies ----------------------------------------------------------------------------------
 

@@ -105,14 +105,7 @@ class _RenewOptions(_ForkOptions, total=False):
 
 @tp.overload
 def split_rngs(
-    node: tp.Any,
-    /,
-    *,
-    splits: Splits,
-    only: Filter = ...,
-    squeeze: bool = False,
-    graph: tp.Literal[True] | None = None,
-    graph_updates: tp.Literal[True] | None = None,
+    node: tp.Any, /, *, splits: Splits, only: Filter = ..., squeeze: bool = False
 ) -> SplitBackups: ...
 @tp.overload
 def split_rngs(
@@ -169,14 +162,7 @@ def split_rngs(
 
 
 @tp.overload
-def fork_rngs(
-    node: Pytree,
-    /,
-    *,
-    split: SplitSpec | None = None,
-    graph: tp.Literal[True] | None = None,
-    graph_updates: tp.Literal[True] | None = None,
-) -> SplitBackups: ...
+def fork_rngs(node: Pytree, /, *, split: SplitSpec | None = None) -> SplitBackups: ...
 @tp.overload
 def fork_rngs(  # pyright: ignore[reportOverlappingOverload] - a function is decorated
     node: F, /, **options: tp.Unpack[_ForkOptions]

@@ -1,36 +1,26 @@
 """The path of a module in the model that it is part of: in named scopes, and in messages.
 
 A module has no reference to the model that contains it.  The boundary notes the objects that it builds
-inside a trace, and the outermost one that contains the module is the model.
+inside a trace, and `called` the modules whose calls are running; the outermost of these that contains
+the module is the model.
 
 While JAX records a program, each call of a module runs in a `jax.named_scope`: the outermost module by
 its class, those inside it by their path.  So operations carry it in profiles, HLO and messages of JAX.
 Outside of traces, and in the compiled program, it is nothing.
-
-An error in eager code has no boundary around it that knows the model: there the objects that are being
-called are arguments of the functions on the call stack.  Only an error reads it, and only as far as
-JAX's frames: to read those would keep their tracers alive (before Python 3.13, a frame keeps what
-`f_locals` returned).
 """
 
 from __future__ import annotations
 
-import contextvars
 import functools
-import inspect
-import itertools
-import sys
-import traceback
-import types
+import threading
 import typing as tp
 
 import jax
 from jax.core import Tracer
 
-from nnxlite._base import jax as _jax
 from nnxlite._base.config import NAMED_SCOPES
 from nnxlite._base.errors import listed, path_text
-from nnxlite.graph._kinds import GraphNode
+from nnxlite._base.jax import EAGER, drop_hidden_frames, is_recording, trace_state
 from nnxlite.graph._rebuild import Path, entered_objects
 from nnxlite.graph._walk import iter_graph
 from nnxlite.variables._variable import Variable
@@ -41,10 +31,17 @@ Parts: tp.TypeAlias = dict[int, tuple[Path, tp.Any]]
 """What is in an object, with paths, by `id`."""
 
 
-_running: contextvars.ContextVar[tuple[tp.Any, Parts] | None] = contextvars.ContextVar(
-    "running", default=None
-)
-"""The module whose call is running, and its parts as far as they are known."""
+class _Calls(threading.local):
+    """The modules whose calls are running in a thread, outermost first.
+
+    With each, where its call has a scope, its parts as far as they are known.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[tuple[tp.Any, Parts | None]] = []
+
+
+_calls = _Calls()
 
 
 def scoped(call: C) -> C:
@@ -64,37 +61,38 @@ def scoped(call: C) -> C:
 
     @functools.wraps(call)
     def __call__(self: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        # By way of the module: cloudpickle, which copies the globals of this function with a class
-        # of the user's own, copies no module, and JAX's state can be neither copied nor pickled.
-        try:
-            if _jax.trace_state.value is not _jax.EAGER:
-                return in_scope(call, self, *args, **kwargs)
-            return call(self, *args, **kwargs)
-        except Exception as error:
-            note_deleted(error, type(self).__name__, lambda: variables_by_path(self))
-            _jax.drop_hidden_frames(error)
-            raise
+        return called(call, self, *args, **kwargs)
 
     return tp.cast(C, __call__)
 
 
-def in_scope(call: tp.Any, module: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-    """Call a module inside a trace."""
-    around = _running.get()
-    again = around is not None and around[0] is module  # such as by `super().__call__`
-    if again or not NAMED_SCOPES.get() or not _jax.is_recording():
-        return call(module, *args, **kwargs)
-    name = _scope_name(module, around)
-    token = _running.set((module, {}))
+def called(call: tp.Any, module: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+    """Call a module; inside a trace, in a scope with its name."""
+    running = _calls.running
+    again = bool(running) and running[-1][0] is module  # such as by `super().__call__`
+    is_eager = trace_state.value is EAGER
+    has_scope = not (is_eager or again) and NAMED_SCOPES.get() and is_recording()
+    name = _scope_name(module, running) if has_scope else ""
+    depth = len(running)
     try:
+        running.append((module, {} if has_scope else None))
+        if not has_scope:
+            return call(module, *args, **kwargs)
         with jax.named_scope(name):
             return call(module, *args, **kwargs)
+    except Exception as error:
+        note_deleted(error, type(module).__name__, lambda: variables_by_path(module))
+        if not is_eager and not hasattr(error, "_nnx_layer"):
+            vars(error)["_nnx_layer"] = layer_name(module)  # of the innermost one
+        drop_hidden_frames(error)
+        raise
     finally:
-        _running.reset(token)
+        del running[depth:]  # also where an interrupt came before the first line
 
 
-def _scope_name(module: tp.Any, around: tuple[tp.Any, Parts] | None) -> str:
+def _scope_name(module: tp.Any, running: list[tuple[tp.Any, Parts | None]]) -> str:
     """The path in the module whose call is running, or the class and path of the outermost model."""
+    around = next(((m, parts) for m, parts in reversed(running) if parts is not None), None)
     if around is not None:
         parent, parts = around
         if id(module) not in parts:  # as where the call made it
@@ -125,16 +123,9 @@ def parts_of(owner: tp.Any) -> Parts:
 
 
 def layer_name(layer: tp.Any) -> str:
-    """For example "Linear at `blocks.1` of Net", or "Linear" if it is not part of another object."""
-    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
-    ours = itertools.takewhile(lambda frame: not _is_jax(frame), frames)
-    running = [value for frame in ours for value in reversed(_arguments_of(frame))]
-    return _name_in(layer, [*entered_objects(), *reversed(running)])
-
-
-def _name_in(layer: tp.Any, candidates: tp.Iterable[tp.Any]) -> str:
+    """For example "Linear at `blocks.1` of Net", or "Linear" if no model that contains it is known."""
     name = type(layer).__name__
-    found = owner_of(layer, candidates)
+    found = owner_of(layer, [*entered_objects(), *(module for module, _ in _calls.running)])
     if found is None:
         return name
     owner, path = found
@@ -144,33 +135,6 @@ def _name_in(layer: tp.Any, candidates: tp.Iterable[tp.Any]) -> str:
 def note_layer(error: Exception, layer: tp.Any) -> None:
     """Add a note to an error raised by a function that a layer called: the name of that layer."""
     error.add_note(f"This was called by {layer_name(layer)}.")
-
-
-def failing_layer(error: BaseException) -> str | None:
-    """The name of the innermost object whose method an error came out of, if there is one.
-
-    It is called by a function that the error has just reached: all frames below have ended, so that to
-    read their arguments keeps nothing alive that they do not.
-    """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
-    owners = entered_objects() + [value for frame in frames for value in _arguments_of(frame)]
-    for frame in reversed(frames):
-        for first in _arguments_of(frame)[:1]:
-            method: tp.Any = getattr(type(first), frame.f_code.co_name, None)
-            if getattr(inspect.unwrap(method), "__code__", None) is frame.f_code:
-                return _name_in(first, owners)  # else it is a function of an object
-    return None
-
-
-def _arguments_of(frame: types.FrameType) -> list[tp.Any]:
-    """The objects among the arguments of a function that runs or has ended."""
-    names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-    values = frame.f_locals if names else {}
-    return [value for name in names if isinstance(value := values.get(name), GraphNode)]
-
-
-def _is_jax(frame: types.FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == "jax"
 
 
 def note_deleted(

@@ -31,7 +31,6 @@ from nnxlite._base.text import Atom, safely, short
 from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, leaf_names
 from nnxlite.boundary._refusals import described
 from nnxlite.graph._compare import SHOWN, compare
-from nnxlite.objects._scopes import failing_layer
 
 RECORDS_PER_FUNCTION = 16
 """How many traces are kept for a function: the last one is compared with those before."""
@@ -322,7 +321,7 @@ class Traces:
         if getattr(error, "_nnx_noted", False):  # by a function that this one called
             return
         error._nnx_noted = True  # type: ignore[attr-defined]
-        layer = failing_layer(error)
+        layer = getattr(error, "_nnx_layer", None)
         where = f"Raised in {layer}, while" if layer else "Raised while"
         pairs = [f"{n}: {t}" for n, t in zip(trace.names, trace.types)]
         arrays = [p for p, leaf in zip(pairs, trace.call.leaves()) if leaf.root is None] or pairs

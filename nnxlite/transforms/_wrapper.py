@@ -26,7 +26,7 @@ from nnxlite.boundary._call_def import parameter_names, parameters_of
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.objects._frozen import BoundMethod
 from nnxlite.objects._module import Module
-from nnxlite.objects._scopes import in_scope
+from nnxlite.objects._scopes import called
 from nnxlite.variables._definition import MISSING
 
 P = tp.ParamSpec("P")
@@ -107,7 +107,7 @@ class Transform(tp.Generic[P, R]):
         if instance is None:
             return self
         if self._calls_module and trace_state.value is not EAGER:
-            return functools.partial(in_scope, self, instance)
+            return functools.partial(called, self, instance)
         return BoundTransform(tp.cast(tp.Any, self), instance)
 
     def __set_name__(self, owner: type, name: str) -> None:

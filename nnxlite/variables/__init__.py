@@ -1,7 +1,12 @@
 """Variables: mutable boxes for values, their kinds, metadata and callbacks."""
 
 from nnxlite.variables._definition import MISSING as MISSING
+from nnxlite.variables._definition import ArrayRef as ArrayRef
+from nnxlite.variables._definition import VarDefaults as VarDefaults
 from nnxlite.variables._definition import VariableDef as VariableDef
+from nnxlite.variables._definition import array_ref as array_ref
+from nnxlite.variables._definition import is_array_ref as is_array_ref
+from nnxlite.variables._definition import var_defaults as var_defaults
 from nnxlite.variables._kinds import BatchStat as BatchStat
 from nnxlite.variables._kinds import Cache as Cache
 from nnxlite.variables._kinds import Intermediate as Intermediate
@@ -19,9 +24,4 @@ from nnxlite.variables._metadata import VariableMetadata as VariableMetadata
 from nnxlite.variables._metadata import add_axis as add_axis
 from nnxlite.variables._metadata import remove_axis as remove_axis
 from nnxlite.variables._metadata import with_metadata as with_metadata
-from nnxlite.variables._refs import ArrayRef as ArrayRef
-from nnxlite.variables._refs import VarDefaults as VarDefaults
-from nnxlite.variables._refs import array_ref as array_ref
-from nnxlite.variables._refs import is_array_ref as is_array_ref
-from nnxlite.variables._refs import var_defaults as var_defaults
 from nnxlite.variables._variable import Variable as Variable

@@ -305,12 +305,13 @@ class HasMetadata:
 # Names of axes --------------------------------------------------------------------------------
 
 Names: tp.TypeAlias = tp.Mapping[str, tp.Any]
+Change: tp.TypeAlias = tp.Callable[[tuple[tp.Any, ...]], tp.Iterable[tp.Any]]
 
 
 def add_axis(variable: HasMetadata, index: int, names: Names) -> None:
     """Put the names of a new axis into the metadata."""
     new = {
-        key: _annotation(axes, _longer(axes, index, name))
+        key: changed_names(axes, _inserted(index, name))
         for key, name, axes in _axis_names(variable, names)
     }
     variable.add_axis(index, names[PARTITION_NAME])
@@ -321,11 +322,10 @@ def add_axis(variable: HasMetadata, index: int, names: Names) -> None:
 def add_unnamed_axis(variable: HasMetadata, index: int, ndim: int) -> None:
     """Put None for a new axis into the annotation, if that is one for `ndim` axes without it."""
     annotation = variable.sharding_names
-    if isinstance(annotation, Format):
-        annotation = annotation.sharding
-    names = _names_in(annotation)
-    if isinstance(names, (tuple, list, PartitionSpec)) and len(names) <= ndim:
-        variable.set_metadata(out_sharding=_annotation(annotation, _longer(names, index, None)))
+    if isinstance(annotation, (tuple, list, PartitionSpec, NamedSharding, Format)):
+        if len(_names_in(annotation)) <= ndim:
+            new = changed_names(annotation, _inserted(index, None))
+            variable.set_metadata(out_sharding=new)
 
 
 def remove_axis(variable: HasMetadata, index: int, names: Names) -> None:
@@ -341,20 +341,24 @@ def remove_axis(variable: HasMetadata, index: int, names: Names) -> None:
             where = "the sharding names" if key == "out_sharding" else "the names"
             under = "" if key == "out_sharding" else f" under {key!r}"
             raise ValueError(
-                f"{type(variable).__name__} has {where} {tuple(_names_in(axes))}{under}: axis {index} "
+                f"{type(variable).__name__} has {where} {_names_in(axes)}{under}: axis {index} "
                 f"is {removed!r}, not {name!r} as the transform says. Give both the same name."
             )
-        new[key] = _annotation(axes, left)
+        new[key] = changed_names(axes, lambda _, left=left: left)
     variable.remove_axis(index, names[PARTITION_NAME])
     if new:
         variable.set_metadata(**new)
 
 
-def changed_names(annotation: tp.Any, change: tp.Callable[[tuple[tp.Any, ...]], tp.Any]) -> tp.Any:
+def changed_names(annotation: tp.Any, change: Change) -> tp.Any:
     """A sharding annotation of the same kind with other names: `change` of those that it has."""
+    names = change(_names_in(annotation))
     if isinstance(annotation, Format):  # its layout is for other axes
         annotation = annotation.sharding
-    return _annotation(annotation, change(tuple(_names_in(annotation))))
+    if not isinstance(annotation, NamedSharding):
+        return tuple(names)
+    spec = PartitionSpec(*names)
+    return NamedSharding(annotation.mesh, spec, memory_kind=annotation.memory_kind)
 
 
 def _axis_names(variable: HasMetadata, names: Names) -> tp.Iterator[tuple[str, tp.Any, tp.Any]]:
@@ -371,23 +375,21 @@ def _axis_names(variable: HasMetadata, names: Names) -> tp.Iterator[tuple[str, t
         yield "out_sharding", name, annotation
 
 
-def _names_in(annotation: tp.Any) -> tp.Iterable[tp.Any]:
-    return annotation.spec if isinstance(annotation, NamedSharding) else annotation
+def _names_in(annotation: tp.Any) -> tuple[tp.Any, ...]:
+    if isinstance(annotation, Format):
+        annotation = annotation.sharding
+    return tuple(annotation.spec if isinstance(annotation, NamedSharding) else annotation)
 
 
-def _longer(axes: tp.Any, index: int, name: tp.Any) -> list[tp.Any]:
-    """The names of some axes, which may be fewer than the shape has, and of a new one."""
-    longer = list(_names_in(axes))
-    longer += [None] * (index - len(longer))
-    longer.insert(index if index >= 0 else index + len(longer) + 1, name)
-    return longer
+def _inserted(index: int, name: tp.Any) -> Change:
+    """Adds the name of a new axis to those of others, which may be fewer than the shape has."""
 
+    def change(names: tuple[tp.Any, ...]) -> list[tp.Any]:
+        longer = [*names, *[None] * (index - len(names))]
+        longer.insert(index if index >= 0 else index + len(longer) + 1, name)
+        return longer
 
-def _annotation(before: tp.Any, names: tp.Iterable[tp.Any]) -> tp.Any:
-    """An annotation of the same kind with other names."""
-    if not isinstance(before, NamedSharding):
-        return tuple(names)
-    return NamedSharding(before.mesh, PartitionSpec(*names), memory_kind=before.memory_kind)
+    return change
 
 
 # Placing values --------------------------------------------------------------------------------

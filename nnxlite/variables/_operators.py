@@ -163,11 +163,10 @@ def _in_place(operate: tp.Any) -> tp.Any:
 
 
 def _define(prefix: str, form: tp.Callable[[tp.Any], tp.Any], operators: _Operators) -> None:
-    """Define methods under the names by which Python calls them, in tracebacks as well."""
+    """Define methods under the names by which Python calls them."""
     for operate in operators:
         method, name = form(operate), f"__{prefix}{operate.__name__.strip('_')}__"
         method.__name__, method.__qualname__ = name, f"ArrayOperators.{name}"
-        method.__code__ = method.__code__.replace(co_name=name, co_qualname=method.__qualname__)
         setattr(ArrayOperators, name, method)
 
 

@@ -25,14 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._base.bases import give_way
 from nnxlite._base.config import EAGER_SHARDING, REF_VARIABLES
-from nnxlite._base.errors import short_type
-from nnxlite._base.interning import ByShared
+from nnxlite._base.errors import give_way, short_type
+from nnxlite._base.interning import ByShared, Writes, run_together, touch
 from nnxlite._base.jax import is_ref, trace_state
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text, variable_node
-from nnxlite._base.versions import Writes, run_together, touch
 from nnxlite.variables._definition import (
     MISSING,
     REQUIRED,
@@ -41,7 +39,9 @@ from nnxlite.variables._definition import (
     boxed,
     current_definition,
     define,
+    held_by,
     redefine,
+    refuse_hijax,
     set_definition,
     set_value,
 )
@@ -55,7 +55,6 @@ from nnxlite.variables._metadata import (
     place,
 )
 from nnxlite.variables._operators import ArrayOperators, replace_at
-from nnxlite.variables._refs import new_ref_of, refuse_hijax
 
 T = tp.TypeVar("T")
 V = tp.TypeVar("V", bound="Variable[tp.Any]")
@@ -149,9 +148,7 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
         raw = self.create_value(raw)
         if metadata and definition.metadata.get("out_sharding") is not None:
             raw = place(raw, definition.metadata)
-        if ref and not is_ref(raw):
-            raw = new_ref_of(type(self), raw)
-        box.value = raw
+        box.value = held_by(definition, raw, copy=False) if ref else raw
 
     def __init_subclass__(cls, **kwargs: tp.Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -338,8 +335,8 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
             return getattr(value if definition.plain_read else self.get_value(), name)
         except AttributeError:
             raise AttributeError(
-                f"{lacks} {name!r}: it is no metadata, and its value of type "
-                f"'{type(value).__name__}' has none of that name"
+                f"{lacks} {name!r}: neither its metadata nor its value of type "
+                f"'{type(value).__name__}' has it"
             ) from None
 
     def __setattr__(self, name: str, value: tp.Any) -> None:
@@ -390,13 +387,7 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
             if updates.get("hijax"):
                 refuse_hijax(f"{type(self).__name__}.replace")
             definition = define(type(self), {**definition.metadata, **normal_entries(updates)})
-        held: tp.Any = raw
-        if definition.is_ref:
-            if _copy_ref or not is_ref(held):
-                held = new_ref_of(type(self), held[...] if is_ref(held) else held)
-        elif is_ref(held):
-            held = held[...]
-        return tp.cast(tp.Self, make(definition, held))
+        return tp.cast(tp.Self, make(definition, held_by(definition, raw, copy=_copy_ref)))
 
     copy = to_state = replace
 
@@ -458,9 +449,8 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
 
     def __setstate__(self, state: tp.Any) -> None:
         """Replace the value and the metadata by those of a state that `__getstate__` returned."""
-        definition, value = define(type(self), state["metadata"]), state["value"]
-        if definition.is_ref:
-            value = new_ref_of(type(self), value)
+        definition = define(type(self), state["metadata"])
+        value = held_by(definition, state["value"])
         try:
             box = _get_box(self)
         except AttributeError:  # a new Variable, as it is unpickled

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-from nnxlite._base.versions import epoch
+from nnxlite._base.interning import epoch
 from nnxlite.graph._plan import find_plan
 from tests.laws import model as slow
 from tests.laws.graphs import Box, Count, Pair

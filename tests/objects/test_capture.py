@@ -106,6 +106,7 @@ def test_a_dict_does_not_show_the_record_among_its_items():
 
     def run(model):
         assert list(model) == ["a", "b"] and len(model) == 2
+        assert [name for name, _ in nnx.iter_children(model)] == ["a", "b"]
         return [layer(X) for layer in model.values()]
 
     _, seen = capture(run, Mid)(model)
@@ -332,7 +333,7 @@ def test_names_that_collide_are_refused():
         net.first.sow(Mid, "deep", X)
 
     stage, net = Stage(), Net()
-    with pytest.raises(ValueError, match="Stage records 'same' both as Intermediate and as Pert"):
+    with pytest.raises(ValueError, match="'same' to be of type 'Perturbation', got 'Intermediate'"):
         capture(two_kinds, Mid, P)(stage)
     with pytest.raises(ValueError, match="'first' is the name of .* recorded 'first.deep'"):
         capture(name_of_a_child, Mid)(net)

