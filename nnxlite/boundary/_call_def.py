@@ -278,7 +278,7 @@ class CallDef:
 
     def build(self, leaves: tp.Sequence[tp.Any], blank: bool = False) -> tp.Any:
         """The tree with these leaves; its objects are new. With `blank` the static leaves are None."""
-        return _entered(self, *self.whole(leaves, blank))[0]
+        return enter(self, leaves, blank)[0]
 
     def text_of(self, root: int, below: tp.Iterable[tp.Any]) -> str:
         """Where something below a root is among the arguments."""
@@ -374,19 +374,15 @@ class Inner:
         return [resolve(code, self.nodes, self.values) for code in codes]
 
 
-def enter(call: CallDef, leaves: tp.Sequence[tp.Any]) -> tuple[tp.Any, Inner]:
-    """The argument tree, rebuilt with new objects at the current trace level."""
-    return _entered(call, *call.whole(leaves))
-
-
-def _entered(call: CallDef, arrays: list[tp.Any], values: list[tp.Any]) -> tuple[tp.Any, Inner]:
+def enter(call: CallDef, leaves: tp.Sequence[tp.Any], blank: bool = False) -> tuple[tp.Any, Inner]:
+    """The argument tree, rebuilt with new objects at the current trace level; see `CallDef.whole`."""
+    arrays, values = call.whole(leaves, blank)
     inner = Inner(call, values)
-    if not call.where:
-        return jax.tree_util.tree_unflatten(call.treedef, arrays), inner
-    roots = inner.roots()
-    note_entered(roots)
-    for position, root in zip(call.where, roots):
-        arrays.insert(position, root)
+    if call.where:
+        roots = inner.roots()
+        note_entered(roots)
+        for position, root in zip(call.where, roots):
+            arrays.insert(position, root)
     return jax.tree_util.tree_unflatten(call.treedef, arrays), inner
 
 

@@ -18,14 +18,7 @@ import jax
 
 from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import PyTreeDef
-from nnxlite.boundary._call_def import (
-    FLAT,
-    CallDef,
-    Names,
-    OwnCall,
-    call_def,
-    static_leaves,
-)
+from nnxlite.boundary._call_def import FLAT, CallDef, Names, OwnCall, call_def, static_leaves
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
     CUSTOM,

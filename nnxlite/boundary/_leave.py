@@ -12,13 +12,7 @@ import typing as tp
 import jax
 
 from nnxlite._base.errors import path_text, short_type
-from nnxlite._base.jax import (
-    PyTreeDef,
-    describe_trace,
-    in_this_trace,
-    is_ref,
-    trace_state,
-)
+from nnxlite._base.jax import PyTreeDef, describe_trace, in_this_trace, is_ref, trace_state
 from nnxlite._base.statics import ById, alike, captures
 from nnxlite.boundary._call_def import CallDef, Inner, paths_of
 from nnxlite.boundary._inputs import is_root, positions

@@ -17,31 +17,15 @@ import typing as tp
 import jax
 
 from nnxlite._base.interning import Writes
-from nnxlite._base.jax import (
-    PyTreeDef,
-    new_ref,
-    trace_state,
-)
+from nnxlite._base.jax import PyTreeDef, new_ref, trace_state
 from nnxlite._base.statics import ById, own_copy
-from nnxlite.boundary._call_def import (
-    CallDef,
-    StaticLeaves,
-    paths_of,
-    static_leaves,
-)
+from nnxlite.boundary._call_def import CallDef, StaticLeaves, paths_of, static_leaves
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, note_definition_of
 from nnxlite.graph._edit import note_arrays
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import GraphNode
-from nnxlite.graph._rebuild import (
-    Code,
-    NodeCode,
-    Path,
-    add_nodes,
-    check_trace,
-    resolve,
-)
+from nnxlite.graph._rebuild import Code, NodeCode, Path, add_nodes, check_trace, resolve
 from nnxlite.graph._traverse import note_edit
 from nnxlite.variables._definition import VariableDef
 from nnxlite.variables._variable import note_definition, note_raw

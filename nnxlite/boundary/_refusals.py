@@ -7,9 +7,7 @@ import typing as tp
 import jax
 
 from nnxlite._base.errors import path_text
-from nnxlite._base.jax import (
-    PyTreeDef,
-)
+from nnxlite._base.jax import PyTreeDef
 from nnxlite._base.outline import array_text
 from nnxlite.boundary._call_def import CallDef, paths_of, template_of
 from nnxlite.boundary._out import OutDef, Outputs, output_paths
