@@ -5,10 +5,6 @@ from nnxlite.checkpoint._checkpoint import info as info
 from nnxlite.checkpoint._checkpoint import restore as restore
 from nnxlite.checkpoint._checkpoint import save as save
 from nnxlite.checkpoint._checkpoint import values as values
-from nnxlite.checkpoint._errors import CheckpointError as CheckpointError
-from nnxlite.checkpoint._errors import DamagedError as DamagedError
-from nnxlite.checkpoint._errors import MismatchError as MismatchError
-from nnxlite.checkpoint._errors import NotFoundError as NotFoundError
 from nnxlite.checkpoint._manager import Manager as Manager
 from nnxlite.checkpoint._mapping import Mapping as Mapping
 from nnxlite.checkpoint._operations import Cast as Cast
@@ -18,9 +14,12 @@ from nnxlite.checkpoint._operations import Split as Split
 from nnxlite.checkpoint._operations import Stack as Stack
 from nnxlite.checkpoint._operations import Tie as Tie
 from nnxlite.checkpoint._operations import Unstack as Unstack
+from nnxlite.checkpoint._report import CheckpointError as CheckpointError
+from nnxlite.checkpoint._report import DamagedError as DamagedError
 from nnxlite.checkpoint._report import Mismatch as Mismatch
+from nnxlite.checkpoint._report import MismatchError as MismatchError
+from nnxlite.checkpoint._report import NotFoundError as NotFoundError
 from nnxlite.checkpoint._report import Report as Report
-from nnxlite.checkpoint._rules import Constant as Constant
 from nnxlite.checkpoint._rules import Ignore as Ignore
 from nnxlite.checkpoint._rules import Keep as Keep
 from nnxlite.checkpoint._rules import MappingError as MappingError

@@ -6,25 +6,34 @@ between, `restore` and the next `save` find it there.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import typing as tp
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._base.errors import filter_text, short_type
+from nnxlite._base.errors import short_type
 from nnxlite._base.text import human_bytes
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec, in_arrays
-from nnxlite.checkpoint._errors import CheckpointError, together
-from nnxlite.checkpoint._loading import placed
-from nnxlite.checkpoint._matching import Renaming, match, other_settings
-from nnxlite.checkpoint._plain import FIXED
-from nnxlite.checkpoint._report import Report, printable
-from nnxlite.checkpoint._values import Values
-from nnxlite.filters import Filter, to_predicate
+from nnxlite.checkpoint._contents import (
+    FIXED,
+    KINDS,
+    Contents,
+    Leaf,
+    Spec,
+    Table,
+    below,
+    name_of,
+    other_names,
+    placed,
+)
+from nnxlite.checkpoint._matching import Renaming, by_name, compare, other_settings
+from nnxlite.checkpoint._report import CheckpointError, Report, printable, together
+from nnxlite.filters import Filter
 from nnxlite.graph._walk import is_graph_node
 
 if tp.TYPE_CHECKING:
@@ -67,13 +76,12 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
     target = _orbax.folder(path)
     with together(f"nnx.checkpoint.save: {target}"):
         contents = contents_of(items, only)
-        leaves = chosen(contents, only)
-    args = _orbax.arguments(contents, leaves)
+    content = _orbax.content_of(contents)
     first = jax.process_index() == 0
     with together(f"nnx.checkpoint.save: {target}"):
         if first:
             _make_room(target, overwrite)
-    _orbax.write(_beside(target), args)
+    _orbax.write(_beside(target), content)
     with together(f"nnx.checkpoint.save: {target}"):
         if first:
             _settle(target)
@@ -106,7 +114,7 @@ def check_options(call: str, **options: tp.Any) -> None:
 
 
 def _make_room(target: epath.Path, overwrite: bool) -> None:
-    """Refuse a path that is taken, and remove what ended processes have left."""
+    """Refuse a path that is taken."""
     _settle(target)
     if target.exists() and not overwrite:
         raise FileExistsError(
@@ -115,8 +123,6 @@ def _make_room(target: epath.Path, overwrite: bool) -> None:
         )
     if target.exists() and not is_checkpoint(target):
         raise FileExistsError(f"{target} is not a checkpoint, and is not overwritten.")
-    for left_over in _orbax.unfinished_of(_beside(target)):
-        left_over.rmtree()
 
 
 def _beside(target: epath.Path) -> epath.Path:
@@ -148,20 +154,6 @@ def contents_of(items: dict[str, tp.Any], only: Filter = ...) -> Contents:
     if not items:
         raise CheckpointError("Pass what is to be saved or restored by name: model=model, step=3.")
     return Contents(items, only, items=True)
-
-
-def chosen(contents: Contents, only: Filter) -> dict[str, Leaf]:
-    """The leaves that a filter matches, which sees paths within the items; CheckpointError for none."""
-    predicate = to_predicate(only)
-    found = {
-        name: leaf for name, leaf in contents.leaves.items() if predicate(leaf.path[1:], leaf.owner)
-    }
-    if contents.leaves and not found:
-        raise CheckpointError(
-            f"only={filter_text(only)} matches none of the {len(contents.leaves):,} leaves of "
-            f"{', '.join(items_of(contents.leaves))}, such as '{next(iter(contents.leaves))}'."
-        )
-    return found
 
 
 def restore(
@@ -225,24 +217,22 @@ def restore(
     with together(f"nnx.checkpoint.restore: {place}"):
         contents = contents_of(dict(items), only)
         stored = _with_keys(_orbax.read_stored(place, items), contents)
-        leaves = {
-            name: leaf
-            for name, leaf in chosen(contents, only).items()
-            # Earlier versions stored nothing where there is None.
-            if stored.table is not None or not leaf.spec.is_plain or name in stored.specs
-        }
-        sources, report = match(
+        leaves = contents.chosen
+        if stored.table is None:  # earlier versions stored nothing where there is None
+            for name in [n for n, x in leaves.items() if x.spec.is_plain and n not in stored.specs]:
+                del leaves[name]
+        matches = by_name(stored.specs, contents, rename, stored.aliases)
+        reads, report = compare(
+            f"The checkpoint {place} (of {', '.join(items_of(stored.specs))})",
             stored.specs,
             contents,
-            source=f"The checkpoint {place} (of {', '.join(items_of(stored.specs))})",
-            aliases=stored.aliases,
-            only=leaves.__contains__,
+            matches,
             within=items,
-            rename=rename,
             strict=strict,
             cast=cast,
             plain=stored.table or (),
         )
+        sources = {read.ours[0]: old for read, (old,) in reads}
         wanted = {}
         for name, old in sources.items():
             wanted[old] = leaves[name].sharding
@@ -250,7 +240,7 @@ def restore(
     with together(f"nnx.checkpoint.restore: {place}"):
         arrays = _orbax.read_arrays(place, stored, wanted)
         new = {
-            name: as_wanted(arrays[old], leaves[name], cast is None)
+            name: placed(arrays[old], leaves[name], cast is None)
             for name, old in sources.items()
             if leaves[name].spec.dtype not in FIXED  # it is equal already
         }
@@ -286,7 +276,7 @@ def check_sharding(leaf: Leaf, sharding: jax.sharding.Sharding | None) -> None:
 
 def _with_keys(stored: _orbax.Stored, contents: Contents) -> _orbax.Stored:
     """What is stored, with random keys in place of their data, which Orbax does not tell apart."""
-    if stored.keys is None:
+    if stored.arrays is None:
         return stored
     specs = dict(stored.specs)
     for name, leaf in contents.leaves.items():
@@ -300,17 +290,6 @@ def _with_keys(stored: _orbax.Stored, contents: Contents) -> _orbax.Stored:
 def items_of(names: tp.Iterable[str]) -> list[str]:
     """The first parts of names."""
     return list(dict.fromkeys(name.partition(".")[0] for name in names))
-
-
-def as_wanted(value: tp.Any, leaf: Leaf, stored_dtype: bool) -> tp.Any:
-    """A value that was read as the object needs it: its dtype, its kind of array, its sharding."""
-    if leaf.spec.is_python:
-        return leaf.spec.as_python(value)
-    if isinstance(value, jax.Array) and not leaf.spec.key_impl:  # Orbax has placed it
-        dtype = value.dtype.name if stored_dtype else leaf.spec.dtype
-        return value.astype(in_arrays(dtype, leaf))
-    data = jax.random.key_data(value) if leaf.spec.key_impl else value
-    return placed(np.asarray(data), leaf, stored_dtype)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -417,3 +396,87 @@ def _nbytes(spec: Spec) -> int:
     if spec.is_python or spec.key_impl:
         return 0
     return math.prod(spec.shape) * jnp.dtype(spec.dtype).itemsize
+
+
+class Values(Mapping[str, tp.Any]):
+    """The items of a checkpoint, by name; the arrays of one are read when it is first asked for.
+
+    Args:
+        place: the folder.
+        stored: its description.
+        ready: items whose values are known.
+    """
+
+    def __init__(
+        self, place: tp.Any, stored: _orbax.Stored, ready: tp.Mapping[str, tp.Any] = {}
+    ) -> None:
+        self._place = place
+        self._stored = stored
+        self._names: dict[str, list[str]] = collections.defaultdict(list)
+        for name in [*(stored.table or ()), *stored.specs]:
+            self._names[_item(name)].append(name)
+        self._ready = dict(ready)
+        self._all = {**self._names, **ready}
+
+    def __getitem__(self, name: str) -> tp.Any:
+        if name not in self._ready and name in self._all:
+            self._ready[name] = self._read(name, self._names[name])
+        return self._ready[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __repr__(self) -> str:
+        shown = (f"{n!r}: {self._ready[n]!r}" if n in self._ready else f"{n!r}: ..." for n in self)
+        return f"{{{', '.join(shown)}}}"
+
+    def _read(self, item: str, names: list[str]) -> tp.Any:
+        stored = self._stored
+        shared = [first for alias, first in stored.aliases.items() if _item(alias) == item]
+        names = [*names, *(name for name in stored.specs for first in shared if below(name, first))]
+        wanted = dict.fromkeys(name for name in names if name in stored.specs)
+        leaves = _orbax.read_arrays(self._place, stored, wanted)
+        for name in wanted:
+            for other in other_names(name, stored.aliases):
+                if _item(other) == item:
+                    leaves.setdefault(other, leaves[name])
+        return rebuilt(name_of((item,)), stored.table or {}, lambda name: _tree(name, leaves))
+
+
+def _item(name: str) -> str:
+    """The item that a leaf belongs to; where keys of two types are alike, its name is quoted."""
+    return _key(name.partition(".")[0].strip("'"))
+
+
+def _tree(name: str, leaves: tp.Mapping[str, tp.Any]) -> tp.Any:
+    """A leaf, or the leaves of an object in dictionaries by attribute."""
+    if name in leaves:
+        return leaves[name]
+    tree: dict[str, tp.Any] = {}
+    for full, leaf in leaves.items():
+        if below(full, name):
+            *path, last = (_key(part) for part in full[len(name) + 1 :].split("."))
+            node = tree
+            for key in path:
+                node = node.setdefault(key, {})
+            node[last] = leaf
+    return tree
+
+
+def _key(part: str) -> str:
+    """A part of a name as the key that it was made of, see `name_of`."""
+    for char in "/.%":
+        part = part.replace(f"%{ord(char):02X}", char)
+    return part
+
+
+def rebuilt(name: str, table: Table, value_of: Callable[[str], tp.Any]) -> tp.Any:
+    """A container as it was saved, or what else there is of a name."""
+    if name not in table:
+        return value_of(name)
+    kind, children = table[name]
+    parts = [(key, rebuilt(child, table, value_of)) for key, child in children]
+    return dict(parts) if kind == "dict" else KINDS[kind][0](part for _, part in parts)

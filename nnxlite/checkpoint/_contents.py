@@ -6,8 +6,11 @@ other paths are aliases.  A dot, a slash or a percent sign within a key is writt
 `%25`.  Where the value of a Variable is a pytree, its leaves are named by their key paths.
 
 A leaf is an array, a typed random key, or a Python number or text.  What else there is in objects, is
-part of the structure: a checkpoint describes it, and restoring leaves it alone.  In plain data beside
-objects everything is stored, or refused; see `_plain`.
+part of the structure: a checkpoint describes it, and restoring leaves it alone.
+
+In plain data beside objects (dictionaries, lists, tuples) everything is stored, or refused: nothing
+builds the caller's own containers again.  `None`, bytes and empty containers are leaves there, and a
+table of the containers says how they are nested.
 """
 
 from __future__ import annotations
@@ -16,18 +19,19 @@ import collections
 import dataclasses
 import operator
 import typing as tp
+from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nnxlite._base.errors import filter_text
 from nnxlite._base.interning import Writes
 from nnxlite._base.jax import Tracer, current_mesh, is_ref, key_name
 from nnxlite._base.text import safely, short
 from nnxlite._state._flat import FlatState
 from nnxlite._state._walk import content
-from nnxlite.checkpoint._errors import CheckpointError
-from nnxlite.checkpoint._plain import FIXED, Table, entries, kind_name, leaf_name, refused, walk
+from nnxlite.checkpoint._report import CheckpointError
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._edit import note_update
 from nnxlite.graph._kinds import EVERY, NUMBERS, OTHER, kind_of
@@ -37,6 +41,63 @@ from nnxlite.graph._walk import find_duplicates, is_graph_node, iter_graph
 from nnxlite.sharding import abstract_with_sharding
 from nnxlite.variables._metadata import FROZEN
 from nnxlite.variables._variable import Variable, note_raw
+
+KINDS = {
+    "dict": (dict, collections.OrderedDict, collections.defaultdict),
+    "list": (list,),
+    "tuple": (tuple,),
+}
+"""The types of plain containers; what is read is of the first one of a kind."""
+
+EMPTY = {f"empty {kind}": types[0] for kind, types in KINDS.items()}
+FIXED: dict[str, tp.Any] = {"None": type(None), **EMPTY}
+"""Names of leaves that have no other value than the one that they say."""
+
+Table: tp.TypeAlias = dict[str, tuple[str, list[tuple[tp.Any, str]]]]
+"""Containers by name: of which kind, and for each entry its key and its name."""
+
+
+def kind_name(value: tp.Any) -> str | None:
+    """`dict`, `list` or `tuple` for a plain container; None for anything else, also a named tuple."""
+    cls = type(value)
+    return next((name for name, types in KINDS.items() if cls in types), None)
+
+
+def leaf_name(value: tp.Any) -> str | None:
+    """The name of what is a leaf in plain data only: `None`, `Python bytes`, `empty list`."""
+    if value is None:
+        return "None"
+    if type(value) is bytes:
+        return "Python bytes"
+    kind = kind_name(value)
+    return f"empty {kind}" if kind and not value else None
+
+
+def entries(container: tp.Any) -> Iterator[tuple[tp.Any, tp.Any]]:
+    """The keys or indices of a plain container with what is there."""
+    yield from container.items() if isinstance(container, dict) else enumerate(container)
+
+
+def walk(items: Mapping[str, tp.Any]) -> Iterator[tuple[Path, tp.Any]]:
+    """Everything in some items that is in plain containers only, containers before their entries."""
+    todo: list[tuple[Path, tp.Any]] = [((name,), value) for name, value in items.items()]
+    while todo:
+        path, value = todo.pop()
+        yield path, value
+        if kind_name(value):
+            todo += [((*path, key), child) for key, child in entries(value)]
+
+
+def refused(value: tp.Any) -> tp.Any:
+    """The part because of which a checkpoint cannot contain a value without leaves; None if it can."""
+    if is_graph_node(value) or isinstance(value, Variable):
+        return None
+    if kind_of(value) == OTHER:
+        return value
+    if leaves := jax.tree.leaves(value):
+        return leaves[0]
+    return value if getattr(value, "__dict__", None) else None
+
 
 PYTHON_TYPES: dict[str, type] = {
     f"Python {t.__name__}": t for t in (bool, int, float, complex, str)
@@ -205,6 +266,45 @@ def cast_to(array: tp.Any, dtype: tp.Any, name: str | None = None) -> tp.Any:
     return new
 
 
+def placed(value: tp.Any, leaf: Leaf, stored_dtype: bool = False) -> tp.Any:
+    """A value that was read in the form, sharding and dtype of a leaf, or in its own dtype; a copy.
+
+    Args:
+        value: an array of NumPy, or one of JAX in the sharding already; of random keys, also their data;
+            or a value of Python.
+        leaf: what it is for.
+        stored_dtype: whether it keeps its own dtype.
+    """
+    spec, sharding = leaf.spec, leaf.sharding
+    if spec.is_python:
+        return spec.as_python(value.item() if hasattr(value, "item") else value)
+    if spec.key_impl:
+        data = np.array(jax.random.key_data(value) if isinstance(value, jax.Array) else value)
+        if sharding is None:
+            return jax.random.wrap_key_data(jnp.asarray(data), impl=spec.key_impl)
+        data = jax.make_array_from_callback(data.shape, sharding, data.__getitem__)
+        return jax.random.wrap_key_data(data, impl=spec.key_impl)
+    array = value if hasattr(value, "dtype") else np.asarray(value)
+    dtype = jnp.dtype(in_arrays(array.dtype.name if stored_dtype else spec.dtype, leaf))
+    if isinstance(array, jax.Array):
+        return array.astype(dtype)
+    if array.dtype != dtype:
+        array = cast_to(array, dtype, leaf.name if stored_dtype else None)
+    if isinstance(leaf.value, (np.ndarray, np.generic)):
+        copied = np.array(array, dtype)
+        return copied if isinstance(leaf.value, np.ndarray) else copied[()]
+    if sharding is None:
+        new = jnp.asarray(np.array(array, dtype, order="C"))
+    else:
+        new = jax.make_array_from_callback(
+            spec.shape,
+            sharding,
+            lambda index: np.array(array[index], dtype, order="C"),
+            dtype=dtype,
+        )
+    return new.block_until_ready()  # or the memory of several transfers adds up
+
+
 class Contents:
     """The leaves of an object, or of a pytree of objects, by name.
 
@@ -212,14 +312,17 @@ class Contents:
         root: the object. `write` changes it, or puts another one here where it cannot be changed: a
             frozen module, or one of Equinox.
         leaves: by name, in the order of their paths; those of plain data that no array can be come last.
+        chosen: those that the filter matches.
         aliases: further paths of shared references, as text, with the first path of each.
 
     Args:
         root: the object, or a dictionary of named items.
-        only: a filter; what it does not match may be something that cannot be stored.
+        only: a filter, which sees paths within the items; what it does not match may be something that
+            cannot be stored.
         items: whether the root is a dictionary of items, in which plain data is stored or refused.
 
-    Raises CheckpointError for what a checkpoint cannot contain, unless `only` leaves it out.
+    Raises CheckpointError for what a checkpoint cannot contain, unless `only` leaves it out, and for a
+    filter that matches nothing.
     """
 
     def __init__(self, root: tp.Any, only: Filter = ..., items: bool = False) -> None:
@@ -231,17 +334,27 @@ class Contents:
             found += _plain_leaves(root, {(*f[0], *f[2]) for f in found})
         counts = collections.Counter(map(_plain_name, found))
         self.leaves: dict[str, Leaf] = {}
+        self.chosen: dict[str, Leaf] = {}
         for path, owner, keys, position, value in found:
             if isinstance(value, str) and not items and not isinstance(owner, Variable):
                 continue  # a setting of a module of another library
             name = _plain_name((path, owner, keys, position, value))
             if counts[name] > 1:  # both 0 and "0" are keys
                 name = name_of((*path, *keys), quoted=True)
-            if problem := _problem(name, value, items and position is None):
-                if predicate(path[1:] if items else path, owner):
-                    raise CheckpointError(problem)
-            if spec := _any_spec(value, items and position is None):
+            spec = _spec_or_problem(value, items and position is None)
+            wanted = predicate(path[1:] if items else path, owner)
+            if isinstance(spec, Spec):
                 self.leaves[name] = Leaf(name, path, owner, position, value, spec)
+            elif wanted:
+                raise CheckpointError(f"'{name}' {spec}")
+            if wanted:
+                self.chosen[name] = self.leaves[name]
+        if self.leaves and not self.chosen:
+            name, of = next(iter(self.leaves)), ", ".join(root) if items else type(root).__name__
+            raise CheckpointError(
+                f"only={filter_text(only)} matches none of the {len(self.leaves):,} leaves of {of}, "
+                f"such as '{name}'."
+            )
         self.aliases: dict[str, str] = {}
         for first, *others in find_duplicates(self.root, only=_is_shared):
             self.aliases.update((name_of(path), name_of(first)) for path in others)
@@ -421,32 +534,22 @@ class _Refused:
     part: tp.Any
 
 
-def _any_spec(value: tp.Any, plain: bool) -> Spec | None:
-    """The spec of a leaf; None for what cannot be stored."""
-    if plain and (name := leaf_name(value)):
-        return Spec((), name)
-    return spec_of(value)
-
-
-def _problem(name: str, value: tp.Any, plain: bool) -> str | None:
-    """Why a leaf cannot be stored; None where it can be."""
+def _spec_or_problem(value: tp.Any, plain: bool) -> Spec | str:
+    """The spec of a leaf; or what is said of one that cannot be stored."""
     if isinstance(value, Tracer):
-        return f"'{name}' is traced: save and restore outside of transforms, with concrete values."
+        return "is traced: save and restore outside of transforms, with concrete values."
     if isinstance(value, jax.Array) and value.is_deleted():
         return (
-            f"'{name}' has been deleted, probably donated to a jitted function. Save the objects that "
-            "hold its results, or do not donate it."
+            "has been deleted, probably donated to a jitted function. Save the objects that hold its "
+            "results, or do not donate it."
         )
-    if isinstance(value, _Refused):
-        return (
-            f"'{name}' is a {type(value.part).__name__}, which a checkpoint cannot contain. It stores "
-            "objects, arrays, random keys, numbers, text, bytes, None, and dictionaries, lists and "
-            "tuples of these. Leave it out, or save its content as these (dataclasses.asdict)."
-        )
-    if _any_spec(value, plain) is None:
-        return (
-            f"'{name}' is a {type(value).__name__}, which a checkpoint cannot contain: leaves are "
-            "arrays, random keys, numbers and text. Hold it in a static attribute, or leave it out "
-            "by `only=`."
-        )
-    return None
+    if plain and (name := leaf_name(value)):
+        return Spec((), name)
+    if (spec := spec_of(value)) is not None:
+        return spec
+    kind = type(value.part if isinstance(value, _Refused) else value).__name__
+    return (
+        f"is a {kind}, which a checkpoint cannot contain. It stores objects, arrays, random keys, "
+        "numbers, text, bytes, None, and dictionaries, lists and tuples of these. Leave it out by "
+        "`only=`, hold it in a static attribute, or save its content as these (dataclasses.asdict)."
+    )

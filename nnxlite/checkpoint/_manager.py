@@ -1,8 +1,7 @@
 """`Manager`: the checkpoints of one training run, a folder for each step.
 
-Each checkpoint has a number, which counts the saves of the folder (`order`). A run that goes back to an
-earlier step saves smaller steps later: what is newest, and what is kept, goes by this number and not by
-the step.
+The largest step is the newest.  A run that goes back to an earlier step, and saves from there, replaces
+those that came after it.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ import jax
 
 from nnxlite._base.errors import warn_user
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._checkpoint import check_options, chosen, contents_of, restore
-from nnxlite.checkpoint._errors import DamagedError, NotFoundError, together
+from nnxlite.checkpoint._checkpoint import check_options, contents_of, restore
 from nnxlite.checkpoint._matching import Renaming
-from nnxlite.checkpoint._report import Report
+from nnxlite.checkpoint._report import DamagedError, NotFoundError, Report, together
 from nnxlite.filters import Filter
 
 _opened: weakref.WeakSet[tp.Any] = weakref.WeakSet()
@@ -55,20 +53,6 @@ def _finish_at_exit(process: int) -> None:
     at_exit(functools.partial(_finish, process))
 
 
-class _Newest:
-    """A policy of Orbax: keep those that were saved last, in the order of the saves."""
-
-    def __init__(self, count: int | None, order: dict[int, int]) -> None:
-        self.count = count
-        self.order = order
-
-    def should_preserve(self, checkpoints: tp.Sequence[tp.Any], *, context: tp.Any) -> list[bool]:
-        """Whether each checkpoint is kept."""
-        steps = sorted((c.step for c in checkpoints), key=lambda step: (self.order[step], step))
-        kept = steps if self.count is None else steps[-self.count :]
-        return [c.step in kept for c in checkpoints]
-
-
 class Manager:
     """The checkpoints of a training run: saves them, deletes old ones, and restores one.
 
@@ -77,8 +61,8 @@ class Manager:
     the background are raised; a program that ends without it completes the last checkpoint first. In the
     next run of the program the manager finds what is in its folder.
 
-    A run may go back, to the best checkpoint for example, and train on from there: checkpoints that are
-    saved then are the newest, although their steps are smaller. They replace those of the same steps.
+    A run may go back, to the best checkpoint for example, and train on from there: the first one that is
+    saved then replaces all checkpoints of its step and later ones.
 
     Args:
         directory: the folder of the run, which is made by the first `save`.
@@ -133,7 +117,6 @@ class Manager:
         self._orbax: tp.Any = None
         self._saved = False
         self._at: int | None = None  # the step that this manager saved or restored last
-        self._order: dict[int, int] = {}
 
     def _open(self) -> tp.Any:
         """Orbax's manager."""
@@ -142,8 +125,7 @@ class Manager:
             kept = ocp.checkpoint_managers
             keep, keep_best, keep_every = self._policies
             _finish_at_exit(os.getpid())
-            self._order.clear()
-            policies: list[tp.Any] = [_Newest(keep, self._order)]
+            policies: list[tp.Any] = [kept.LatestN(keep)]
             if self.best_metric is not None:
                 policies.append(
                     kept.BestN(
@@ -164,14 +146,8 @@ class Manager:
             self._orbax = ocp.CheckpointManager(
                 self.directory, options=options, handler_registry=handlers
             )
-            steps = self._orbax.all_steps()
-            self._order.update((step, self._order_of(step)) for step in steps)
             _opened.add(self._orbax)
         return self._orbax
-
-    def _order_of(self, step: int) -> int:
-        """Which save of the folder a checkpoint is; 0 for one of an earlier version."""
-        return _orbax.read_order(self.directory / str(step)) or self._order.get(step, 0)
 
     def _rank(self, metrics: tp.Any) -> float:
         """A number that is larger for a better checkpoint; the lowest for one that has none."""
@@ -195,8 +171,8 @@ class Manager:
         What has been passed may be changed, and its arrays donated, as soon as this returns.
 
         Args:
-            step: its number. Where it is not larger than those before, the run has gone back: the
-                checkpoint is the newest nonetheless, and replaces one of the same step.
+            step: its number. After an earlier checkpoint was restored, the run has gone back: the new
+                checkpoint replaces those of this step and later ones.
             metrics: numbers to be stored with it; the one named `best` is compared.
             only: as in `nnx.checkpoint.save`.
             force: save also where the step is not a multiple of `every`.
@@ -206,9 +182,8 @@ class Manager:
             Whether it was saved.
 
         Raises:
-            ValueError: if `metrics` lacks the one named `best`, or the step has been saved: it is
-                that of the save or restore just before, or one of a former run, from which nothing has
-                been restored.
+            ValueError: if `metrics` lacks the one named `best`, or there is a checkpoint of this step or
+                a later one, and none before it was restored.
             nnxlite.checkpoint.CheckpointError: for a leaf that cannot be saved.
                 Also if this one, or the one before it in the background, could not be written, as on a
                 full disk; those before are as they were.
@@ -225,7 +200,13 @@ class Manager:
         due = step % self._every == 0 or not there or manager.reached_preemption(step)
         if not force and not due:
             return False
-        self._check_new(step, there)
+        later = [other for other in there if other >= step]
+        if later and (self._at is None or self._at >= step):
+            raise ValueError(
+                f"Manager.save: step {step} is not after those in {self.directory}, which are up to "
+                f"{max(later)}. Each save needs a later step. To go back, restore the checkpoint to go "
+                "on from first (Manager.restore, nnx.training.resume); or save into another folder."
+            )
         if not self._saved:
             with together(f"nnx.checkpoint.Manager: {self.directory}"):
                 for other in tuple(_opened):  # another one of this process may still write
@@ -238,32 +219,17 @@ class Manager:
             self._saved = True
         with together(f"nnx.checkpoint.Manager.save: step {step}"):
             contents = contents_of(items, only)
-            leaves = chosen(contents, only)
-        args = _orbax.arguments(contents, leaves)
+        args = _orbax.content_of(contents).as_arguments()
         self.wait()
 
         def write() -> None:
-            if step in there:
-                manager.delete(step)
-            self._order[step] = 1 + max(self._order.values(), default=0)
-            about = _orbax.with_order(self._order[step])
-            manager.save(step, args=args, metrics=numbers, force=True, custom_metadata=about)
+            for other in sorted(later, reverse=True):
+                manager.delete(other)
+            manager.save(step, args=args, metrics=numbers, force=True)
 
         self._unless_failed(write)
         self._at = step
         return True
-
-    def _check_new(self, step: int, there: tp.Collection[int]) -> None:
-        """Refuse to replace a checkpoint, unless it is one from before this run went back."""
-        if step not in there or self._at not in (None, step):
-            return
-        why = (
-            " from a former run, which this one does not go on from. Restore a checkpoint of it first "
-            "(Manager.restore, nnx.training.resume), or save into another folder."
-            if self._at is None
-            else ", where the run is. Each save needs a step of its own."
-        )
-        raise ValueError(f"Manager.save: step {step} is in {self.directory} already{why}")
 
     def restore(
         self,
@@ -294,9 +260,9 @@ class Manager:
         """
         check_options("Manager.restore", only=only, rename=rename, strict=strict, cast=cast)
         self.wait()
-        steps = self._by_age(self.steps)
+        steps = self.steps
         if not steps or (step is not None and step not in steps):
-            there = f"steps {', '.join(map(str, sorted(steps)))}" if steps else "no checkpoint"
+            there = f"steps {', '.join(map(str, steps))}" if steps else "no checkpoint"
             what = "Nothing to restore" if step is None else f"No step {step}"
             raise NotFoundError(f"{what} in {self.directory}: there is {there}.")
         for number in reversed(steps) if step is None else [step]:
@@ -322,21 +288,13 @@ class Manager:
         """The steps of the checkpoints that are there and complete, in ascending order."""
         if not self.directory.exists():
             return []
-        complete = _orbax.complete_steps(self.directory)
-        if self._orbax is None:
-            return complete
-        kept = self._orbax.all_steps()
-        return [step for step in complete if step in kept or step not in self._order]
-
-    def _by_age(self, steps: tp.Iterable[int]) -> list[int]:
-        """Some steps, the newest last."""
-        return sorted(steps, key=lambda step: (self._order_of(step), step))
+        return _orbax.complete_steps(self.directory)
 
     @property
     def latest(self) -> int | None:
-        """The step that was saved last, also while it is still being written; None without any."""
+        """The largest step, also while it is still being written; None without any."""
         written = [] if self._orbax is None else self._orbax.all_steps()
-        return (self._by_age({*self.steps, *written}) or [None])[-1]
+        return max([*self.steps, *written], default=None)
 
     @property
     def best(self) -> int | None:

@@ -1,22 +1,36 @@
-"""`Mapping`: how the names and layouts of foreign weights relate to those of a model.
+"""`Mapping`: how names and layouts of foreign weights relate to those of a model; loading and exporting.
 
-Its entries are in `_rules.py`, and what is done with them in `_loading.py` and `_saving.py`.
+Loading first checks everything, then reads, then writes.  Without a mapping, each array is for the one
+of its name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import typing as tp
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from nnxlite.checkpoint._loading import Arrays, load
-from nnxlite.checkpoint._report import Report
-from nnxlite.checkpoint._rules import Entry
-from nnxlite.checkpoint._saving import exported
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, placed, spec_of
+from nnxlite.checkpoint._matching import Matches, Renaming, by_name, compare
+from nnxlite.checkpoint._operations import same_bits
+from nnxlite.checkpoint._report import CheckpointError, MismatchError, Report
+from nnxlite.checkpoint._rules import (
+    Conversion,
+    Entry,
+    Ignore,
+    MappingError,
+    any_matches,
+    conversions,
+)
 from nnxlite.filters import Filter
+
+_PYTHON = {"Python bool": "bool", "Python int": "int64", "Python float": "float64"}
+"""The dtypes that Python numbers are written in."""
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -27,7 +41,7 @@ class Mapping:
     segments, and `{i}` for one segment; what they match on one side is filled in on the other.
 
     Args:
-        entries: `Rule`s, and `Constant`, `Ignore`, `Keep` for what only one side has.
+        entries: `Rule`s, and `Ignore`, `Keep` for what only one side has.
 
     Raises:
         TypeError: for an entry that is none of these.
@@ -54,7 +68,7 @@ class Mapping:
         for entry in self.entries:
             if not isinstance(entry, Entry):
                 raise TypeError(
-                    f"Mapping: {entry!r} is not a Rule, Constant, Ignore or Keep of nnx.checkpoint."
+                    f"Mapping: {entry!r} is not a Rule, Ignore or Keep of nnx.checkpoint."
                 )
 
     def load(
@@ -105,9 +119,205 @@ class Mapping:
 
         See the example of the class.
         """
-        exports = exported(model, only, self.entries)
+        specs, arrays = exported(model, only, self.entries)
         return {
             name: jax.random.wrap_key_data(jnp.asarray(array), impl=impl) if impl else array
-            for name, array in exports.arrays()
-            for impl in [exports.specs[name].key_impl]
+            for name, array in arrays
+            for impl in [specs[name].key_impl]
         }
+
+
+class Source(tp.Protocol):
+    """Where arrays come from: files, or a dictionary."""
+
+    text: str
+    specs: dict[str, Spec]
+
+    def read(self, name: str) -> np.ndarray:
+        """An array, which must be copied if it is to stay; of random keys, their data."""
+        ...
+
+
+class Arrays:
+    """Arrays in memory, by name.
+
+    Attributes:
+        text: for messages.
+        specs: shape and dtype of each array, by name.
+
+    Raises:
+        CheckpointError: for a value that is not an array.
+    """
+
+    def __init__(self, arrays: tp.Mapping[str, tp.Any]) -> None:
+        self.text = "The dictionary"
+        self._arrays = dict(_flattened(arrays, ""))
+        self.specs: dict[str, Spec] = {}
+        for name, array in self._arrays.items():
+            spec = spec_of(array)
+            if spec is None or spec.dtype == "Python str":
+                raise CheckpointError(f"'{name}' is a {type(array).__name__}, not an array.")
+            self.specs[name] = spec
+
+    def read(self, name: str) -> np.ndarray:
+        """An array as NumPy's; of random keys, their data."""
+        array = self._arrays[name]
+        return np.asarray(jax.random.key_data(array) if self.specs[name].key_impl else array)
+
+
+def _flattened(arrays: tp.Mapping[str, tp.Any], prefix: str) -> Iterator[tuple[str, tp.Any]]:
+    for key, value in arrays.items():
+        if isinstance(value, tp.Mapping):
+            yield from _flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _as_array(value)
+
+
+def _as_array(value: tp.Any) -> tp.Any:
+    """JAX's arrays as they are; PyTorch's without a copy."""
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)) or not hasattr(value, "__array__"):
+        return value
+    try:
+        return np.asarray(value)
+    except TypeError:  # NumPy has no bfloat16 of its own
+        return jnp.from_dlpack(value)
+
+
+def load(
+    source: Source,
+    model: tp.Any,
+    *,
+    only: Filter,
+    entries: tuple[Entry, ...] | None,
+    rename: Renaming | None = None,
+    strict: bool,
+    cast: bool | None,
+) -> Report:
+    """Load what a source has into a model; `entries` are those of a mapping."""
+    contents = Contents(model, only)
+    if entries is None:
+        matches = by_name(source.specs, contents, rename)
+    elif rename is not None:
+        raise ValueError("Pass `mapping` or `rename`, not both: the rules of a mapping rename.")
+    else:
+        made, missing = conversions(entries, contents, strict)
+        used = {name for conversion in made for name in conversion.foreign}
+        ignored = [entry.foreign for entry in entries if isinstance(entry, Ignore)]
+        rest = [n for n in source.specs if n not in used and not any_matches(ignored, n)]
+        matches = Matches(made, missing, rest)
+    reads, report = compare(source.text, source.specs, contents, matches, strict=strict, cast=cast)
+    contents.write(dict(_read(source, reads, report, contents, cast)))
+    return dataclasses.replace(report, values={"model": contents.root})
+
+
+def _read(
+    source: Source,
+    reads: list[tuple[Conversion, list[str]]],
+    report: Report,
+    contents: Contents,
+    cast: bool | None,
+) -> Iterator[tuple[str, tp.Any]]:
+    """The new values by name, one conversion after the other; MismatchError for ties that differ."""
+    restored = set(report.restored)
+    for conversion, names in reads:
+        arrays = [source.read(name) for name in names]
+        for name, array in zip(names, arrays):
+            if conversion.ties and not same_bits(arrays[0], array):
+                raise MismatchError(
+                    f"{source.text} has different values for '{names[0]}' and '{name}', which "
+                    f"{conversion.rule} ties. Nothing was changed. To load only '{names[0]}', leave the "
+                    f"other to Ignore({name!r}).",
+                    report,
+                )
+        for name, array in zip(conversion.ours, conversion.load(arrays)):
+            if name in restored:
+                yield name, placed(array, contents.leaves[name], cast is None)
+
+
+def exported(
+    model: tp.Any, only: Filter, entries: tuple[Entry, ...] | None
+) -> tuple[dict[str, Spec], Iterator[tuple[str, np.ndarray]]]:
+    """What leaves a model, under foreign names if there are entries of a mapping.
+
+    Returns:
+        Shape and dtype of each array, by name; and the arrays in the same order, each made when it is
+        asked for; of random keys, their data.
+    """
+    contents = Contents(model, only)
+    leaves = contents.leaves
+    for name, leaf in contents.chosen.items():
+        _check_concrete(name, leaf)
+    made, left = (
+        ([Conversion((n,), (n,), [(leaf.spec.shape,)]) for n, leaf in leaves.items()], [])
+        if entries is None
+        else conversions(entries, contents)
+    )
+    problems = [f"{name}: no rule is for it; add one, or Keep({name!r})." for name in left]
+    owners: dict[str, Conversion] = {}
+    tied: list[Conversion] = []
+    wanted = (c for c in made if not contents.chosen.keys().isdisjoint(c.ours))
+    for conversion in sorted(
+        wanted, key=lambda c: c.is_tied
+    ):  # what an array belongs to comes first
+        if conversion.is_tied and conversion.foreign[0] in owners:
+            tied.append(conversion)
+        else:
+            owners.update(dict.fromkeys(conversion.foreign, conversion))
+    specs: dict[str, Spec] = {}
+    for conversion in dict.fromkeys(owners.values()):
+        found = {leaves[name].spec.dtype for name in conversion.ours}
+        dtypes = sorted(_PYTHON.get(dtype, dtype) for dtype in found)
+        if len(dtypes) > 1:
+            problems.append(f"{conversion.foreign[0]}: ours are of {' and '.join(dtypes)}.")
+        dtype = dtypes[0] if conversion.cast is None else conversion.cast.name
+        specs.update(
+            (n, Spec(shape, dtype)) for n, shape in zip(conversion.foreign, conversion.shapes[0])
+        )
+    if problems:
+        raise MappingError(
+            f"The mapping cannot save {type(contents.root).__name__}; nothing was written:",
+            problems,
+        )
+
+    def arrays_of(conversion: Conversion) -> Iterator[tuple[str, np.ndarray]]:
+        hosts = [_host(leaves[name]) for name in conversion.ours]
+        return zip(conversion.foreign, conversion.save(hosts))
+
+    for conversion in tied:
+        ((name, array),) = arrays_of(conversion)
+        owner = owners[name]
+        if not same_bits(array, dict(arrays_of(owner))[name]):
+            raise MappingError(
+                f"'{conversion.ours[0]}' and '{owner.ours[0]}' are tied, as both are saved as '{name}', "
+                "and differ. Nothing was written. Share one Variable between them, or save one of them "
+                "under another foreign name."
+            )
+    return specs, (pair for c in dict.fromkeys(owners.values()) for pair in arrays_of(c))
+
+
+def _check_concrete(name: str, leaf: Leaf) -> None:
+    if isinstance(leaf.value, jax.ShapeDtypeStruct):
+        raise CheckpointError(f"'{name}' is abstract, and has no value to be saved.")
+    if isinstance(leaf.value, jax.Array) and not (
+        leaf.value.is_fully_addressable or leaf.value.is_fully_replicated
+    ):
+        raise CheckpointError(
+            f"'{name}' is spread over several processes. Gather it first "
+            "(jax.experimental.multihost_utils.process_allgather), or use nnx.checkpoint.save, "
+            "with which every process writes its part."
+        )
+
+
+def _host(leaf: Leaf) -> np.ndarray:
+    """The value as NumPy's; the model does not keep this copy."""
+    value = leaf.value
+    if leaf.spec.is_python:
+        return np.asarray(value, _PYTHON[leaf.spec.dtype])
+    if leaf.spec.key_impl:
+        value = jax.random.key_data(value)
+    if isinstance(value, jax.Array):
+        if not value.is_fully_addressable:
+            value = value.addressable_data(0)
+        with contextlib.suppress(RuntimeError):  # where JAX was told to do without the CPU
+            value = jax.device_put(value, jax.local_devices(backend="cpu")[0])
+    return np.asarray(value)

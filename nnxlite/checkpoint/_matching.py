@@ -2,137 +2,153 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import typing as tp
+from collections.abc import Iterable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import MOST_PATHS
 from nnxlite.checkpoint._contents import Contents, Leaf, Spec, in_arrays, other_names
-from nnxlite.checkpoint._errors import CheckpointError, MismatchError
-from nnxlite.checkpoint._report import Mismatch, Report
+from nnxlite.checkpoint._report import CheckpointError, Mismatch, MismatchError, Report, near_text
+from nnxlite.checkpoint._rules import Conversion
 from nnxlite.training.patterns import Pattern
 
 Renaming: tp.TypeAlias = tp.Mapping[str, str]
 """Patterns of stored names, and what each becomes: `{"encoder.**": "backbone.**"}`."""
 
 
-@dataclasses.dataclass
-class Comparison:
-    """What is stored, beside what some objects need.
+class Matches(tp.NamedTuple):
+    """Which stored arrays are for which of ours, by names alone.
 
     Attributes:
-        source: what is read, in words, for messages.
-        wanted: the objects.
-        cast: whether a value may lose precision or range by a cast; None for no casts at all.
-        within: the first parts of stored names that have to be used; by default all.
-        restored, missing, misshapen, casts, renamed, foreign: as in a `Report`.
-        left_over: stored names that no leaf has.
+        made: how they become ours.
+        missing: names of ours that none is for.
+        left_over: stored names that are for none of ours.
     """
 
-    source: str
-    wanted: Contents
-    cast: bool | None
-    within: tp.Container[str] | None = None
-    restored: list[str] = dataclasses.field(default_factory=list)
-    missing: list[str] = dataclasses.field(default_factory=list)
-    misshapen: list[Mismatch] = dataclasses.field(default_factory=list)
-    casts: list[Mismatch] = dataclasses.field(default_factory=list)
-    renamed: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    left_over: list[str] = dataclasses.field(default_factory=list)
-    foreign: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def fits(self, name: str, stored: Spec, cast: bool | None) -> bool:
-        """Whether a leaf can be restored from one that is stored so."""
-        leaf = self.wanted.leaves[name]
-        if not compatible(stored, leaf.spec, cast):
-            self.misshapen.append(Mismatch(name, str(stored), str(leaf.spec)))
-            return False
-        if (change := changed(stored, leaf, self.cast)) is not None:
-            self.casts.append(change)
-        self.restored.append(name)
-        return True
-
-    @property
-    def report(self) -> Report:
-        """All of this."""
-        within = self.within
-        sought = {name: self.foreign.get(name, name) for name in self.missing[:MOST_PATHS]}
-        some = self.left_over[:500]
-        near = {name: difflib.get_close_matches(old, some, 1) for name, old in sought.items()}
-        return Report(
-            self.source,
-            restored=tuple(self.restored),
-            missing=tuple(self.missing),
-            unexpected=tuple(
-                n for n in self.left_over if within is None or n.partition(".")[0] in within
-            ),
-            misshapen=tuple(self.misshapen),
-            cast=tuple(self.casts),
-            renamed=tuple(self.renamed),
-            near={name: found[0] for name, found in near.items() if found},
-            foreign=self.foreign,
-        )
+    made: list[Conversion]
+    missing: list[str]
+    left_over: list[str]
 
 
-def match(
-    stored: tp.Mapping[str, Spec],
+def by_name(
+    stored: Iterable[str],
     wanted: Contents,
-    *,
-    source: str,
+    rename: Renaming | None,
     aliases: tp.Mapping[str, str] = {},
-    only: tp.Callable[[str], bool] = lambda name: True,
-    within: tp.Container[str] | None = None,
-    rename: Renaming | None = None,
-    strict: bool = True,
-    cast: bool | None = False,
-    plain: tp.Container[str] = (),
-) -> tuple[dict[str, str], Report]:
-    """The stored name for each leaf to be restored, and what restoring them will have done.
+) -> Matches:
+    """Match stored names with those of some objects, after a renaming.
 
     Args:
-        stored: the stored leaves, by name.
-        wanted: the objects.
-        source: what is read, in words, for messages.
-        aliases: of what is stored, as in `Contents`.
-        only: whether the leaf of a name is wanted; others are left alone, as are stored ones of their
-            names.
-        within: the first parts of names that are considered; by default all.
+        stored: the stored names.
+        wanted: the objects; leaves that are not chosen are left alone, as are those of their names.
         rename: see `Renaming`; the first pattern that matches a stored name counts.
-        strict: whether an incomplete report is an error.
-        cast: whether a value may lose precision or range by a cast; None for no casts at all.
-        plain: items that were saved as plain data.
+        aliases: of what is stored, as in `Contents`.
 
-    Raises:
-        MismatchError: for an incomplete report; also without `strict` for a leaf that has no value yet.
-        CheckpointError: for a renaming that matches no stored name, or that leads two to one.
+    Raises CheckpointError for a renaming that matches no stored name, or that leads two to one.
     """
     names = renamed(stored, rename or {})
     targets = {name: old for old, name in names.items()}
     for name, old in list(targets.items()):
         for other in other_names(name, aliases):
             targets.setdefault(other, old)
-    comparison = Comparison(source, wanted, cast, within)
-    sources: dict[str, str] = {}
+    made: list[Conversion] = []
+    missing: list[str] = []
     used: set[str] = set()
-    for name in wanted.leaves:
+    for name, leaf in wanted.leaves.items():
         known = [targets[n] for n in (name, *wanted.also_named(name)) if n in targets]
-        if not only(name):
+        if name not in wanted.chosen:
             used.update(known)
-        elif not known:
-            comparison.missing.append(name)
+        elif known:  # further ones are left over, unless they are this one
+            used.add(known[0])
+            made.append(Conversion((known[0],), (name,), [(leaf.spec.shape,)]))
         else:
-            old = known[0]  # further ones are left over, unless they are this one
-            used.add(old)
-            if comparison.fits(name, stored[old], cast):
-                sources[name] = old
-                comparison.renamed += [(old, name)] if names[old] != old else []
-    comparison.left_over = [name for old, name in names.items() if old not in used]
-    report = comparison.report
-    check(report, wanted, strict, plain)
-    return sources, report
+            missing.append(name)
+    return Matches(made, missing, [name for old, name in names.items() if old not in used])
+
+
+def compare(
+    source: str,
+    stored: tp.Mapping[str, Spec],
+    wanted: Contents,
+    matches: Matches,
+    *,
+    strict: bool,
+    cast: bool | None,
+    within: tp.Container[str] | None = None,
+    plain: tp.Container[str] = (),
+) -> tuple[list[tuple[Conversion, list[str]]], Report]:
+    """What is to be read, with the stored names that there are, and what that will have done.
+
+    Args:
+        source: what is read, in words, for messages.
+        stored: the stored leaves, by name.
+        wanted: the objects.
+        matches: which stored leaf is for which of the objects.
+        strict: whether an incomplete report is an error.
+        cast: whether a value may lose precision or range by a cast; None for no casts at all.
+        within: the first parts of stored names that have to be used; by default all.
+        plain: items that were saved as plain data.
+
+    Raises:
+        MismatchError: for an incomplete report; also without `strict` for a leaf that has no value yet.
+    """
+    missing, foreign = [*matches.missing], dict[str, str]()
+    restored, renamings = list[str](), list[tuple[str, str]]()
+    misshapen, casts = list[Mismatch](), list[Mismatch]()
+    reads: list[tuple[Conversion, list[str]]] = []
+    remedies: dict[str | None, None] = {}
+    for conversion in matches.made:
+        names = [name for name in conversion.ours if name in wanted.chosen]
+        present = [name for name in conversion.foreign if name in stored]
+        absent = [name for name in conversion.foreign if name not in stored]
+        if absent and not (present and conversion.ties):
+            missing += names
+            foreign.update(dict.fromkeys(names, absent[0]))
+            continue
+        first = stored[present[0]]
+        needed = zip(conversion.foreign, conversion.shapes[0])
+        forms = {name: Spec(shape, first.dtype) for name, shape in needed if name in present}
+        odd = next((name for name in present if stored[name] != forms[name]), None)
+        good: list[str] = []
+        for name in names:
+            leaf = wanted.leaves[name]
+            then = Spec(leaf.spec.shape, first.dtype) if conversion.operations else first
+            if conversion.operations and odd is not None:
+                misshapen.append(Mismatch(name, f"{stored[odd]} as {odd}", str(forms[odd])))
+            elif not compatible(then, leaf.spec, cast if conversion.cast is None else True):
+                misshapen.append(Mismatch(name, str(then), str(leaf.spec)))
+                remedies[_remedy(then, leaf.spec)] = None
+            else:
+                good.append(name)
+                casts += [] if (change := changed(then, leaf, cast)) is None else [change]
+        restored += good
+        renamings += [(old, name) for old in present for name in good if old != name]
+        if good:
+            reads.append((conversion, present))
+    sought = {name: foreign.get(name, name) for name in missing[:MOST_PATHS]}
+    some = matches.left_over[:500]
+    near = {name: difflib.get_close_matches(old, some, 1) for name, old in sought.items()}
+    report = Report(
+        source,
+        restored=tuple(restored),
+        missing=tuple(missing),
+        unexpected=tuple(
+            n for n in matches.left_over if within is None or n.partition(".")[0] in within
+        ),
+        misshapen=tuple(misshapen),
+        cast=tuple(casts),
+        renamed=tuple(renamings),
+        near={name: found[0] for name, found in near.items() if found},
+        foreign=foreign,
+    )
+    if strict and not report.complete:
+        raise MismatchError(_refusal(report, list(filter(None, remedies)), plain), report)
+    _check_abstract(report, wanted)
+    return reads, report
 
 
 def renamed(stored: tp.Iterable[str], rename: Renaming) -> dict[str, str]:
@@ -147,19 +163,12 @@ def renamed(stored: tp.Iterable[str], rename: Renaming) -> dict[str, str]:
     matched: set[str] = set()
     names: dict[str, str] = {}
     for name in stored:
-        names[name] = name
-        for old, new in rules:
-            if (found := old.match(name)) is not None:
-                matched.add(old.text)
-                names[name] = new.fill(found)
-                break
+        rule, names[name] = _renamed(name, rules)
+        matched.add(rule)
     for old, _ in rules:
         if old.text not in matched:
-            near = difflib.get_close_matches(old.text, list(names)[:1000], 1, cutoff=0.3)
-            raise CheckpointError(
-                f"rename: no stored name matches {old.text!r}"
-                + (f"; the nearest is '{near[0]}'." if near else ".")
-            )
+            near = near_text(old.text, names, cutoff=0.3)
+            raise CheckpointError(f"rename: no stored name matches {old.text!r}{near}.")
     by_new: dict[str, str] = {}
     for old, new in names.items():
         if (first := by_new.setdefault(new, old)) != old:
@@ -186,7 +195,7 @@ def other_settings(
         frozen: whether it is stored what was frozen.
     """
     rules = [(Pattern(old), Pattern(new)) for old, new in (rename or {}).items()]
-    then = {_renamed(name, rules) or name: text for name, text in stored.items()}
+    then = {_renamed(name, rules)[1]: text for name, text in stored.items()}
     now = wanted.settings()
     for name in {*then, *now}:  # a Variable that is not frozen has no setting
         variable, _, setting = name.rpartition(".")
@@ -200,12 +209,12 @@ def other_settings(
     ]
 
 
-def _renamed(name: str, rules: tp.Iterable[tuple[Pattern, Pattern]]) -> str | None:
-    """What the first pattern that matches a name makes of it."""
+def _renamed(name: str, rules: Iterable[tuple[Pattern, Pattern]]) -> tuple[str, str]:
+    """The first pattern that matches a name, if any, and what becomes of the name."""
     for old, new in rules:
         if (found := old.match(name)) is not None:
-            return new.fill(found)
-    return None
+            return old.text, new.fill(found)
+    return "", name
 
 
 def compatible(stored: Spec, wanted: Spec, cast: bool | None) -> bool:
@@ -251,12 +260,11 @@ def lossless(stored: str, wanted: str) -> bool:
     return np.can_cast(jnp.dtype(stored), jnp.dtype(wanted))
 
 
-def check(report: Report, wanted: Contents, strict: bool, plain: tp.Container[str] = ()) -> None:
-    """Refuse a report that is not complete, or leaves abstract values."""
-    if strict and not report.complete:
-        raise MismatchError(_refusal(report, plain), report)
+def _check_abstract(report: Report, wanted: Contents) -> None:
+    """Refuse to leave abstract values without one."""
     kept = [*report.missing, *(m.name for m in report.misshapen)]
-    abstract = [name for name in kept if not _has_value(wanted.leaves[name])]
+    values = {name: wanted.leaves[name].value for name in kept}
+    abstract = [name for name in kept if isinstance(values[name], jax.ShapeDtypeStruct)]
     if abstract:
         shown = ", ".join(abstract[:3]) + (" ..." if len(abstract) > 3 else "")
         raise MismatchError(
@@ -266,51 +274,28 @@ def check(report: Report, wanted: Contents, strict: bool, plain: tp.Container[st
         )
 
 
-def _has_value(leaf: Leaf) -> bool:
-    return (
-        leaf.spec.is_python
-        or hasattr(leaf.value, "__array__")
-        or hasattr(leaf.value, "addressable_shards")
-    )
-
-
-def _castable(mismatch: Mismatch) -> bool:
-    """Whether `cast=` makes a mismatch none."""
-    stored, _, shape = mismatch.stored.partition("[")
-    wanted, _, other = mismatch.wanted.partition("[")
-    fixed = ("key<", "None", "empty ", "Python str", "Python bytes")
-    return shape == other and not stored.startswith(fixed) and not wanted.startswith(fixed)
-
-
-def _key_remedy(mismatch: Mismatch) -> str | None:
-    """What can be done about random keys of another implementation, or stored as numbers."""
-    stored, wanted = map(_implementation, mismatch[1:])
-    if stored and wanted and stored != wanted:
+def _remedy(stored: Spec, wanted: Spec) -> str | None:
+    """What can be done about a leaf that is stored in another form than it is wanted in."""
+    impl, other = stored.key_impl, wanted.key_impl
+    if impl and other and impl != other:
         return (
-            f"random keys of {stored} cannot be cast to {wanted}: make the streams with keys of the "
-            f"stored implementation, nnx.Rngs(jax.random.key(0, impl='{stored}')), or leave them as "
-            "they are with only=nnx.Not(nnx.RngKey)"
+            f"random keys of {impl} cannot be cast to {other}: make the streams with keys of the stored "
+            f"implementation, nnx.Rngs(jax.random.key(0, impl='{impl}')), or leave them as they "
+            "are with only=nnx.Not(nnx.RngKey)"
         )
-    if bool(stored) != bool(wanted):
+    if bool(impl) != bool(other):
         return (
             "a random key and other values are not cast to each other: jax.random.wrap_key_data makes "
             "a key of its data"
         )
-    return None
+    if not compatible(stored, wanted, True):
+        return None
+    return "cast=True casts with loss of precision, cast=None keeps the stored dtypes"
 
 
-def _implementation(form: str) -> str | None:
-    """That of the random keys which a text such as `key<rbg>[3]` describes; None for other leaves."""
-    return form[4:].partition(">")[0] if form.startswith("key<") else None
-
-
-def _refusal(report: Report, plain: tp.Container[str] = ()) -> str:
+def _refusal(report: Report, remedies: list[str], plain: tp.Container[str]) -> str:
     lines = [f"{report.source} does not match the objects, and nothing was changed."]
     lines += [f"  {line}" for line in report.problems()]
-    remedies = []
-    if any(map(_castable, report.misshapen)):
-        remedies.append("cast=True casts with loss of precision, cast=None keeps the stored dtypes")
-    remedies += list(dict.fromkeys(filter(None, map(_key_remedy, report.misshapen))))
     wrong = [*report.missing, *report.unexpected, *(m.name for m in report.misshapen)]
     for item in dict.fromkeys(name.partition(".")[0] for name in wrong):
         if item in plain:

@@ -1,9 +1,9 @@
-"""What turns foreign arrays into ours, and ours into theirs: operations with an inverse.
+"""What turns foreign arrays into ours, and ours into theirs: operations that go both ways.
 
 A rule of a `Mapping` relates some foreign arrays to some of ours by a sequence of operations,
-written in the order in which loading applies them.  Saving applies the `inverse` of each, the last
-one first.  `shapes_before` goes the same way with shapes alone, so that the shapes of all foreign
-arrays follow from the model before anything is read.
+written in the order in which loading applies them.  Saving applies each backwards, the last one first.
+It does so with arrays that have no bytes, too: the shapes of all foreign arrays follow from those of
+the model, before anything is read.
 
 Arrays are NumPy's.  What is transposed, split or unstacked is a view: an array that is mapped from
 a file is read only where it is used.
@@ -58,13 +58,38 @@ class Rearrange:
         left = self.sides[0]
         axes = re.findall(r"\([^()]*\)|[^\s()]+", left)  # those in parentheses are one axis
         ones = dict.fromkeys((*_names(left), *sizes), 1)
-        rearranged(self, np.ones((1,) * len(axes)), ones)
+        self._to(pattern, np.ones((1,) * len(axes)), ones)
 
     @property
     def sides(self) -> tuple[str, str]:
         """The axes of a foreign array, and those of ours."""
         left, _, right = self.pattern.partition("->")
         return left.strip(), right.strip()
+
+    def _load(self, x: np.ndarray, shape: Shape) -> np.ndarray:
+        """A foreign array as ours, whose shape says how large each axis is."""
+        names = _names(right := self.sides[1])
+        axes = self._to(f"{right} -> {' '.join(names)}", blank(shape), dict(self.sizes)).shape
+        return self._to(self.pattern, x, dict(zip(names, axes)))
+
+    def _save(self, x: np.ndarray) -> np.ndarray:
+        """An array of ours as the foreign one."""
+        return self._to("{1} -> {0}".format(*self.sides), x, dict(self.sizes))
+
+    def _to(self, pattern: str, x: np.ndarray, sizes: tp.Mapping[str, int]) -> np.ndarray:
+        with importing('Rearrange needs einops: pip install "nnxlite[checkpoint]".', name="einops"):
+            import einops
+        try:
+            with warnings.catch_warnings():  # `in` is a fine name of an axis
+                warnings.filterwarnings(
+                    "ignore", "It is discouraged to use axes names that are keywords"
+                )
+                return einops.rearrange(x, pattern, **sizes)
+        except einops.EinopsError as error:
+            raise ValueError(
+                f"{self}: {str(error).splitlines()[-1].strip()} (Sizes that do not follow from our "
+                "array are passed by name, as in Rearrange('(heads d) o -> o heads d', d=64).)"
+            ) from error
 
     def __repr__(self) -> str:
         sizes = "".join(f", {name}={size}" for name, size in self.sizes)
@@ -179,162 +204,59 @@ class Cast:
 Operation: tp.TypeAlias = Rearrange | Split | Concatenate | Stack | Unstack | Tie | Cast
 
 
-def shapes_before(operation: Operation, after: Sequence[Shape], count: int | None) -> list[Shape]:
-    """Shapes of the arrays that an operation makes arrays of the shapes `after` from.
+def applied(
+    operation: Operation, arrays: list[np.ndarray], ours: Sequence[Shape] | None, count: int = 1
+) -> list[np.ndarray]:
+    """What an operation makes of foreign arrays, or, backwards, of ours.
 
     Args:
-        count: how many foreign arrays the rule lists, or None if their names are counted.
+        operation: of a rule.
+        arrays: what it is applied to.
+        ours: the shapes of what results on loading; None to go backwards.
+        count: how many arrays result backwards, where that does not follow from ours.
 
     Raises:
-        ValueError: if no arrays give such shapes.
+        ValueError: (or IndexError) if no arrays give such ones.
     """
+    back = ours is None
     match operation:
         case Rearrange():
-            back = tp.cast(Rearrange, inverse(operation))
-            return [rearranged(back, _blank(shape), dict(back.sizes)).shape for shape in after]
-        case Split(axis):
-            return [_concatenated(operation, axis, after)]
-        case Unstack(axis):
-            _check_same(operation, after)
-            first = after[0]
-            axis = _axis(operation, axis, len(first) + 1)
-            return [(*first[:axis], len(after), *first[axis:])]
-        case Concatenate(axis, sizes):
-            (shape,) = after
-            axis = _axis(operation, axis, len(shape))
-            total = shape[axis]
-            if sizes is None:
-                if count is None or total % count:
-                    raise ValueError(
-                        f"{operation} cannot divide {total} into {count} equal parts; pass `sizes`."
-                    )
-                sizes = (total // count,) * count
-            if sum(sizes) != total:
-                raise ValueError(f"{operation} has sizes that add up to {sum(sizes)}, not {total}.")
-            return [(*shape[:axis], size, *shape[axis + 1 :]) for size in sizes]
-        case Stack(axis):
-            (shape,) = after
-            axis = _axis(operation, axis, len(shape))
-            return [(*shape[:axis], *shape[axis + 1 :])] * shape[axis]
-        case Tie():
-            _check_same(operation, after)
-            return [after[0]] * (1 if len(after) > 1 else count or 1)
-        case Cast():
-            return list(after)
-
-
-def inverse(operation: Operation) -> Operation:
-    """The operation that undoes another."""
-    match operation:
-        case Rearrange(sides=(left, right)):
-            return Rearrange(f"{right} -> {left}", **dict(operation.sizes))
-        case Split(axis):
-            return Concatenate(axis)
-        case Concatenate(axis):
-            return Split(axis)
-        case Stack(axis):
-            return Unstack(axis)
-        case Unstack(axis):
-            return Stack(axis)
-        case Tie() | Cast():
-            return operation
-
-
-def applied(
-    operation: Operation, arrays: Sequence[np.ndarray], shapes: Sequence[Shape]
-) -> list[np.ndarray]:
-    """Arrays of the given shapes, made by one operation."""
-    match operation:
-        case Rearrange():
-            return [_to_shape(operation, x, shape) for x, shape in zip(arrays, shapes)]
-        case Split(axis):
-            (x,) = arrays
-            cuts = np.cumsum([shape[axis] for shape in shapes])[:-1]
-            return np.split(x, cuts, axis)
-        case Concatenate(axis):
-            return [np.concatenate(arrays, axis)]
-        case Stack(axis):
+            if ours is None:
+                return [operation._save(x) for x in arrays]
+            return [operation._load(x, shape) for x, shape in zip(arrays, ours)]
+        case Stack(axis) | Unstack(axis):
+            if isinstance(operation, Stack) == back:
+                return list(np.moveaxis(arrays[0], axis, 0))
             return [np.stack(arrays, axis)]
-        case Unstack(axis):
-            (x,) = arrays
-            return list(np.moveaxis(x, axis, 0))
+        case Split(axis) | Concatenate(axis):
+            if isinstance(operation, Split) == back:
+                return [np.concatenate(arrays, axis)]
+            sizes = [shape[axis] for shape in ours or ()]
+            if isinstance(operation, Concatenate):
+                sizes = operation.sizes
+            if sizes is not None and sum(sizes) != (size := arrays[0].shape[axis]):
+                raise ValueError(f"{operation} has sizes that add up to {sum(sizes)}, not {size}.")
+            return np.split(arrays[0], count if sizes is None else np.cumsum(sizes)[:-1], axis)
         case Tie():
-            return [arrays[0]] * len(shapes)
+            return arrays[:1] * (len(ours) if ours else 1 if len(arrays) > 1 else count)
         case Cast():
-            return list(arrays)
+            return arrays
+
+
+def blank(shape: Shape) -> np.ndarray:
+    """An array that has a shape and no bytes, as has all that is made of such."""
+    return np.empty(shape, "V0")
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays are equal, NaNs included."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
+    if not a.nbytes:
+        return True
     a, b = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
     return np.array_equal(a, b)
 
 
-def rearranged(operation: Rearrange, x: np.ndarray, sizes: tp.Mapping[str, int]) -> np.ndarray:
-    """An array by `einops.rearrange`; ValueError for a pattern or a shape that does not suit."""
-    with importing('Rearrange needs einops: pip install "nnxlite[checkpoint]".', name="einops"):
-        import einops
-    try:
-        with warnings.catch_warnings():  # `in` is a fine name of an axis
-            warnings.filterwarnings(
-                "ignore", "It is discouraged to use axes names that are keywords"
-            )
-            return einops.rearrange(x, operation.pattern, **sizes)
-    except einops.EinopsError as error:
-        raise ValueError(
-            f"{operation}: {str(error).splitlines()[-1].strip()} (Sizes that do not follow from our "
-            "array are passed by name, as in Rearrange('(heads d) o -> o heads d', d=64).)"
-        ) from error
-
-
-def _to_shape(operation: Rearrange, x: np.ndarray, shape: Shape) -> np.ndarray:
-    """An array rearranged to a shape; the sizes of all axes follow from one of the two shapes."""
-    left, right = operation.sides
-    try:
-        sizes = _sizes(operation, left, x.shape)
-    except ValueError:
-        sizes = _sizes(operation, right, shape)
-    return rearranged(operation, x, sizes)
-
-
-def _sizes(operation: Rearrange, side: str, shape: Shape) -> dict[str, int]:
-    """The size of each axis, from the shape of one side."""
-    names = _names(side)
-    split = Rearrange(f"{side} -> {' '.join(names)}", **dict(operation.sizes))
-    return dict(zip(names, rearranged(split, _blank(shape), dict(operation.sizes)).shape))
-
-
 def _names(side: str) -> list[str]:
     return re.findall(r"[A-Za-z_]\w*", side)
-
-
-def _blank(shape: Shape) -> np.ndarray:
-    """An array that has a shape and no memory."""
-    return np.broadcast_to(np.uint8(0), shape)
-
-
-def _axis(operation: Operation, axis: int, ndim: int) -> int:
-    """An axis counted from the front."""
-    if not -ndim <= axis < ndim:
-        raise ValueError(f"{operation}: there is no such axis among {ndim}.")
-    return axis % ndim
-
-
-def _concatenated(operation: Operation, axis: int, shapes: Sequence[Shape]) -> Shape:
-    first = shapes[0]
-    axis = _axis(operation, axis, len(first))
-    rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
-    if len(rest) > 1:
-        raise ValueError(f"{operation}: our arrays have the shapes {', '.join(map(str, shapes))}.")
-    return (*first[:axis], sum(shape[axis] for shape in shapes), *first[axis + 1 :])
-
-
-def _check_same(operation: Operation, shapes: Sequence[Shape]) -> None:
-    if len(set(shapes)) > 1:
-        remedy = " Write a rule for each of the others." if isinstance(operation, Tie) else ""
-        raise ValueError(
-            f"{operation}: our arrays must have one shape, and they have "
-            f"{', '.join(map(str, shapes))}.{remedy}"
-        )

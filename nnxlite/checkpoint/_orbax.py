@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
-import glob
 import hashlib
 import json
 import typing as tp
@@ -22,14 +21,12 @@ import numpy as np
 
 from nnxlite._base.errors import importing
 from nnxlite._base.jax import key_name
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec, name_of
-from nnxlite.checkpoint._errors import CheckpointError, DamagedError, NotFoundError, together
-from nnxlite.checkpoint._files import PICKLES
-from nnxlite.checkpoint._plain import FIXED, Table
+from nnxlite.checkpoint._contents import FIXED, Contents, Spec, Table, name_of
+from nnxlite.checkpoint._report import CheckpointError, DamagedError, NotFoundError, together
+from nnxlite.checkpoint._safetensors import PICKLES
 from nnxlite.distributed import agreed, exchange
 
 ARRAYS, ABOUT = "arrays", "nnxlite"
-UNFINISHED = ".orbax-checkpoint-tmp"
 FORMAT = 3
 """Formats 1 and 2, which are read as well, have a checksum for each array."""
 
@@ -62,7 +59,7 @@ class Stored:
         values: numbers and texts, by name.
         aliases, settings, classes: see `Contents`.
         table: of the containers of plain data; None for one of an earlier version.
-        keys: where Orbax has each array, for a tree that it wrote without nnxlite.
+        arrays: all of them, of a tree that Orbax wrote without nnxlite.
     """
 
     specs: dict[str, Spec]
@@ -71,7 +68,7 @@ class Stored:
     settings: dict[str, str]
     classes: dict[str, str]
     table: Table | None = None
-    keys: dict[str, tuple[tp.Any, ...]] | None = None
+    arrays: dict[str, tp.Any] | None = None
 
     def as_json(self) -> dict[str, tp.Any]:
         """The description as JSON has it."""
@@ -138,9 +135,24 @@ def _of_json(value: tp.Any, spec: Spec) -> tp.Any:
             return spec.as_python(value)
 
 
-def arguments(contents: Contents, leaves: tp.Mapping[str, Leaf]) -> ocp.args.Composite:
-    """What Orbax is to save; all processes agree that it can be."""
-    ocp = orbax()
+class Content(tp.NamedTuple):
+    """What is to be saved: arrays by name, and JSON that describes them."""
+
+    arrays: dict[str, tp.Any]
+    about: dict[str, tp.Any]
+
+    def as_arguments(self) -> ocp.args.Composite:
+        """The same for a manager of Orbax."""
+        args = orbax().args
+        items = {ABOUT: args.JsonSave(self.about)}
+        if self.arrays:  # Orbax refuses an empty item
+            items[ARRAYS] = args.PyTreeSave(self.arrays)
+        return args.Composite(**items)
+
+
+def content_of(contents: Contents) -> Content:
+    """What is to be saved of the chosen leaves; all processes agree that it can be."""
+    leaves = contents.chosen
     arrays: dict[str, tp.Any] = {}
     several = jax.process_count() > 1
     mine: list[str] = []  # arrays of which each process has a copy of its own
@@ -171,10 +183,7 @@ def arguments(contents: Contents, leaves: tp.Mapping[str, Leaf]) -> ocp.args.Com
     )
     if several:
         check_same_in_all(stored, {name: arrays[name] for name in mine})
-    args = {ABOUT: ocp.args.JsonSave(stored.as_json())}
-    if arrays:  # Orbax refuses an empty item
-        args[ARRAYS] = ocp.args.PyTreeSave(arrays)
-    return ocp.args.Composite(**args)
+    return Content(arrays, stored.as_json())
 
 
 def check_same_in_all(stored: Stored, mine: tp.Mapping[str, tp.Any]) -> None:
@@ -184,10 +193,13 @@ def check_same_in_all(stored: Stored, mine: tp.Mapping[str, tp.Any]) -> None:
         stored: the description of what this process saves.
         mine: arrays that are on no mesh of all processes, so that each has a copy of its own.
     """
-    parts = {name: f"{spec} {stored.values.get(name)!r}" for name, spec in stored.specs.items()}
+    parts = {
+        name: f"{spec} {stored.values[name]!r}" if name in stored.values else str(spec)
+        for name, spec in stored.specs.items()
+    }
     for name, array in mine.items():
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        parts[name] += hashlib.sha256(content.data).hexdigest()
+        parts[name] += f" of hash {hashlib.sha256(content.data).hexdigest()[:16]}"
     whole = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     hashes = exchange("nnx.checkpoint: what is saved", whole)
     other = next((index for index, text in enumerate(hashes) if text != hashes[0]), None)
@@ -197,68 +209,46 @@ def check_same_in_all(stored: Stored, mine: tp.Mapping[str, tp.Any]) -> None:
     tables = exchange("nnx.checkpoint: what differs", told)
     first, theirs = json.loads(tables[0]), json.loads(tables[other])
     name = next(n for n in sorted({*first, *theirs}) if first.get(n) != theirs.get(n))
-    if name not in first or name not in theirs:
-        has, lacks = (0, other) if name in first else (other, 0)
-        raise CheckpointError(
-            f"'{name}' is among what process {has} saves, and not process {lacks}. All processes "
-            "have to save the same objects."
-        )
     raise CheckpointError(
-        f"'{name}' is on no mesh of all processes, and differs between process 0 and process {other}; "
-        f"in process {jax.process_index()} it is {stored.specs.get(name)}. A checkpoint has one value "
-        "for all: make it the same (the same seed, data that goes over all processes), put it on the "
-        "mesh, or leave it out by `only=`."
+        f"'{name}' is on no mesh of all processes, and differs: in process 0 it is "
+        f"{first.get(name, 'not saved')}, in process {other} {theirs.get(name, 'not saved')}. A "
+        "checkpoint has one value for all. Save the same objects in each process, made with the same "
+        "seed and of data that goes over all; put them on the mesh, or leave them out by `only=`."
     )
 
 
-def write(path: epath.Path, args: ocp.args.Composite) -> None:
+def write(path: epath.Path, content: Content) -> None:
     """Save into a new folder, which is there when it is complete; CheckpointError if it cannot be.
 
-    With several processes each writes its part of the arrays, and the first one all else. What one
+    Of several processes each writes its part of the arrays, and the first one all else. What one
     cannot do, all report: they agree after each step, and inside a step none waits for another.
     """
-    if jax.process_count() == 1:
-        write_alone(path, args)
-        return
-    ocp = orbax()
-    unfinished = path.parent / f"{path.name}{UNFINISHED}"
-    handler = ocp.PyTreeCheckpointHandler()
+    unfinished = path.parent / f"{path.name}.orbax-checkpoint-tmp"
     first = jax.process_index() == 0
+    # Orbax refuses an empty tree.
+    args = orbax().args.PyTreeSave(content.arrays) if content.arrays else None
     try:
-        with together(f"nnx.checkpoint: making {unfinished}"):
-            if first:
-                (unfinished / ABOUT).mkdir(parents=True)
-                (unfinished / ARRAYS).mkdir()
-        with together(f"nnx.checkpoint: writing {path}"):
-            if ARRAYS in args.keys():
-                handler.save(unfinished / ARRAYS, args=args[ARRAYS])
-        with together(f"nnx.checkpoint: completing {path}"):
-            if first:
-                handler.finalize(unfinished / ARRAYS)
-                (unfinished / ABOUT / "metadata").write_text(json.dumps(args[ABOUT].item))
-                unfinished.rename(path)
+        with contextlib.closing(orbax().PyTreeCheckpointHandler()) as handler:
+            with together(f"nnx.checkpoint: making {unfinished}"):
+                if first and unfinished.exists():
+                    unfinished.rmtree()  # of a process that was ended
+                if first:
+                    (unfinished / ABOUT).mkdir(parents=True)
+                    if args is not None:
+                        (unfinished / ARRAYS).mkdir()
+            with together(f"nnx.checkpoint: writing {path}"):
+                if args is not None:
+                    handler.save(unfinished / ARRAYS, args=args)
+            with together(f"nnx.checkpoint: completing {path}"):
+                if first and args is not None:
+                    handler.finalize(unfinished / ARRAYS)
+                if first:
+                    (unfinished / ABOUT / "metadata").write_text(json.dumps(content.about))
+                    unfinished.rename(path)
     except Exception as error:
         if first and unfinished.exists():
             unfinished.rmtree()
         raise not_written(path.parent, error) from error
-
-
-def write_alone(path: epath.Path, args: ocp.args.Composite) -> None:
-    """`write` for a single process."""
-    ocp = orbax()
-    try:
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-            checkpointer.save(path, args=args)
-    except Exception as error:
-        for unfinished in unfinished_of(path):
-            unfinished.rmtree()
-        raise not_written(path.parent, error) from error
-
-
-def unfinished_of(path: epath.Path) -> tp.Iterator[epath.Path]:
-    """What Orbax has left beside the folder of a checkpoint that it could not complete."""
-    if path.parent.exists():  # a name may contain what is special in patterns: `run[1]`
-        yield from path.parent.glob(f"{glob.escape(path.name)}{UNFINISHED}*")
 
 
 def registry() -> tp.Any:
@@ -316,20 +306,6 @@ def complete_steps(path: epath.Path) -> list[int]:
     return sorted(found.step for found in orbax().path.step.standard_name_format().find_all(path))
 
 
-def with_order(number: int) -> dict[str, tp.Any]:
-    """What Orbax is to write beside a checkpoint, so that `read_order` reads the number."""
-    return {"nnxlite": {"order": number}}
-
-
-def read_order(path: epath.Path) -> int:
-    """The number that was saved beside a checkpoint; 0 where there is none."""
-    try:
-        number = _json(path / "_CHECKPOINT_METADATA")["custom_metadata"]["nnxlite"]["order"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-    return number
-
-
 def _json(path: epath.Path) -> tp.Any:
     return json.loads(path.read_text())
 
@@ -358,7 +334,7 @@ def read_stored(path: epath.Path, items: tp.Collection[str] = ()) -> Stored:
 
 
 def _stored_tree(path: epath.Path, items: tp.Collection[str]) -> Stored:
-    """The description of a pytree that Orbax wrote without nnxlite, such as a State of Flax."""
+    """A pytree that Orbax wrote without nnxlite, such as a State of Flax, all of which is read."""
     if len(items) > 1:
         raise CheckpointError(
             f"{path} was written by Orbax without nnxlite.checkpoint, as one tree: restore one item of "
@@ -366,20 +342,18 @@ def _stored_tree(path: epath.Path, items: tp.Collection[str]) -> Stored:
         )
     ocp = orbax()
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            tree = checkpointer.metadata(path).item_metadata.tree
+        with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+            as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+            whole = jax.tree.map(lambda _: as_numpy, handler.metadata(path).tree)
+            tree = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=whole))
     except Exception as error:
         raise DamagedError(f"{path}/_METADATA cannot be read: {error}") from error
     pairs = jax.tree_util.tree_leaves_with_path(tree)
-    keys = {tuple(key_name(key) for key in path): leaf for path, leaf in pairs}
-    boxed = all(path[-1] in ("value", "raw_value") for path in keys)  # Variables of Flax
-    specs, found = {}, {}
-    for names, leaf in keys.items():
-        if getattr(leaf, "shape", None) is not None:
-            name = name_of([*items, *names])
-            name = name.rpartition(".")[0] if boxed else name
-            specs[name], found[name] = Spec(tuple(leaf.shape), np.dtype(leaf.dtype).name), names
-    return Stored(specs, {}, {}, {}, {}, keys=found)
+    arrays = {tuple(map(key_name, keys)): leaf for keys, leaf in pairs if hasattr(leaf, "shape")}
+    boxed = all(keys[-1] in ("value", "raw_value") for keys in arrays)  # Variables of Flax
+    named = {name_of([*items, *keys[: -1 if boxed else None]]): x for keys, x in arrays.items()}
+    specs = {name: Spec(x.shape, x.dtype.name) for name, x in named.items()}
+    return Stored(specs, {}, {}, {}, {}, arrays=named)
 
 
 def _what_is(path: epath.Path) -> str:
@@ -423,44 +397,19 @@ def read_arrays(
             args[name] = ocp.RestoreArgs(restore_type=np.ndarray)
         else:
             args[name] = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=spec.shape)
-    arrays: dict[str, tp.Any] = {}
-    if args:
+    arrays = dict(stored.arrays or {})
+    if args and stored.arrays is None:
+        item = dict.fromkeys(args, 0)
         try:
-            arrays = _read(path, args, stored.keys)
+            # Not by a Checkpointer: it would wait for other processes, which may have failed.
+            with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+                partial = ocp.args.PyTreeRestore(item, restore_args=args, partial_restore=True)
+                arrays = handler.restore(path / ARRAYS, args=partial)
         except Exception as error:  # of TensorStore, JSON, Orbax
             raise DamagedError(
                 f"{path} is damaged or cannot be read: {str(error).splitlines()[0][:300]}"
             ) from error
     return {name: _checked(path, name, stored, arrays) for name in wanted}
-
-
-def _read(
-    path: epath.Path, args: dict[str, tp.Any], keys: dict[str, tuple[tp.Any, ...]] | None
-) -> dict[str, tp.Any]:
-    ocp = orbax()
-    # Not by a Checkpointer: it would wait for other processes, which may have failed.
-    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-        if keys is None:
-            return handler.restore(path / ARRAYS, args=_partial(args))
-        whole = jax.tree.map(lambda _: ocp.PLACEHOLDER, handler.metadata(path).tree)
-        by_key = {keys[name]: arg for name, arg in args.items()}
-        nested = jax.tree_util.tree_map_with_path(
-            lambda path, _: by_key.get(tuple(map(key_name, path)), ocp.PLACEHOLDER), whole
-        )
-        read = handler.restore(path, args=_partial(nested))
-    pairs = jax.tree_util.tree_leaves_with_path(read)
-    flat = {tuple(key_name(key) for key in path): leaf for path, leaf in pairs}
-    return {name: flat[keys[name]] for name in args}
-
-
-def _partial(args: tp.Any) -> ocp.args.PyTreeRestore:
-    ocp = orbax()
-    item = jax.tree.map(
-        lambda arg: ocp.PLACEHOLDER if arg is ocp.PLACEHOLDER else 0,
-        args,
-        is_leaf=lambda x: isinstance(x, ocp.RestoreArgs),
-    )
-    return ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True)
 
 
 def _checked(path: epath.Path, name: str, stored: Stored, arrays: dict[str, tp.Any]) -> tp.Any:

@@ -1,19 +1,64 @@
-"""`save_safetensors` and `load_safetensors`: plain files of named arrays, read by everybody."""
+"""`save_safetensors`, `load_safetensors`: plain files of named arrays, one or several with an index.
+
+The package `safetensors` writes files, and checks the header of one, sizes included, before anything
+else is read. Arrays are then mapped one at a time, so that what is not used is not read, also those of
+dtypes that the package cannot give to NumPy.
+
+Checkpoints of several files have an index (JSON) that says which file has which array.  A file is
+replaced in one step, and an index after its files, which never have the names of files that exist:
+whatever happens, the old arrays or the new ones are there.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import os
+import re
+import struct
 import typing as tp
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from nnxlite.checkpoint._files import SUFFIX, Files, check_specs, write
-from nnxlite.checkpoint._loading import load
-from nnxlite.checkpoint._mapping import Mapping
-from nnxlite.checkpoint._report import Report
-from nnxlite.checkpoint._saving import exported
+from nnxlite._base.errors import importing
+from nnxlite.checkpoint._contents import Spec
+from nnxlite.checkpoint._mapping import Mapping, exported, load
+from nnxlite.checkpoint._report import CheckpointError, DamagedError, NotFoundError, Report
 from nnxlite.filters import Filter
+
+SUFFIX, INDEX, HUB = ".safetensors", ".safetensors.index.json", "hf://"
+KEYS = "nnxlite.keys"
+"""Where a header has the implementations of random keys, by name."""
+
+CODES = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "uint8": "U8",
+    "int16": "I16",
+    "uint16": "U16",
+    "int32": "I32",
+    "uint32": "U32",
+    "int64": "I64",
+    "uint64": "U64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+"""The code of each dtype in a header."""
+
+_DTYPES = {code: name for name, code in CODES.items()}
 
 
 def save_safetensors(
@@ -44,7 +89,8 @@ def save_safetensors(
     In programs of several processes, the first one writes.
 
     Raises:
-        CheckpointError: for a leaf that is not an array of a dtype of this format, or is abstract.
+        CheckpointError: for a leaf that is not an array of a dtype of this format, or is abstract, and
+            for a filter that matches nothing.
         MappingError: if the mapping does not suit the model.
         OSError: if the files cannot be written.
 
@@ -63,11 +109,11 @@ def save_safetensors(
     target = Path(path)
     if target.is_dir() or target.suffix != SUFFIX:
         target = target / f"model{SUFFIX}"
-    outgoing = exported(model, only, None if mapping is None else mapping.entries)
-    check_specs(outgoing.specs)
+    specs, arrays = exported(model, only, None if mapping is None else mapping.entries)
+    check_specs(specs)
     if jax.process_index() == 0:
         texts = {"format": "pt"} if metadata is None else metadata
-        write(target, outgoing, texts, max_shard_bytes)
+        write(target, specs, arrays, texts, max_shard_bytes)
 
 
 def load_safetensors(
@@ -111,6 +157,7 @@ def load_safetensors(
         DamagedError: for a file that is damaged, or of another kind.
         MismatchError: if names, shapes or dtypes do not match, with the `Report`.
         MappingError: if the mapping does not suit the model.
+        CheckpointError: for a filter that matches nothing.
         ImportError: without the package `safetensors`.
 
     After any of these, the model is as it was.
@@ -128,3 +175,261 @@ def load_safetensors(
     return load(
         Files(path), model, only=only, entries=entries, rename=rename, strict=strict, cast=cast
     )
+
+
+class Stored(tp.NamedTuple):
+    """An array in a file; of random keys, `shape` is that of their data."""
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec
+
+
+class Files:
+    """The arrays of a safetensors file, a folder with one, an index and its files, or a repository.
+
+    Attributes:
+        text: the path, for messages.
+        specs: shape and dtype of each array, by name.
+
+    Raises:
+        NotFoundError: if there is nothing at the path, or a file of the index is missing.
+        DamagedError: for anything but valid files.
+        ImportError: without the package `safetensors`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        name = os.fspath(path)
+        found = located(_downloaded(name) if name.startswith(HUB) else Path(name))
+        self.text = str(found)
+        self._stored = indexed(found) if found.name.endswith(".json") else stored_in(found)
+        self.specs = {name: stored.spec for name, stored in self._stored.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        """An array, mapped from its file; copy what outlives it."""
+        path, offset, shape, dtype, _ = self._stored[name]
+        if math.prod(shape) == 0:
+            return np.empty(shape, jnp.dtype(dtype))
+        return np.memmap(path, jnp.dtype(dtype), "r", offset, shape)
+
+
+def _downloaded(name: str) -> Path:
+    """The folder of a repository of the Hugging Face hub, from its cache or the network."""
+    with importing(
+        f'{name!r} needs huggingface_hub: pip install "nnxlite[pretrained]".',
+        name="huggingface_hub",
+    ):
+        from huggingface_hub import snapshot_download
+    repository, _, revision = name.removeprefix(HUB).partition("@")
+    wanted = [f"*{SUFFIX}", f"*{INDEX}"]
+    return Path(snapshot_download(repository, revision=revision or None, allow_patterns=wanted))
+
+
+def located(path: Path) -> Path:
+    """The file, or index, that a path stands for."""
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.is_file())
+        found = [p for p in files if p.name.endswith(INDEX)]
+        found = found or [p for p in files if p.name.endswith(SUFFIX)]
+        for name in (f"model{SUFFIX}", f"model{INDEX}"):
+            if path / name in files:
+                return path / name
+        if len(found) == 1:
+            return found[0]
+        names = ", ".join(p.name for p in (found or files)[:6]) or "no file"
+        raise NotFoundError(
+            f"The folder {path} has no model{SUFFIX}; there is {names}. "
+            + ("Pass one of them." if found else PICKLES)
+        )
+    index = path.with_name(path.name.removesuffix(SUFFIX) + INDEX)
+    for file in (path, index):
+        if file.is_file():
+            return file
+    raise NotFoundError(f"There is no file {path}.")
+
+
+def _safetensors() -> tp.ContextManager[None]:
+    return importing('Files of safetensors need the package: pip install "nnxlite[checkpoint]".')
+
+
+def stored_in(path: Path) -> dict[str, Stored]:
+    """What the header of a file says."""
+    with _safetensors():
+        from safetensors import SafetensorError, safe_open
+    with path.open("rb") as file:
+        start = file.read(8)
+        try:
+            with safe_open(path, framework="np") as opened:
+                impls = json.loads((opened.metadata() or {}).get(KEYS, "{}"))
+            (length,) = struct.unpack("<Q", start)
+            header = json.loads(file.read(length))
+        except (SafetensorError, OSError, ValueError) as error:
+            remedy = (
+                f" {PICKLES}" if start[:1] in (b"\x80", b"P") else ""
+            )  # or a zip archive of some
+            raise DamagedError(
+                f"{path} is not a safetensors file, or only a part of one: {error}.{remedy}"
+            ) from error
+    header.pop("__metadata__", None)
+    found: dict[str, Stored] = {}
+    for name, entry in header.items():
+        shape, dtype = tuple(entry["shape"]), _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise DamagedError(
+                f"{path} has {name!r} in the dtype {entry['dtype']}, which JAX has no arrays of; known "
+                f"are {', '.join(_DTYPES)}."
+            )
+        spec = Spec(shape[:-1], f"key<{impls[name]}>") if name in impls else Spec(shape, dtype)
+        found[name] = Stored(path, 8 + length + entry["data_offsets"][0], shape, dtype, spec)
+    return found
+
+
+PICKLES = (
+    "Pickles, such as files of PyTorch (.bin, .pt), can run any code and are never read here: save them "
+    "again with safetensors."
+)
+
+
+def indexed(path: Path) -> dict[str, Stored]:
+    """What an index lists, from all of its files."""
+    try:
+        weight_map = dict(json.loads(path.read_text("utf-8"))["weight_map"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DamagedError(
+            f'{path} is not an index of safetensors files, which has {{"weight_map": {{name: file}}}}: '
+            f"{type(error).__name__}: {error}"
+        ) from error
+    found: dict[str, Stored] = {}
+    for file in dict.fromkeys(weight_map.values()):
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise DamagedError(f"{path} refers to {file!r}, which is not in its folder.")
+        if not (path.parent / file).is_file():
+            raise NotFoundError(f"{path} lists {file!r}, and there is no such file beside it.")
+        stored = stored_in(path.parent / file)
+        found.update((name, stored[name]) for name in stored if weight_map.get(name, file) == file)
+    if absent := [name for name in weight_map if name not in found]:
+        name = absent[0]
+        raise DamagedError(
+            f"{path} lists {name!r} in {weight_map[name]!r}, which does not have it."
+        )
+    return found
+
+
+def write(
+    path: Path,
+    specs: dict[str, Spec],
+    arrays: Iterator[tuple[str, np.ndarray]],
+    metadata: tp.Mapping[str, str],
+    max_shard_bytes: int | None,
+) -> None:
+    """Write one file, or several with an index if they would be larger than that."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stem = path.name.removesuffix(SUFFIX)
+    index = path.with_name(stem + INDEX)
+    shards = _shards(specs, max_shard_bytes)
+    if len(shards) == 1:
+        _replace(path, lambda file: _write_arrays(file, specs, arrays, metadata))
+        index.unlink(missing_ok=True)
+        _remove_shards(path.parent, stem)
+        return
+    names = _free_names(path.parent, stem, len(shards))
+    try:
+        for name, some in zip(names, shards):
+            file = path.with_name(name)
+            _replace(file, lambda file, some=some: _write_arrays(file, some, arrays, metadata))
+        weight_map = {name: file for file, some in zip(names, shards) for name in some}
+        total = sum(map(_size, specs.values()))
+        text = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        _replace(index, lambda file: file.write_text(json.dumps(text, indent=2) + "\n"))
+    except Exception:  # the next save removes what an interrupted one leaves
+        for name in names:
+            path.with_name(name).unlink(missing_ok=True)
+        raise
+    path.unlink(missing_ok=True)
+    _remove_shards(path.parent, stem, but=names)
+
+
+def _replace(path: Path, write: tp.Callable[[Path], tp.Any]) -> None:
+    """Write a file that takes the place of another one when it is complete."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_arrays(
+    file: Path,
+    specs: dict[str, Spec],
+    arrays: Iterator[tuple[str, np.ndarray]],
+    metadata: tp.Mapping[str, str],
+) -> None:
+    """As many of the arrays as there are specs."""
+    with _safetensors():
+        from safetensors.numpy import save_file
+    texts = dict(metadata)
+    if impls := {name: spec.key_impl for name, spec in specs.items() if spec.key_impl}:
+        texts[KEYS] = json.dumps(impls)
+    some = itertools.islice(arrays, len(specs))
+    save_file({name: np.array(x, order="C", copy=None) for name, x in some}, file, texts)
+
+
+def raw_form(spec: Spec) -> tuple[str, tuple[int, ...]]:
+    """The dtype and shape in which something is written; random keys as their data."""
+    if spec.key_impl:
+        data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=spec.key_impl)))
+        return data.dtype.name, (*spec.shape, *data.shape)
+    return spec.dtype, spec.shape
+
+
+def check_specs(specs: tp.Mapping[str, Spec]) -> None:
+    """Raise CheckpointError for what safetensors files cannot contain."""
+    for name, spec in specs.items():
+        if raw_form(spec)[0] not in CODES:
+            raise CheckpointError(
+                f"'{name}' is {spec}; safetensors files have arrays of {', '.join(CODES)}. Cast it, or "
+                "leave it out by `only=`."
+            )
+
+
+def _size(spec: Spec) -> int:
+    dtype, shape = raw_form(spec)
+    return math.prod(shape) * jnp.dtype(dtype).itemsize
+
+
+def _shards(specs: dict[str, Spec], limit: int | None) -> list[dict[str, Spec]]:
+    """The arrays of each file, in order; one larger than the limit has its own."""
+    shards: list[dict[str, Spec]] = [{}]
+    size = 0
+    for name, spec in specs.items():
+        if limit is not None and shards[-1] and size + _size(spec) > limit:
+            shards.append({})
+            size = 0
+        shards[-1][name] = spec
+        size += _size(spec)
+    return shards
+
+
+def _free_names(folder: Path, stem: str, count: int) -> list[str]:
+    """Names of files that do not exist yet: `model-00001-of-00003.safetensors`, ..."""
+    for attempt in itertools.count(1):
+        again = f"-r{attempt}" if attempt > 1 else ""
+        names = [f"{stem}-{i + 1:05}-of-{count:05}{again}{SUFFIX}" for i in range(count)]
+        if not any((folder / name).exists() for name in names):
+            return names
+    raise AssertionError
+
+
+def _remove_shards(folder: Path, stem: str, but: Iterable[str] = ()) -> None:
+    """Remove the files of an earlier checkpoint of this name, and of interrupted saves."""
+    ours = re.compile(
+        rf"{re.escape(stem)}-\d{{5}}-of-\d{{5}}(-r\d+)?{re.escape(SUFFIX)}"
+        rf"|\.{re.escape(stem)}(-\d{{5}}-of-.*)?{re.escape(SUFFIX)}(\.index\.json)?(\.\w{{8}})?\.tmp"
+    )
+    for path in folder.iterdir():
+        if path.name not in but and ours.fullmatch(path.name):
+            path.unlink(missing_ok=True)

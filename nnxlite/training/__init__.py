@@ -7,12 +7,12 @@ from nnxlite.training._loggers import WandB as WandB
 from nnxlite.training._loop import Checkpoints as Checkpoints
 from nnxlite.training._loop import Log as Log
 from nnxlite.training._loop import Loop as Loop
+from nnxlite.training._loop import Resumable as Resumable
 from nnxlite.training._loop import Step as Step
+from nnxlite.training._loop import Stop as Stop
+from nnxlite.training._loop import interruptible as interruptible
 from nnxlite.training._loop import loop as loop
 from nnxlite.training._loop import resume as resume
-from nnxlite.training._position import Resumable as Resumable
-from nnxlite.training._stopping import Stop as Stop
-from nnxlite.training._stopping import interruptible as interruptible
 from nnxlite.training.ema import EMA as EMA
 from nnxlite.training.loss_scale import DynamicLossScale as DynamicLossScale
 from nnxlite.training.loss_scale import LossScaleState as LossScaleState

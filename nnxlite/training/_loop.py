@@ -3,13 +3,20 @@
 A step is what the caller writes in the body of a `for` loop; the loop counts, shows progress, collects
 losses, evaluates, saves and stops. It knows nothing of models and optimizers, and each part can be left
 out or used alone: `interruptible` is the part that answers Ctrl-C and SIGTERM, `resume` the one that
-restores.  Several processes stop before the same step (`_stopping.py`).
+restores.
+
+Of several processes, one that stops by itself would leave the others waiting for ever in their next
+collective operation. JAX's service for preemption has them agree: a process that gets SIGTERM announces
+it, and all stop when one step more is done than in any of them.
 
 Logging does not wait for the device: what is logged stays an array until `LAG` further steps are
 enqueued. Only then does the loop wait for it, so that no more steps than these are ever under way.
 
 A checkpoint with number n was saved when n steps were done, so that a run resumes with step n.  That
-number is the position in the data, if batch n belongs to step n; else `data` has one (`_position.py`).
+number is the position in the data, if batch n belongs to step n; else `data` has one.  An iterator says
+where it is as bytes or as JSON, of a length that changes; a checkpoint restores arrays of known shapes,
+so that what it gets is bytes in an array of a size to spare. Each process may be at another place in its
+data: all get the places of all.
 """
 
 from __future__ import annotations
@@ -17,22 +24,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import json
 import operator
+import signal
+import sys
+import threading
 import time
 import typing as tp
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
+import numpy as np
 
 from nnxlite._base.errors import short_type
-from nnxlite.training._position import Resumable, go_to, position
-from nnxlite.training._stopping import Agreement, Stop, interruptible
+from nnxlite._base.jax import coordination
+from nnxlite.objects._containers import Dict
+from nnxlite.variables._variable import Variable
 
 LAG = 2
 """Steps that may be under way before their losses are read."""
 
 HISTORY = 10_000
 """Steps whose losses `Loop.history` has."""
+
+
+ROOM = 2**14
+"""Bytes that a position may have before its array is larger."""
 
 
 class Log(tp.Protocol):
@@ -65,6 +82,89 @@ class Checkpoints(tp.Protocol):
     def restore(self, step: int | None = None, /, **items: tp.Any) -> tp.Any:
         """Restore into objects, from the newest checkpoint without a number."""
         ...
+
+
+class Resumable(tp.Protocol):
+    """An iterator over data that can say where it is, and go there: one of Grain, for example."""
+
+    def get_state(self) -> tp.Any:
+        """Where it is, as bytes or as JSON: numbers, text, None, and lists and dicts of such."""
+        ...
+
+    def set_state(self, state: tp.Any, /) -> None:
+        """Go where it was when `get_state` returned this."""
+        ...
+
+
+class Stop:
+    """Whether a stop was requested; true or false.
+
+    Args:
+        requested: the initial value.
+    """
+
+    def __init__(self, requested: bool = False) -> None:
+        self.requested = requested
+
+    def __bool__(self) -> bool:
+        return self.requested
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Stop]:
+    """A context in which Ctrl-C and SIGTERM only ask to stop; a second Ctrl-C interrupts at once.
+
+    The handlers from before are back afterwards. Outside of the main thread it does nothing. Of several
+    processes, JAX handles SIGTERM (`jax.experimental.multihost_utils.reached_preemption_sync_point`),
+    and Ctrl-C is passed on to it, so that a loop stops in all of them.
+
+    Yields:
+        A `Stop`, which becomes true.
+
+    >>> import nnxlite as nnx
+    >>> with nnx.training.interruptible() as stop:
+    ...     for number in range(3):
+    ...         if stop:
+    ...             break
+    >>> bool(stop)
+    False
+    """
+    stop, pressed = Stop(), False
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(number: int, frame: tp.Any) -> None:
+        nonlocal pressed
+        if number == signal.SIGINT and pressed:
+            raise KeyboardInterrupt
+        pressed = pressed or number == signal.SIGINT
+        if several and not stop:
+            signal.raise_signal(signal.SIGTERM)
+        if not stop:
+            stop.requested = True
+            again = "; Ctrl-C again stops at once" if pressed else ", because of SIGTERM"
+            print(f"\nStopping after this step{again}.", file=sys.stderr)
+
+    several = coordination()[0] is not None
+    numbers = [signal.SIGINT] if several else [signal.SIGINT, signal.SIGTERM]
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        for number in before:
+            signal.signal(number, handle)
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def stops(done: int, interrupt: Stop) -> bool:
+    """Whether a loop stops after a number of steps, in this process and so in all."""
+    if coordination()[0] is None:
+        return bool(interrupt)
+    from jax.experimental import multihost_utils  # only where there are several processes
+
+    return multihost_utils.reached_preemption_sync_point(done)
 
 
 def resume(checkpoints: Checkpoints, **items: tp.Any) -> int:
@@ -179,11 +279,10 @@ class Loop:
                 go_to(self.data, items["data"])
         self.start = done = self.start or 0
         seconds = 0.0
-        agreement, answering = Agreement(done), False
         with self._bar() as show, interruptible() as interrupt:
             try:
                 while done < self.steps and not self.stop:
-                    if agreement.stops(done, bool(interrupt)):
+                    if stops(done, interrupt):
                         self.interrupted = True
                         break
                     began = time.perf_counter()
@@ -195,11 +294,9 @@ class Loop:
                         self.steps_per_second = (done - self.start - 1) / seconds
                     self._evaluate_and_save(done, self.evaluate_every, self.save_every)
                     show(done)
-                answering = True
                 if done > self.start:
                     self._evaluate_and_save(done, 1, 1, force=True)
             finally:
-                agreement.end(answering=answering)
                 self.interrupted = self.interrupted or bool(interrupt)
                 self._read(before=self.steps)
                 show(done)
@@ -400,3 +497,37 @@ def _numbers(evaluation: tp.Any) -> dict[str, float]:
             f"loop: evaluate returns {short_type(evaluation)}, and has to return numbers by name, as in "
             "return {'loss': 0.5} or return metrics.compute()."
         ) from error
+
+
+def position(data: Resumable) -> Dict:
+    """What to save of an iterator, or to restore into."""
+    state = data.get_state()
+    content, kind = state, "bytes"
+    if not isinstance(state, bytes):
+        try:
+            content, kind = json.dumps(state).encode(), "json"
+            alike = json.loads(content) == state
+        except (TypeError, ValueError):
+            alike = False
+        if not alike:
+            raise TypeError(
+                f"loop: get_state of {type(data).__name__} returns {short_type(state)}; it has to "
+                "return bytes, or what JSON stores: numbers, text, None, lists, and dicts by text."
+            )
+    packed = f"{kind} {len(content)}\n".encode() + content
+    room = max(ROOM, 1 << (2 * len(packed)).bit_length())
+    own = np.frombuffer(packed.ljust(room, b"\0"), np.uint8)
+    if jax.process_count() == 1:
+        return Dict(states=Variable(own[None]))
+    from jax.experimental import multihost_utils  # only where there are several processes
+
+    return Dict(states=Variable(multihost_utils.process_allgather(own)))
+
+
+def go_to(data: Resumable, saved: Dict) -> None:
+    """Set an iterator to a position that was restored."""
+    states = np.asarray(saved["states"].get_raw_value())
+    head, _, content = states[jax.process_index()].tobytes().partition(b"\n")
+    kind, length = head.decode().split()
+    content = content[: int(length)]
+    data.set_state(content if kind == "bytes" else json.loads(content))

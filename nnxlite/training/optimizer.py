@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import traceback
 import typing as tp
 
 import jax
@@ -274,7 +273,6 @@ class Optimizer(Pytree, tp.Generic[M]):
             new_params = optax.apply_updates(pure_params, updates)
         except (TypeError, ValueError) as error:
             self._nnx_explain(params, values, grad_values, error)
-            _advise_on_masks(error)
             raise
         new_values = _same_structure(treedef, new_params, "updates")
         new_opt_values = _same_structure(opt_treedef, opt_state, "state")
@@ -330,38 +328,26 @@ class Optimizer(Pytree, tp.Generic[M]):
             raise ValueError(
                 f"The gradients do not have the parameters' shapes: {wrong}."
             ) from error
-        for part in jax.tree.leaves(self.opt_state, is_leaf=lambda x: isinstance(x, State)):
-            wrong = compare(part, params, what="model", of="parameters the optimizer knows")
-            if error is not None and isinstance(part, State) and wrong:
-                raise ValueError(
-                    f"The model is not like the one this Optimizer was made for: {wrong}. Make a new "
-                    "Optimizer after changing, freezing or unfreezing parts of a model."
-                ) from error
-        stale = self._nnx_stale(params, values)
-        if stale:
-            raise ValueError(
-                f"The state of this {type(self).__name__} was made for parameters of other shapes: "
-                f"{listed(stale, between='; ')}. Make a new Optimizer after replacing a part of a model."
-            ) from error
-
-    def _nnx_stale(self, params: tp.Any, values: list[tp.Any]) -> list[str]:
-        """The state whose shape is not the one that `tx` begins with for these parameters, in words."""
         try:
-            new = dict(pairs(jax.eval_shape(self.tx.init, flatten(params)[1].unflatten(values))))
+            begins = jax.eval_shape(self.tx.init, flatten(params)[1].unflatten(values))
         except Exception:  # a transformation that needs values; then nothing is known
-            return []
+            return
+        then, now = dict(pairs(self.opt_state)), dict(pairs(begins))
         known = dict(zip(paths(params), values, strict=True))
-        stale = [
-            (parameter_of(path, known), leaf)
-            for path, leaf in pairs(self.opt_state)
-            if path in new and not _same_shape(leaf, new[path])
-        ]
-        texts = [
-            f"{path_text(path)}: state {short_type(read(leaf))}, parameter {short_type(known[path])}"
-            for path, leaf in stale
-            if path is not None
-        ]
-        return list(dict.fromkeys(texts))
+        wrong_ones: dict[str, None] = {}
+        for path in {**then, **now}:
+            if path not in then or path not in now or not _same_shape(then[path], now[path]):
+                parameter = parameter_of(path, known)
+                state = short_type(read(then[path])) if path in then else "none"
+                value = "none" if parameter is None else short_type(known[parameter])
+                shown = path_text(path if parameter is None else parameter)
+                wrong_ones[f"{shown}: state {state}, parameter {value}"] = None
+        if wrong_ones:
+            raise ValueError(
+                f"The model is not like the one this {type(self).__name__} was made for: "
+                f"{listed(list(wrong_ones), between='; ')}. Make a new Optimizer after changing, "
+                "freezing or unfreezing parts of a model."
+            ) from error
 
     def _nnx_new_state(
         self, leaves: list[tp.Any], treedef: TreeDef, values: list[tp.Any]
@@ -420,7 +406,12 @@ def _initial_state(tx: Transformation, params: tp.Any) -> tp.Any:
     try:
         opt_state = tx.init(given)
     except (TypeError, ValueError) as error:
-        _advise_on_masks(error)
+        error.add_note(
+            "If this is about a mask or labels: Parameters come to optax as an nnx.State with arrays as "
+            "leaves. Give it a function that maps them, optax.masked(tx, lambda params: "
+            "jax.tree.map(lambda x: x.ndim > 1, params)), or groups by paths: "
+            "nnx.by_path({'encoder.**': tx, '**': other})."
+        )
         raise
     beside = _beside(leaves)
     opt_state = jax.tree.map(_opt_leaf, opt_state, is_leaf=is_variable)
@@ -511,18 +502,6 @@ def _broadcasts(grad: tp.Any, value: tp.Any) -> bool:
         return False
     ends = zip(reversed(one), reversed(other))
     return len(one) <= len(other) and all(a in (1, b) for a, b in ends)
-
-
-def _advise_on_masks(error: Exception) -> None:
-    """Add a note about masks and labels to an error of JAX's functions on trees."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if frame.f_globals.get("__name__", "").endswith("tree_util"):
-        error.add_note(
-            "If this is about a mask or labels: Parameters come to optax as an nnx.State with arrays as "
-            "leaves. Give it a function that maps them, optax.masked(tx, lambda params: "
-            "jax.tree.map(lambda x: x.ndim > 1, params)), or groups by paths: "
-            "nnx.by_path({'encoder.**': tx, '**': other})."
-        )
 
 
 def _out_of_reference(leaf: tp.Any) -> tp.Any:

@@ -8,8 +8,7 @@ one counts in which the first wildcard stands for as much as possible, then the 
 Names come from files.  A regular expression of several wildcards that tries all ways would never end for
 some of them, so the name is matched from its end, each wildcard taking as little as possible.  That
 is the same way, and what stands between two wildcards need not be moved once it was found: the
-expression has atomic groups, and takes time in proportion to the name.  Only where a `{name}` is used
-twice all ways are tried.
+expression has atomic groups, and takes time in proportion to the name.
 """
 
 from __future__ import annotations
@@ -40,47 +39,34 @@ class Pattern:
     True
     """
 
-    __slots__ = ("_backwards", "_groups", "_parts", "_regex", "text")
+    __slots__ = ("_groups", "_parts", "_regex", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._parts: list[str | None] = []  # literal text, and None for each wildcard
         self._groups: list[str] = []  # the wildcards in their order, with repetitions
-        segments = text.split(".")
-        regex = [self._segment(segment) for segment in segments]
-        self._backwards = len(set(self._groups)) == len(self._groups)
-        if self._backwards:
-            regex = [_from_end(segments)]
-        self._regex = re.compile("".join(regex), re.DOTALL)
+        backwards, block, opened = "", "", False
+        for segment in reversed(text.split(".")):
+            if segment == "**":
+                backwards += f"(?>{block})" if opened else block
+                block, opened = r"((?:[^.]+\.)*?)", True
+            else:
+                block += _backwards(segment)
+        self._regex = re.compile(backwards + block, re.DOTALL)
+        for segment in text.split("."):
+            if segment == "**":
+                self._add("**")
+                continue
+            literals = _WILDCARD.split(segment)[::2]
+            self._parts += [".", literals[0]]
+            for found, literal in zip(_WILDCARD.finditer(segment), literals[1:]):
+                self._add(found[1] or "*")
+                self._parts.append(literal)
 
-    def _segment(self, segment: str) -> str:
-        """The regular expression of a segment and the dot before it."""
-        if segment == "**":
-            return self._wildcard("**", r"(?:\.[^.]+)*")
-        self._parts.append(".")
-        regex, end = [r"\."], 0
-        for found in _WILDCARD.finditer(segment):
-            literal = segment[end : found.start()]
-            self._parts.append(literal)
-            regex += (
-                re.escape(literal),
-                self._wildcard(found[1] or "*", "[^.]+" if found[1] else "[^.]*"),
-            )
-            end = found.end()
-        self._parts.append(segment[end:])
-        return "".join([*regex, re.escape(segment[end:])])
-
-    def _wildcard(self, name: str, regex: str) -> str:
+    def _add(self, wildcard: str) -> None:
+        number = 1 + sum(group.rstrip("0123456789") == wildcard for group in self._groups)
+        self._groups.append(f"{wildcard}{number}" if wildcard.startswith("*") else wildcard)
         self._parts.append(None)
-        if name in self._groups:
-            self._groups.append(name)
-            return f"(?P={name})"
-        if name.startswith("*"):
-            name += str(1 + sum(group.rstrip("0123456789") == name for group in self._groups))
-            self._groups.append(name)
-            return f"({regex})"
-        self._groups.append(name)
-        return f"(?P<{name}>{regex})"
 
     @property
     def wildcards(self) -> frozenset[str]:
@@ -89,17 +75,13 @@ class Pattern:
 
     def match(self, name: str) -> Bindings | None:
         """What the wildcards stand for in a name that matches; None for a name that does not."""
-        name = "." + name
-        found = self._regex.fullmatch(name[::-1] if self._backwards else name)
+        found = self._regex.fullmatch(f".{name}"[::-1])
         if found is None:
             return None
-        texts = found.groups()
-        if self._backwards:
-            texts = [text[::-1] for text in reversed(texts)]
-        return dict(zip(self._distinct(), texts))
-
-    def _distinct(self) -> list[str]:
-        return list(dict.fromkeys(self._groups))
+        texts = [text[::-1] for text in reversed(found.groups())]
+        bindings = dict(zip(self._groups, texts))
+        same = all(bindings[group] == text for group, text in zip(self._groups, texts))
+        return bindings if same else None
 
     def fill(self, bindings: Bindings) -> str:
         """The name that results where the wildcards stand for these texts; KeyError without one."""
@@ -111,20 +93,8 @@ class Pattern:
         return f"Pattern({self.text!r})"
 
 
-def _from_end(segments: list[str]) -> str:
-    """The regular expression of a pattern for names that are written backwards."""
-    regex, block, opened = "", "", False
-    for segment in reversed(segments):
-        if segment != "**":
-            block += _segment_from_end(segment)
-            continue
-        regex += f"(?>{block})" if opened else block
-        block, opened = r"((?:[^.]+\.)*?)", True
-    return regex + block
-
-
-def _segment_from_end(segment: str) -> str:
-    """A segment and the dot before it."""
+def _backwards(segment: str) -> str:
+    """The regular expression of a segment and the dot before it, for a name written backwards."""
     regex, group, end = "", "", len(segment)
     for found in reversed(list(_WILDCARD.finditer(segment))):
         literal = re.escape(segment[found.end() : end][::-1])

@@ -14,7 +14,6 @@ import nnxlite as nnx
 from nnxlite.checkpoint import (
     Cast,
     Concatenate,
-    Constant,
     Ignore,
     Keep,
     Mapping,
@@ -234,14 +233,11 @@ def test_what_only_one_side_has():
     key = model.rngs.default.key[...]
     mapping = Mapping([
         Rule("bn{i}.mean", "norm{i}.mean"),
-        *(Constant(f"bn{i}.count", np.int64(3)) for i in range(2)),
-        Constant("version", np.array([1, 2])),
         Ignore("*.mask"),
         Keep("rngs.**"),
     ])  # fmt: skip
     foreign = mapping.export(model)
-    assert sorted(foreign) == ["bn0.count", "bn0.mean", "bn1.count", "bn1.mean", "version"]
-    assert foreign["bn1.count"].dtype == "int64" and foreign["bn1.count"] == 3
+    assert sorted(foreign) == ["bn0.mean", "bn1.mean"]
     foreign["bn0.mask"] = np.zeros(5)
     report = mapping.load(foreign, zeros_like_norms(model))
     assert report.complete and report.restored == ("norm0.mean", "norm1.mean")
@@ -336,11 +332,7 @@ def test_foreign_arrays_that_are_merged_have_one_dtype():
         ([Rule("x", "bias"), Rule("*", "*as")], "bias: both Rule('x', 'bias') and Rule('*', '*as')"),
         (
             [Rule("x", "bias"), Rule("x", "bias2")],
-            "for it. Where ours have the same values, write Rule('x', 'bias2', Tie()) for the second.",
-        ),
-        (
-            [Rule(["x", "y"], "bias", Tie()), Rule(["x", "y"], "bias2", Tie())],
-            "write Rule('x', ('bias', 'bias2'), Tie()), and Ignore('y').",
+            "for it. Remove one of them. Where ours have the same values, write Rule('x', ('bias', ",
         ),
         (
             [Rule("x", "bias"), Rule(["x", "y"], "kernel", Concatenate())],
@@ -348,7 +340,7 @@ def test_foreign_arrays_that_are_merged_have_one_dtype():
         ),
         (
             [Rule("x", ["bias", "kernel"], Tie())],
-            "must have one shape, and they have (3,), (2, 3). Write a rule for each of the others.",
+            "our shapes are (3,), (2, 3): Tie() needs one shape. Write a rule for each of the others.",
         ),
         (
             [Rule("x", ["bias", "baes"], Unstack())],
@@ -356,13 +348,13 @@ def test_foreign_arrays_that_are_merged_have_one_dtype():
         ),
         (
             [Rule("x", ["bias", "kernel"], Unstack())],
-            "bias has the shape (3,); Unstack(axis=0): our arrays must have one shape, and they have ",
+            "Unstack(axis=0)): our shapes are (3,), (2, 3): all input arrays must have the same shape",
         ),
         (
             [Rule("x", ["bias", "kernel"], Split(0))],
-            "Split(axis=0): our arrays have the shapes (3,), (2, 3).",
+            "Split(axis=0)): our shapes are (3,), (2, 3): all the input arrays must have",
         ),
-        ([Rule("x", ["bias", "bias2"], Split(1))], "Split(axis=1): there is no such axis among 1."),
+        ([Rule("x", ["bias", "bias2"], Split(1))], "Split(axis=1)): our shapes are (3,), (3,): axis 1"),
         ([Rule("x", "bias", "o i -> i o")], "Wrong shape: expected 2 dims."),
         (
             [Rule("x", "kernel", "h a b -> h (a b)")],
@@ -372,7 +364,7 @@ def test_foreign_arrays_that_are_merged_have_one_dtype():
             [Rule("x", "kernel", Rearrange("h a b -> h (a b)", a=2))],
             "Shape mismatch, can't divide axis of length 3 in chunks of 2",
         ),
-        ([Rule(["x", "y"], "bias", Concatenate())], "cannot divide 3 into 2 equal parts; pass `sizes`"),
+        ([Rule(["x", "y"], "bias", Concatenate())], "array split does not result in an equal div"),
         (
             [Rule(["x", "y"], "bias", Concatenate(0, (1, 1)))],
             "has sizes that add up to 2, not 3.",
@@ -409,11 +401,6 @@ def test_saving_needs_a_rule_for_each_array():
         "  b: no rule is for it; add one, or Keep('b')."
     )
     model.b = nnx.Param(jnp.zeros(2, "bfloat16"))
-    rules = [Rule("w", "w"), Rule("b", "b"), Constant("w", 1)]
-    with pytest.raises(
-        MappingError, match=r"w: it is a constant, and Rule\('w', 'w'\) is for it as well"
-    ):
-        Mapping(rules).export(model)
     with pytest.raises(MappingError, match="wb: ours are of bfloat16 and float32."):
         Mapping([Rule("wb", ["w", "b"], Unstack())]).export(model)
 
@@ -433,14 +420,14 @@ def test_saving_needs_a_rule_for_each_array():
         ),
         (
             lambda: Rule(["a", "b"], ["c", "d"], Tie()),
-            "one side to one of the other: write Rule('a', ('c', 'd'), Tie()), and Ignore('b').",
+            "Concatenate or Stack, or Tie, which ties several arrays of one side to one of the other.",
         ),
         (lambda: Rule(["a", "b"], "c", Split()), "Split(axis=0) takes one array, and gets 2."),
         (lambda: Rule([], "c"), "Rule((), 'c') names nothing on one side."),
         (lambda: Rule(["a{i}", "b"], "c{i}", Tie()), "must have the same wildcards."),
-        (lambda: Rule("a.*", "b"), "*1 is on one side only. A wildcard of one side is one of the other"),
-        (lambda: Rule("a.{i}", "b"), "{i} is on one side only: add Stack() to count it."),
-        (lambda: Rule("a", "b.{i}"), "{i} is on one side only: add Unstack() to count it."),
+        (lambda: Rule("a.*", "b"), "*1 is on one side only. A wildcard of one side has to be one of"),
+        (lambda: Rule("a.{i}", "b"), "i is on one side only. A wildcard of one side has to be one of"),
+        (lambda: Rule("a", "b.{i}"), "of the other; Unstack() may count one name in braces."),
     ],
 )  # fmt: skip
 def test_a_rule_that_makes_no_sense(make, message):
@@ -451,9 +438,7 @@ def test_a_rule_that_makes_no_sense(make, message):
 def test_values_of_other_classes():
     with pytest.raises(TypeError, match=re.escape("Rule('a', 'b', 3): 3 is not an operation.")):
         Rule("a", "b", 3)  # type: ignore[arg-type]
-    with pytest.raises(
-        TypeError, match=r"Mapping: \('a', 'b'\) is not a Rule, Constant, Ignore or"
-    ):
+    with pytest.raises(TypeError, match=r"Mapping: \('a', 'b'\) is not a Rule, Ignore or Keep"):
         Mapping([("a", "b")])  # type: ignore[list-item]
 
 

@@ -212,14 +212,6 @@ def test_a_history_that_has_grown(tmp_path):
     assert dict(report.values) == {"history": [1.0, 2.0], "a.b": [1], "a/c": 2}
 
 
-def test_values_of_what_orbax_wrote(tmp_path):
-    ocp = pytest.importorskip("orbax.checkpoint")
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "c", nnx.state(nnx.Dict(fc=linear())))
-    found = checkpoint.values(tmp_path / "c")
-    assert found["fc"]["kernel"].shape == (2, 3)
-
-
 def test_what_differs_is_named(tmp_path):
     checkpoint.save(tmp_path / "c", x={"a": None, "b": b"1", "c": [], "d": 2})
     other = {"a": 1, "b": "1", "c": (), "d": None}

@@ -29,7 +29,7 @@ from nnxlite.checkpoint import (
     Rule,
     Tie,
 )
-from nnxlite.checkpoint import _files as files
+from nnxlite.checkpoint import _safetensors as files
 from tests.boundary.lines import Lines
 
 safetensors = pytest.importorskip("safetensors")
@@ -174,6 +174,11 @@ def test_only_some_variables(tmp_path):
     assert other.dropout.rngs.key[...] != model.dropout.rngs.key[...]
     with pytest.raises(MismatchError, match=r"missing, 2: dropout.rngs.count, dropout.rngs.key"):
         nnx.load_safetensors(tmp_path, other)
+    for call in (nnx.save_safetensors, nnx.load_safetensors):
+        with pytest.raises(
+            CheckpointError, match="only=LoRAParam matches none of the 6 leaves of Mo"
+        ):
+            call(tmp_path, model, only=nnx.LoRAParam)
 
 
 def test_shardings_and_commitment_are_those_of_the_model(tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 
 import nnxlite as nnx
-from nnxlite.training._position import go_to, position
+from nnxlite.training._loop import go_to, position
 from tests.distributed.training import build, mesh_of, train
 
 nnx.distributed.initialize()
@@ -34,8 +34,8 @@ class Numbers:
         self.number = state["number"]
 
 
-folder, number = Path(sys.argv[1]), signal.Signals[sys.argv[2]]
-struck = json.loads(sys.argv[3])  # step by process
+folder = Path(sys.argv[1])
+struck = json.loads(sys.argv[2])  # a step and a signal by process
 me = jax.process_index()
 mesh = mesh_of(2)
 report = {}
@@ -47,8 +47,9 @@ for run in ("first", "second"):
             400 if run == "first" else 3, checkpoints=manager, items=items, progress=False
         )
         for step in loop:
-            if run == "first" and struck.get(str(me)) == step.number:
-                os.kill(os.getpid(), number)
+            at, number = struck[str(me)]
+            if run == "first" and at == step.number:
+                os.kill(os.getpid(), signal.Signals[number])
             mine = {
                 "model": items["model"],
                 "optimizer": items["optimizer"],

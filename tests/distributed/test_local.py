@@ -15,7 +15,7 @@ import nnxlite as nnx
 from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._checkpoint import contents_of
 from nnxlite.checkpoint._contents import Spec
-from nnxlite.checkpoint._errors import together
+from nnxlite.checkpoint._report import together
 from nnxlite.sharding import _processes
 
 
@@ -262,20 +262,20 @@ def test_processes_that_save_different_things(monkeypatch):
 
     first, mine = refusal({})
     assert first.startswith(
-        "'w' is among what process 0 saves, and not process 1. All processes have to save the same"
+        "'w' is on no mesh of all processes, and differs: in process 0 it is float32["
     )
-    assert refusal({**mine, "b": ""})[0].startswith(
-        "'b' is among what process 1 saves, and not process 0."
+    assert ", in process 1 not saved. A checkpoint has one value for all. Save the same" in first
+    text = refusal({**mine, "b": "Python int 3"})[0]
+    assert (
+        text.startswith("'b' is on no mesh") and "not saved, in process 1 Python int 3. A" in text
     )
-    assert refusal({"w": "float32[3] None"})[0].startswith(
-        "'w' is on no mesh of all processes, and differs between process 0 and process 1; in process 0 "
-        "it is float32[2]. A checkpoint has one value for all: make it the same"
-    )
+    assert "it is float32[2] of hash " in (text := refusal({"w": "float32[3]"})[0])
+    assert ", in process 1 float32[3]. A checkpoint" in text
 
 
 def test_a_part_that_cannot_be_written(monkeypatch, tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
-    args = _orbax.arguments(contents_of({"w": jnp.ones(2)}), {})
+    content = _orbax.content_of(contents_of({"w": jnp.ones(2)}))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     answered_by(monkeypatch, "OSError: No space left on device")
     path = _orbax.folder(tmp_path / "c")
@@ -283,5 +283,5 @@ def test_a_part_that_cannot_be_written(monkeypatch, tmp_path):
         f"could not be written into {tmp_path}, and .*process 1 failed: OSError: No space left"
     )
     with pytest.raises(nnx.checkpoint.CheckpointError, match=message):
-        _orbax.write(path, args)
+        _orbax.write(path, content)
     assert ocp and list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import nnxlite as nnx
-from nnxlite.training import _loop, _stopping
+from nnxlite.training import _loop
 
 
 class Memory:
@@ -448,38 +448,3 @@ def test_items_with_the_names_of_parameters_are_refused_before_the_first_step(na
             pass
     with pytest.raises(ValueError, match="item 'step' has the name of a parameter of Bare.save"):
         quiet(3, checkpoints=Bare(), items={"step": nnx.metrics.Average()})
-
-
-class Service:
-    """The store of JAX's coordination service; tests/distributed has real processes."""
-
-    def __init__(self):
-        self.pairs = {}
-
-    def key_value_set(self, key, text):
-        self.pairs[key] = text
-
-    def key_value_dir_get(self, folder):
-        return [pair for pair in self.pairs.items() if pair[0].startswith(folder + "/")]
-
-
-@pytest.mark.parametrize(
-    ("others", "last"), [(["5", "8"], 9), (["2"], 4), (TimeoutError("1 of 2 came"), 4)]
-)
-def test_processes_stop_when_each_has_done_a_step_more_than_the_first(
-    monkeypatch, capsys, others, last
-):
-    def exchange(name, text, timeout):
-        if isinstance(others, Exception):
-            raise others
-        return [text, *others]
-
-    monkeypatch.setattr(_stopping, "coordination", lambda: (Service(), 2, 0))
-    monkeypatch.setattr("nnxlite.distributed.exchange", exchange)
-    agreement = _stopping.Agreement(0)
-    assert not any(agreement.stops(done, False) for done in range(4))
-    stops = [agreement.stops(done, True) for done in range(4, 10)]
-    assert stops == [done >= last for done in range(4, 10)]
-    agreement.end(answering=False)
-    alone = isinstance(others, Exception)
-    assert ("Stopping alone: 1 of 2 came" in capsys.readouterr().err) == alone
