@@ -96,69 +96,7 @@ def test_no_dropout_without_a_rate_or_when_deterministic():
         np.testing.assert_allclose(attend(query, key, value, **options), y, rtol=1e-5, atol=1e-5)
 
 
-BAD_SHAPES = {
-    "number of dimensions": ((5, 4, 8), (2, 7, 4, 8), (2, 7, 4, 8)),
-    "three or more": ((5, 8), (7, 8), (7, 8)),
-    "batch dimensions": ((2, 5, 4, 8), (1, 7, 4, 8), (1, 7, 4, 8)),
-    "one value for every key": ((2, 5, 4, 8), (2, 7, 4, 8), (2, 6, 4, 8)),
-    "same number of heads": ((2, 5, 4, 8), (2, 7, 4, 8), (2, 7, 2, 8)),
-    "must divide the number of query heads": ((2, 5, 4, 8), (2, 7, 3, 8), (2, 7, 3, 8)),
-    "same depth": ((2, 5, 4, 8), (2, 7, 4, 6), (2, 7, 4, 8)),
-}
-
-
-@pytest.mark.parametrize(("message", "shapes"), BAD_SHAPES.items(), ids=BAD_SHAPES)
-def test_shapes_that_do_not_fit_are_named(message, shapes):
-    with pytest.raises(ValueError, match=f"dot_product_attention: .*{message}.*query has shape"):
-        nnx.dot_product_attention(*(jnp.ones(s) for s in shapes))
-    with pytest.raises(ValueError, match=message):
-        nnx.dot_product_attention_with_rope(*(jnp.ones(s) for s in shapes), rope=nnx.RoPE())
-
-
-@pytest.mark.parametrize("name", ["mask", "bias"])
-def test_masks_and_biases_must_broadcast(name):
-    with pytest.raises(TypeError, match=rf"a {name} of shape \(2, 4, 5, 6\).*\(2, 4, 5, 7\)"):
-        nnx.dot_product_attention(*arrays(), **{name: jnp.ones((2, 4, 5, 6))})
-    with pytest.raises(TypeError, match=rf"a {name} of shape \(1, 2, 4, 5, 7\)"):
-        nnx.dot_product_attention(*arrays(), **{name: jnp.ones((1, 2, 4, 5, 7))})
-
-
-def test_dropout_messages():
-    with pytest.raises(ValueError, match="dropout_rng is required when .* dropout_rate=0.5"):
-        nnx.dot_product_attention(*arrays(), dropout_rate=0.5)
-    with pytest.raises(ValueError, match=r"must be a probability in the range \[0, 1\), got 1.0"):
-        nnx.dot_product_attention(*arrays(), dropout_rate=1.0, dropout_rng=KEY)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dropout_rate": 0.5, "dropout_rng": KEY}, "excludes dropout"),
-        ({"module": nnx.Module()}, "excludes recording the weights"),
-        ({"precision": "high"}, "excludes precision='high'"),
-    ],
-)
-def test_a_fused_implementation_forms_no_weights(options, message):
-    with pytest.raises(ValueError, match=f"implementation='xla'.* is fused, which {message}"):
-        nnx.dot_product_attention(*arrays(), **options, implementation="xla")
-    with pytest.raises(ValueError, match="excludes having values of shape"):
-        nnx.dot_product_attention(*arrays(value_depth=3), implementation="xla")
-
-
 # Masks ------------------------------------------------------------------------------------------
-
-
-def test_mask_messages():
-    with pytest.raises(
-        ValueError, match=r"masks must have same rank, got the shapes \[\(2,\), \(1, 2\)"
-    ):
-        nnx.combine_masks(jnp.ones(2), jnp.ones((1, 2)))
-    with pytest.raises(TypeError, match=r"do not broadcast: \[\(2,\), \(3,\)\]"):
-        nnx.combine_masks(jnp.ones(2), jnp.ones(3))
-    with pytest.raises(ValueError, match=r"compares sequences.*shape \(\) and \(3,\)"):
-        nnx.make_attention_mask(jnp.ones(()), jnp.ones(3))
-    with pytest.raises(ValueError, match=r"compares sequences"):
-        nnx.make_causal_mask(jnp.ones(()))
 
 
 # Rotary positions -------------------------------------------------------------------------------
@@ -186,26 +124,6 @@ def test_kept_angles_are_the_computed_ones():
     far = jnp.asarray([20] * 5)  # given positions need no table
     np.testing.assert_array_equal(kept(x, far), nnx.RoPE()(x, far))
     assert nnx.RoPE().cached_sin is None
-
-
-def test_rope_messages():
-    with pytest.raises(
-        ValueError, match="both `embedding_size` and `max_seq_len` .*max_seq_len=None"
-    ):
-        nnx.RoPE(embedding_size=8)
-    with pytest.raises(ValueError, match="must be positive and even, and it is 7"):
-        nnx.RoPE(embedding_size=7, max_seq_len=3)
-    with pytest.raises(ValueError, match="must be positive and even, and it is 3"):
-        nnx.RoPE()(jnp.ones((2, 3)))
-    with pytest.raises(ValueError, match=r"\(..., length, depth\), got shape \(8,\)"):
-        nnx.RoPE()(jnp.ones(8))
-    kept = nnx.RoPE(embedding_size=8, max_seq_len=4)
-    for shape in ((5, 8), (4, 6)):
-        with pytest.raises(TypeError, match=r"RoPE\(embedding_size=8, max_seq_len=4\) got an"):
-            kept(jnp.ones(shape))
-    for shape in ((4,), (), (2, 5), (3, 1)):
-        with pytest.raises(ValueError, match=r"input_positions of shape .* the length of the inp"):
-            nnx.RoPE()(jnp.ones((3, 5, 8)), jnp.zeros(shape, int))
 
 
 # The layer --------------------------------------------------------------------------------------
@@ -331,25 +249,6 @@ def test_modes_of_the_layer():
     assert (m(X) != layer()(X)).any()
     m.eval()
     np.testing.assert_array_equal(m(X), layer()(X))
-
-
-def test_dropout_messages_of_the_layer():
-    m = layer(dropout_rate=0.5, keep_rngs=False)
-    with pytest.raises(
-        ValueError, match="MultiHeadAttention: 'rngs' must be provided for dropout.*keep_"
-    ):
-        m(X, deterministic=False)
-    with pytest.raises(TypeError, match="must be an Rngs, an RngStream or a key, got int"):
-        m(X, deterministic=False, rngs=3)
-    with pytest.raises(TypeError, match="must be an Rngs, .* an RngStream or None; got _KeyOnly"):
-        layer(dropout_rate=0.5, rngs=_KeyOnly())
-
-
-class _KeyOnly:
-    """Streams for parameters that are no Rngs."""
-
-    def params(self):
-        return KEY
 
 
 # Decoding ---------------------------------------------------------------------------------------
@@ -526,64 +425,7 @@ def test_positions_can_be_given_to_a_decoding_step():
     assert (other != free(X[:, 3:4], decode=True)).any()
 
 
-def test_decoding_messages():
-    m = layer()
-    with pytest.raises(ValueError, match=r"Autoregressive cache not initialized, call init_cache"):
-        m(X[:, :1], decode=True)
-    with pytest.raises(ValueError, match=r"init_cache takes the shape of a whole input.*\(8,\)"):
-        m.init_cache((8,))
-    with pytest.raises(ValueError, match="needs both or none; got batch_size=3, max_length=None"):
-        m.set_view(decode=True, batch_size=3)
-    assert m.decode is False
-    m.init_cache(X.shape)
-    for x in (jnp.concatenate([X, X], axis=1), X[:, :0], X[:1, :1], X[None, :, :1]):
-        with pytest.raises(
-            ValueError, match=r"cache shape error, expected key shape .*\(3, 6, 2, 4\)"
-        ):
-            m(x, decode=True)
-    for shape in ((5,), (3, 1, 2, 6), (4, 1, 1, 6)):
-        with pytest.raises(TypeError, match=r"a mask of shape .* \(3, 2, 1, 6\)"):
-            m(X[:, :1], decode=True, mask=jnp.ones(shape))
-    assert int(m.cache_index.value) == 0
-
-
 # Bad input --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs", "message"),
-    [
-        ((3, 8), {}, r"Memory dimension \(8\) must be divisible by 'num_heads' heads \(3\)"),
-        ((0, 8), {}, r"divisible by 'num_heads' heads \(0\)"),
-        ((2, 8, 9), {}, r"Memory dimension \(9\) must be divisible by 'num_heads' heads \(2\)"),
-        ((4, 8), {"num_kv_heads": 3}, r"num_heads \(4\) must be divisible by num_kv_heads \(3\)"),
-        ((2, 8), {"num_kv_heads": 4}, r"num_heads \(2\) must be divisible by num_kv_heads \(4\)"),
-        ((2, 8), {"num_kv_heads": 0}, r"divisible by num_kv_heads \(0\)"),
-    ],
-)
-def test_heads_must_divide(args, kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        layer(*args, **kwargs)
-
-
-def test_inputs_must_have_the_features():
-    m = layer(2, 8, in_kv_features=5)
-    kv = jnp.ones((3, 4, 5))
-    for name, kind, inputs in [
-        ("inputs_q", ValueError, (X[..., :7], kv)),
-        ("inputs_k", TypeError, (X, X)),
-        ("inputs_v", TypeError, (X, kv, X)),
-    ]:
-        with pytest.raises(kind, match=rf"Incompatible input dim.*: {name} has the shape .*; got"):
-            m(*inputs)
-    with pytest.raises(ValueError, match=r"inputs_q has the shape \(.*; got \(8,\)"):
-        layer()(X[0, 0])
-    with pytest.raises(ValueError, match="`inputs_k` cannot be None if `inputs_v` is not"):
-        m(X, None, kv)
-    with pytest.raises(ValueError, match="batch dimensions of query, key and value differ"):
-        m(X, kv[:2])
-    with pytest.raises(TypeError, match=r"a mask of shape \(3, 1, 6, 5\)"):
-        m(X, kv, mask=jnp.ones((3, 1, 6, 5)))
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout_rate": 0.5, "deterministic": True}])

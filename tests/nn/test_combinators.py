@@ -52,19 +52,6 @@ def test_an_empty_sequential_gives_its_arguments_back():
     assert (empty(), empty(1), empty(1, 2), empty(b=2)) == (None, 1, (1, 2), {"b": 2})
 
 
-def test_sequential_names_a_layer_that_is_not_callable():
-    with pytest.raises(
-        TypeError, match=r"Sequential: layers\[1\] is not callable, it is of type int\.$"
-    ):
-        nnx.Sequential(nnx.relu, 3)(jnp.ones(2))
-
-
-def test_sequential_names_a_keyword_given_twice():
-    model = nnx.Sequential(lambda x: {"b": x}, lambda b: b)
-    with pytest.raises(TypeError, match=r"layers\[1\] gets the keyword argument\(s\) \['b'\] both"):
-        model(1, b=2)
-
-
 def test_identity_gives_its_input_back():
     layer = nnx.Identity(3, "ignored", rngs=nnx.Rngs(0))
     x = object()
@@ -136,15 +123,6 @@ def test_mlp_trains_an_activation_that_learns():
     mlp = nnx.MLP(3, 2, 8, 2, activation=nnx.PReLU(0.2), rngs=nnx.Rngs(0))
     assert ("activation", "negative_slope") in nnx.to_flat_state(nnx.state(mlp)).paths
     np.testing.assert_array_equal(mlp(normal(5, 3)), by_hand(mlp, normal(5, 3)))
-
-
-@pytest.mark.parametrize("name", ["in_features", "out_features", "width", "depth"])
-def test_mlp_refuses_what_is_no_size_before_it_draws(name):
-    rngs = nnx.Rngs(0)
-    sizes = {"in_features": 3, "out_features": 2, "width": 8, "depth": 1, name: -1}
-    with pytest.raises(TypeError, match=f"MLP: `{name}` must be a whole number, zero or more"):
-        nnx.MLP(**sizes, rngs=rngs)
-    assert rngs.default.count.value == 0
 
 
 @pytest.mark.parametrize("given", [list, tuple, nnx.List])

@@ -37,22 +37,3 @@ def test_arrays_come_to_one_dtype(args, options, expected):
     assert {x.dtype.name for x in found if x is not None} == {expected}
     assert (found[1] is None) == (args[1] is None)
     assert jnp.dtype(canonicalize_dtype(*args, **options)) == expected
-
-
-@pytest.mark.parametrize("function", [lambda x, **k: promote_dtype((x,), **k), canonicalize_dtype])
-def test_a_dtype_for_whole_numbers_is_refused(function):
-    with pytest.raises(ValueError, match="Dtype must be inexact: a layer computes .*, got 'int32'"):
-        function(jnp.arange(2), dtype=jnp.int32)
-    function(jnp.arange(2), dtype=jnp.int32, inexact=False)
-
-
-@pytest.mark.parametrize("args", [None, 1.0, True])
-@pytest.mark.parametrize("options", [{}, {"dtype": jnp.float32}])
-def test_one_value_alone_is_refused(args, options):
-    with pytest.raises(TypeError, match=rf"promote_dtype\(\(x, kernel\)\); got {args} alone"):
-        promote_dtype(args, **options)
-
-
-def test_without_arrays_there_is_no_dtype():
-    with pytest.raises(ValueError, match="at least one array or dtype"):
-        promote_dtype((None,))

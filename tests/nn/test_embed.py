@@ -36,22 +36,6 @@ def test_attend_is_the_product_with_every_row():
     np.testing.assert_allclose(embed.attend(query), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("numbers", [jnp.ones(2), jnp.array([True]), [0.5]])
-def test_embed_wants_whole_numbers(numbers):
-    with pytest.raises(ValueError, match="Embed: Input type must be an integer or unsigned"):
-        nnx.Embed(7, 3, embedding_init=quick, rngs=nnx.Rngs(0))(numbers)
-
-
-def test_attend_names_both_shapes_of_a_misfit():
-    with pytest.raises(TypeError, match=r"length 3: `embedding` has shape \(7, 3\).*\(2, 4\)"):
-        nnx.Embed(7, 3, embedding_init=quick, rngs=nnx.Rngs(0)).attend(jnp.ones((2, 4)))
-
-
-def test_embed_refuses_what_is_no_size():
-    with pytest.raises(TypeError, match="Embed: `num_embeddings` must be a whole number"):
-        nnx.Embed(-1, 3, embedding_init=quick, rngs=nnx.Rngs(0))
-
-
 @pytest.mark.parametrize("dtype", ["int8", "int16", "uint8", "int32"])
 def test_small_integers_count_from_the_end_of_a_large_table(dtype):
     embed = nnx.Embed(300, 1, embedding_init=quick, rngs=nnx.Rngs(0))

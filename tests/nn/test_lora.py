@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import nnxlite as nnx
 from tests.nn.quick import normal
@@ -73,23 +72,3 @@ def test_the_matrices_may_be_of_another_kind():
     layer = nnx.LoRA(3, 2, 4, lora_param_type=nnx.Cache, a_metadata={"tag": 1}, rngs=nnx.Rngs(0))
     assert type(layer.lora_a) is type(layer.lora_b) is nnx.Cache
     assert layer.lora_a.get_metadata("tag") == 1
-
-
-def test_lora_names_a_base_that_is_not_callable():
-    rngs = nnx.Rngs(0)
-    with pytest.raises(ValueError, match="LoRA: `base_module` must be callable, got int"):
-        nnx.LoRA(3, 2, 4, base_module=3, rngs=rngs)
-    assert rngs.default.count.value == 0
-
-
-def test_lora_names_both_shapes_of_a_misfit():
-    layer = nnx.LoRA(3, 2, 4, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match=r"LoRA expects 3 feature.*`lora_a` has shape \(3, 2\)"):
-        layer(jnp.ones((2, 5)))
-
-
-def test_lora_refuses_what_is_no_size_before_it_draws():
-    rngs = nnx.Rngs(0)
-    with pytest.raises(TypeError, match="LoRALinear: `lora_rank` must be a whole number"):
-        nnx.LoRALinear(3, 4, lora_rank=1.5, rngs=rngs)
-    assert rngs.default.count.value == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,47 +50,11 @@ def test_pools_have_gradients(name):
     np.testing.assert_allclose(grad[:, 0], expected[name])
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ({"window_shape": 2}, "needs `window_shape` as a sequence"),
-        ({"window_shape": (2, 2), "strides": 2}, "needs `strides` as a sequence"),
-        ({"window_shape": (2, 0)}, "needs `window_shape` as a sequence with a positive number"),
-        ({"window_shape": (2.5, 2)}, "needs `window_shape` as a sequence with a positive number"),
-        ({"window_shape": (2, 2), "strides": (1, -1)}, "needs `strides` as a sequence with a pos"),
-    ],
-)
-def test_what_is_no_sequence_is_a_type_error(args, message):
-    with pytest.raises(TypeError, match=message):
-        nnx.max_pool(**{"inputs": jnp.ones((1, 4, 4, 1)), **args})
-
-
 def test_paddings_in_numbers_are_those_of_a_convolution():
     x = jnp.arange(16.0).reshape(1, 4, 4, 1)
     for padding, pairs in ((1, ((1, 1), (1, 1))), ([1, (0, 2)], ((1, 1), (0, 2)))):
         y = nnx.max_pool(x, (2, 2), padding=padding)
         np.testing.assert_array_equal(y, nnx.max_pool(x, (2, 2), padding=pairs))
-
-
-@pytest.mark.parametrize("padding", ["foo", "CIRCULAR", "", None, ((1, 0),)])
-def test_unknown_names_of_paddings_are_refused_as_in_a_convolution(padding):
-    x = jnp.ones((1, 4, 4, 1))
-    message = f"Pooling: Invalid padding format: {padding!r}, should be one of SAME, "
-    with pytest.raises(ValueError, match=re.escape(message)):
-        nnx.avg_pool(x, (2, 2), padding=padding)
-    assert nnx.avg_pool(x, (2, 2), padding="same_lower").shape == x.shape
-
-
-@pytest.mark.parametrize(
-    ("shape", "args", "message"),
-    [
-        ((1, 4, 4, 1), {"strides": (1,)}, r"window \(2, 2\) expects .* got the strides \(1,\)"),
-        ((4, 1), {}, r"\(2, 2\) expects .* 2 spatial axes; .* shape \(4, 1\)"),
-    ],
-)
-def test_lengths_that_differ_are_named(shape, args, message):
-    with pytest.raises(ValueError, match=message):
-        nnx.avg_pool(jnp.ones(shape), (2, 2), **args)
 
 
 def test_means_of_small_dtypes_do_not_overflow():

@@ -99,17 +99,6 @@ def test_dropout_keeps_the_dtype(dtype):
     assert nnx.Dropout(0.5, rngs=nnx.Rngs(0))(jnp.ones(4, dtype)).dtype == dtype
 
 
-def test_without_a_key_the_remedies_are_named():
-    with pytest.raises(ValueError, match="no `rngs` argument was provided to Dropout") as error:
-        nnx.Dropout(0.5)(jnp.ones(3))
-    assert "rngs=rngs" in str(error.value) and "model.eval()" in str(error.value)
-
-
-def test_without_a_mode_the_remedies_are_named():
-    with pytest.raises(ValueError, match="No `deterministic` argument was provided to Dropout"):
-        nnx.Dropout(0.5, deterministic=None, rngs=nnx.Rngs(0))(jnp.ones(3))
-
-
 ATTENTION = {"query": jnp.ones((1, 2, 1, 4)), "key": jnp.ones((1, 2, 1, 4))}
 RATES = {  # everything that takes a rate: how it is made, the names it says, whether one is allowed
     "Dropout": (lambda rate: nnx.Dropout(rate, rngs=nnx.Rngs(0)), "Dropout: `rate`", True),
@@ -180,31 +169,3 @@ def test_a_rate_that_is_set_later_is_looked_at_in_the_call():
     for layer in (dropout, attention):
         with pytest.raises(ValueError, match="must be a probability in the range"):
             layer(jnp.ones((1, 2, 4)))
-
-
-def test_sources_of_other_types_are_refused():
-    with pytest.raises(
-        TypeError,
-        match=r"Dropout: .* rngs=nnx.Rngs\(0\), .* None; got int",
-    ):
-        nnx.Dropout(0.5, rngs=3)
-    with pytest.raises(TypeError, match="must be an Rngs, an RngStream or a key, got str"):
-        nnx.Dropout(0.5)(jnp.ones(3), rngs="key")
-
-
-def test_a_missing_stream_is_named():
-    with pytest.raises(KeyError, match="dropout"):
-        nnx.Dropout(0.5, rngs=nnx.Rngs(params=0))
-    with pytest.raises(KeyError, match="dropout"):
-        nnx.Dropout(0.5)(jnp.ones(3), rngs=nnx.Rngs(params=0))
-
-
-def test_whole_numbers_are_refused():
-    with pytest.raises(TypeError, match=r"needs a floating input; got int32\[3\]"):
-        nnx.Dropout(0.5, rngs=nnx.Rngs(0))(jnp.arange(3))
-
-
-def test_a_broadcast_axis_that_is_not_there_is_named():
-    layer = nnx.Dropout(0.5, broadcast_dims=(2,), rngs=nnx.Rngs(0))
-    with pytest.raises(IndexError, match=r"names the axis 2, and the input has shape \(3, 4\)"):
-        layer(jnp.ones((3, 4)))

@@ -176,15 +176,6 @@ def test_the_gradient_goes_through_the_normalisation(kind):
     check_grads(jax.jit(f), (params,), order=1, modes=("rev",), atol=2e-2, rtol=2e-2, eps=1e-2)
 
 
-def test_spectral_norm_messages():
-    with pytest.raises(ValueError, match="n_steps of SpectralNorm is a number of steps, not -1"):
-        nnx.SpectralNorm(linear(), n_steps=-1, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"parameter is 3D .*table of Block has the shape \(2, 3"):
-        nnx.SpectralNorm(Block(), error_on_non_matrix=True, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match="SpectralNorm wraps a module.*got a value of type"):
-        nnx.SpectralNorm(jnp.tanh, rngs=nnx.Rngs(0))
-
-
 # WeightNorm -------------------------------------------------------------------------------------
 
 
@@ -264,15 +255,6 @@ def test_further_arguments_reach_the_module():
     assert layer.layer_instance.mean.value is mean
     layer(X, use_running_average=False)
     assert layer.layer_instance.mean.value is not mean
-
-
-def test_weight_norm_messages():
-    with pytest.raises(
-        IndexError, match=r"feature_axes=1\) has no such axis in bias of Linear, of shape \(4,\)"
-    ):
-        nnx.WeightNorm(linear(), feature_axes=1, variable_filter=nnx.Param, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match="WeightNorm wraps a module.*got a value of type list"):
-        nnx.WeightNorm([linear()], rngs=nnx.Rngs(0))
 
 
 def test_shared_weights_are_normalised_once():

@@ -8,72 +8,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing as tp
-import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
-import nnxlite
+from tests.parity.programs import Programs, compare, models
 
-flax = pytest.importorskip("flax")
-from flax import nnx as flax_nnx  # noqa: E402
+pytestmark = pytest.mark.filterwarnings("ignore")  # the reference warns of its own plans
 
 Lib = tp.Any
-SETTINGS = {"hijax", "ref", "eager_sharding", "mesh"}
-PROGRAMS: dict[str, tp.Callable[[Lib], tp.Any]] = {}
-
-
-def program(function):
-    PROGRAMS[function.__name__] = function
-    return function
-
-
-# What a program returned, as values that can be compared ----------------------------------------
-
-
-def plain(lib: Lib, value: tp.Any) -> tp.Any:
-    """The value with States, Variables and arrays of a library as plain tuples and arrays."""
-    again = functools.partial(plain, lib)
-    if isinstance(value, lib.State):
-        return [(path, again(leaf)) for path, leaf in lib.to_flat_state(value)]
-    if isinstance(value, lib.Variable):
-        metadata = {k: again(v) for k, v in value.get_metadata().items() if k not in SETTINGS}
-        return type(value).__name__, again(value.get_value()), metadata
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return again(jax.random.key_data(value))
-    if isinstance(value, (jax.Array, np.ndarray)):
-        return str(value.dtype), np.asarray(value)
-    if isinstance(value, jax.ShapeDtypeStruct):
-        return value.shape, str(value.dtype)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return again({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
-    if isinstance(value, dict):
-        return {key: again(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [again(item) for item in value]
-    return value.__name__ if isinstance(value, type) else value
-
-
-def assert_same(ours: tp.Any, theirs: tp.Any, where: str) -> None:
-    assert type(ours) is type(theirs), where
-    if isinstance(ours, dict):
-        assert set(ours) == set(theirs), where
-        for key, item in ours.items():
-            assert_same(item, theirs[key], f"{where}.{key}")
-    elif isinstance(ours, (list, tuple)):
-        assert len(ours) == len(theirs), where
-        for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            assert_same(a, b, f"{where}[{i}]")
-    elif isinstance(ours, np.ndarray):
-        if ours.dtype.kind not in "biu":
-            ours, theirs = ours.astype(np.float32), theirs.astype(np.float32)
-        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6, err_msg=where)
-    else:
-        assert ours == theirs, where
+program = Programs()
 
 
 def raised(function: tp.Callable[[], tp.Any]) -> str:
@@ -111,7 +58,7 @@ def squares(model, x, y=0.0):
 # Training ---------------------------------------------------------------------------------------
 
 
-@program
+@program()
 def classifier(nnx):
     class CNN(nnx.Module):
         def __init__(self, *, rngs):
@@ -153,7 +100,7 @@ def classifier(nnx):
     return history, flags, states, model(batch["image"])
 
 
-@program
+@program()
 def functional_loop(nnx):
     graphdef, params, stats, keys = nnx.split(
         perceptron(nnx, rate=0.5), nnx.Param, nnx.BatchStat, nnx.RngState
@@ -189,7 +136,7 @@ def functional_loop(nnx):
     )
 
 
-@program
+@program()
 def line_search_and_hyperparameters(nnx):
     x = normal(8, 5, 3)
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
@@ -212,7 +159,7 @@ def line_search_and_hyperparameters(nnx):
     return losses, nnx.state(model), nnx.state(second)
 
 
-@program
+@program()
 def frozen_parts_and_surgery(nnx):
     model = perceptron(nnx)
 
@@ -247,7 +194,7 @@ def frozen_parts_and_surgery(nnx):
 # Models -----------------------------------------------------------------------------------------
 
 
-@program
+@program()
 def language_model_with_cached_decoding(nnx):
     @dataclasses.dataclass(frozen=True)
     class Config:
@@ -297,7 +244,7 @@ def language_model_with_cached_decoding(nnx):
 # State, structure and devices -------------------------------------------------------------------
 
 
-@program
+@program()
 def weights_from_elsewhere(nnx):
     model = perceptron(nnx)
     graphdef, state = nnx.split(model)
@@ -318,53 +265,6 @@ def weights_from_elsewhere(nnx):
     abstract = nnx.state(nnx.eval_shape(lambda: perceptron(nnx)), nnx.Param)
     flattened = {".".join(p): v for p, v in nnx.traversals.flatten_mapping(pure).items()}
     return nnx.state(other), flattened, doubled, names, parts, abstract
-
-
-@program
-def sharded_parameters(nnx):
-    axis_types = (jax.sharding.AxisType.Auto,) * 2
-    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=axis_types)
-
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            init = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "model"))
-            self.inner = nnx.Linear(8, 8, kernel_init=init, use_bias=False, rngs=rngs)
-            self.outer = nnx.Param(rngs.normal((8, 4)), out_sharding=("model", None))
-
-        def __call__(self, x):
-            return nnx.relu(self.inner(x)) @ self.outer[...]
-
-    @nnx.jit
-    def create():
-        model = Net(nnx.Rngs(0))
-        state = nnx.state(model)
-        nnx.update(model, jax.lax.with_sharding_constraint(state, nnx.get_partition_spec(state)))
-        return model
-
-    @nnx.jit
-    def step(model, optimizer, x):
-        loss, grads = nnx.value_and_grad(squares)(model, x)
-        optimizer.update(model, grads)
-        return loss
-
-    with jax.set_mesh(mesh):
-        model = create()
-        optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-        x = jax.device_put(normal(16, 4, 8), jax.NamedSharding(mesh, P("data", None)))
-        loss = step(model, optimizer, x)
-    specs = nnx.get_partition_spec(nnx.state(model))
-    shardings = nnx.get_named_sharding(nnx.state(model), mesh)
-    shards = [
-        (p, v.get_value().addressable_shards[0].data.shape)
-        for p, v in nnx.to_flat_state(nnx.state((model, optimizer)))
-    ]
-    return (
-        loss,
-        nnx.state(model),
-        shards,
-        [str(spec) for spec in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))],
-        [str(sharding.spec) for sharding in jax.tree.leaves(shardings)],
-    )
 
 
 def checkpointed(nnx, folder):
@@ -389,24 +289,230 @@ def checkpointed(nnx, folder):
     return both, pure, nnx.state(again), target
 
 
-# ------------------------------------------------------------------------------------------------
+# Contexts, partials, rules and settings ---------------------------------------------------------
+
+PLAIN = ("plain", "tree", "both")
 
 
-def compare(function: tp.Callable[[Lib], tp.Any], name: str) -> None:
-    results = []
-    for lib in (nnxlite, flax_nnx):
-        with warnings.catch_warnings():
-            if lib is flax_nnx:
-                warnings.simplefilter("ignore")
-            results.append(plain(lib, function(lib)))
-    assert_same(*results, name)
+@program()
+def variables_as_roots_in_contexts(lib):
+    v = lib.Param(jnp.arange(3.0))
+
+    def there_and_back(split, merge):
+        @jax.jit
+        def double(*parts):
+            with lib.merge_context("step", inner=True) as ctx:
+                inside = getattr(ctx, merge)(*parts)
+            inside[...] = 2 * inside[...]
+            with lib.split_context("step") as ctx:
+                return getattr(ctx, split)(inside)
+
+        with lib.update_context("step"):
+            with lib.split_context("step") as ctx:
+                parts = getattr(ctx, split)(v)
+            parts = double(*parts)
+            with lib.merge_context("step", inner=False) as ctx:
+                return getattr(ctx, merge)(*parts) is v, v[...]
+
+    out = [there_and_back("split", "merge"), there_and_back("flatten", "unflatten")]
+    with lib.split_context() as ctx:
+        graphdef, *groups = ctx.flatten(v, lib.BatchStat, ...)
+    with lib.merge_context() as ctx:
+        return out, ctx.unflatten(graphdef, *groups) is v, list(groups[1])
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_gives_the_same_with_both_libraries(name):
-    compare(PROGRAMS[name], name)
+@program()
+def contexts_are_nested(lib):
+    a, b = models(lib).Counted(), models(lib).Counted()
+    with lib.update_context("outer"), lib.update_context("inner"):
+        with lib.split_context("outer") as outer, lib.split_context("inner") as inner:
+            one, two = outer.split(a), inner.split(b, lib.Param, ...)
+        with lib.merge_context("inner", inner=True) as inner:
+            c = inner.merge(*two)
+        c.w[...] = 9.0
+        with lib.split_context("inner") as inner:
+            two = inner.split(c)
+        with lib.merge_context("inner", inner=False) as inner:
+            same = inner.merge(*two) is b
+        with lib.merge_context("outer", inner=True) as outer:
+            copy = outer.merge(*one)
+    return same, b, copy is a, copy
+
+
+@program()
+def trees_with_split_and_merge_functions(lib):
+    m = models(lib).Counted()
+    seen = []
+    axes = lib.StateAxes({lib.Param: 0, ...: None})
+
+    def split_fn(ctx, path, prefix, x):
+        seen.append((str(path), type(prefix).__name__, type(x).__name__))
+        return lib.NodeStates.from_split(*ctx.split(x, *prefix.filters), metadata=prefix.axes)
+
+    tree = lib.to_tree(({"m": m}, 2.0), prefix=(axes, 7), split_fn=split_fn)
+
+    def merge_fn(ctx, path, prefix, leaf):
+        seen.append((str(path), prefix, type(leaf).__name__))
+        return ctx.merge(leaf.graphdef, *leaf.states)
+
+    return seen, tree, lib.from_tree(tree, prefix=(0, 1), merge_fn=merge_fn)
+
+
+@program("tree", "plain")
+def numbers_count_the_arguments_of_a_partial_as_one(lib, mode):
+    m, X = models(lib).Counted(), jnp.ones(2)
+    out = []
+    for given in ((m,), (m, X)):
+        partial = lib.jit_partial(
+            lambda m, *args: m(args[0] * args[-2]) + args[-1], *given, static_argnums=1, **mode
+        )
+        compiled = partial.lower(3, X).compile()
+        out += [partial(2, X), compiled(X), m]
+    donated = [X + i for i in range(4)]
+    lib.jit_partial(lambda *xs: [x + 1 for x in xs], *donated[:2], donate_argnums=(0, 2), **mode)(
+        *donated[2:]
+    )
+    return out, [x.is_deleted() for x in donated]
+
+
+@program("tree")
+def cotangents_of_numbers_in_containers(lib, mode):
+    def make():
+        return lib.Dict(held=lib.data({"lr": 0.5, "n": [None]}), w=lib.Param(jnp.ones(1)))
+
+    step = lambda m, x: m.held["lr"] * m.w[...].sum() * x
+    rule = lib.custom_vjp(step, **mode)
+
+    def backward(residual, g):
+        return jax.tree.map(lambda v: 0 * v + 7.0, residual[0]), 3 * g
+
+    rule.defvjp(lambda m, x: (rule(m, x), (m, x)), backward)
+    out, pull = lib.vjp(step, make(), 2.0, **mode)
+    found = [pull(1.0), lib.grad(rule, argnums=(0, 1), **mode)(make(), 2.0)]
+    tangent = jax.tree.map(lambda v: 0 * v + 1.0, make())
+    found.append(lib.jvp(step, (make(), 2.0), (tangent, 1.0), **mode))
+    # The reference leaves a cotangent that is a number as it is; here it becomes an array.
+    return out, [list(map(jnp.asarray, jax.tree.leaves(part))) for part in found]
+
+
+@program(*PLAIN)
+def a_rule_gets_the_cotangents_of_what_is_written(lib, mode):
+    out = []
+    sevens = lambda residual: jax.tree.map(lambda x: jnp.full_like(x, 7), residual)
+    for bwd in (
+        lambda seen, residual, g, updates_g: (seen.append((g, updates_g)), sevens(residual))[1],
+        lambda seen, residual, g, **more: (seen.append((g, more)), sevens(residual))[1],
+    ):
+
+        @lib.custom_vjp(**mode)
+        def f(m, x, d):
+            m.c[...] += m.w * x
+            d["v"][...] = x * 2
+            return m.w * x
+
+        seen, m = [], models(lib).Counted()
+        x, d = (
+            jnp.asarray(3.0),
+            {"v": lib.Param(jnp.asarray(2.0)), "u": lib.Param(jnp.asarray(2.0))},
+        )
+        f.defvjp(lambda m, x, d, f=f: (f(m, x, d), (m, x, d)), functools.partial(bwd, seen))
+        loss = lambda m, x, d, f=f: f(m, x, d) + 10 * m.c[...] + 100 * d["v"][...]
+        out += [lib.grad(loss, argnums=(0, 1, 2), **mode)(m, x, d), seen, m, d]
+    return out
+
+
+@program(*PLAIN)
+def a_nondifferentiated_argument_has_no_updates(lib, mode):
+    seen = []
+
+    @lib.custom_vjp(nondiff_argnums=(0,), **mode)
+    def f(k, m, x):
+        m.c[...] += k
+        return m.w * x
+
+    def bwd(k, residual, g, *, updates_g):
+        seen.append((k, g, updates_g))
+        return jax.tree.map(lambda x: jnp.full_like(x, 7), residual)
+
+    f.defvjp(lambda k, m, x: (f(k, m, x), (m, x)), bwd)
+    m = models(lib).Counted()
+    loss = lambda m, x: f(2, m, x) + 10 * m.c[...]
+    return lib.grad(loss, argnums=(0, 1), **mode)(m, jnp.asarray(3.0)), seen, m
+
+
+@program()
+def scan_that_replaces_a_part_by_one_with_other_settings(lib):
+    def part(value, size):
+        return lib.Dict(value=lib.Param(jnp.asarray(value)), size=size)
+
+    def body(m, x):
+        m.seen[...] += m.part.value * m.part.size
+        m.part = part(m.part.value[...] + x, m.part.size + 1)
+        return m, m.part.value[...]
+
+    m = lib.Dict(part=part(1.0, 1), seen=lib.Param(jnp.asarray(0.0)))
+    before = m.part
+    out, ys = lib.scan(body)(m, jnp.arange(1.0, 4.0))
+    return out is m, m.part is before, m, m.part.size, before, before.size, ys
+
+
+@program()
+def custom_vjp_cotangents_of_inputs(lib):
+    seen = []
+
+    @lib.custom_vjp
+    def f(m, x, d):
+        m.w[...] = m.w[...] * 2
+        return {"y": m.w * x, "v": lib.Param(m.c * 3)}
+
+    def bwd(residual, g):
+        seen.append(g)
+        (d_m, none, d_d), d_out = g
+        return d_m, None, {"m": d_d["m"], "k": None}
+
+    f.defvjp(lambda m, x, d: (f(m, x, d), None), bwd)
+    m, other = models(lib).Counted(), models(lib).Counted(1.0, 3.0)
+
+    def loss(m, other):
+        out = f(m, 3.0, {"m": other, "k": 2.0})
+        return out["y"] + out["v"] * 5 + m.w * 7
+
+    return lib.grad(loss, argnums=(0, 1))(m, other), seen, m
+
+
+@program()
+def the_mode_of_a_block(lib):
+    m, out = models(lib).Counted(), []
+    with lib.set_graph_updates(False):
+        out += [lib.jit(lambda m: m(1.0))(m), type(lib.grad(lambda m: m(1.0))(m)).__name__]
+        with lib.set_graph_mode(False):
+            out += [lib.jit(lambda m: m(1.0))(m), type(lib.prefix(m, {...: None})).__name__]
+            out.append(lib.compat.scan(lambda m, x: (m, m(x)))(m, jnp.ones(2))[0] is m)
+    return out, m, [lib.set_graph_mode.get_default(), lib.set_graph_updates.get_default()]
+
+
+@program()
+def settings(lib):
+    seen = []
+    for setting in (lib.set_graph_mode, lib.set_graph_updates, lib.use_eager_sharding):
+        depth = len(setting.get_stack())
+        now = lambda setting=setting, depth=depth: list(setting.get_stack())[depth:]
+        with setting(False):
+            seen.append(now())
+            setting(True)  # takes the place of the one before
+            seen.append(now())
+            with setting(False):
+                seen.append(now())
+            seen.append(now())
+        seen.append((now(), setting.get_default()))
+    return seen
 
 
 def test_checkpoints_are_saved_and_restored_as_with_the_reference(tmp_path):
     pytest.importorskip("orbax.checkpoint")
-    compare(lambda nnx: checkpointed(nnx, tmp_path / nnx.__name__), "checkpoints")
+    compare(lambda nnx: checkpointed(nnx, tmp_path / nnx.__name__))
+
+
+@pytest.mark.parametrize("run", program.found)
+def test_a_program_gives_the_same_with_both_libraries(run):
+    compare(run)

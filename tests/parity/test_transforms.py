@@ -1,0 +1,458 @@
+"""Transforms beside the reference: lines that give the same with both, in every mode."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import checkify
+
+import nnxlite as nnx
+from tests.parity.layers import ref
+from tests.parity.programs import Lines, agree, mesh_of, models
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the reference warns of its own plans
+
+lines = Lines()
+PLAIN = ("plain", "tree", "both")
+TWO = ("updates", "plain")
+ALL = ("updates", *PLAIN)
+P = jax.sharding.PartitionSpec
+
+
+def small(lib):
+    """Modules, functions that do something wrong with one, and other arguments."""
+    made = models(lib)
+    other = made.Counted()
+
+    def fails(m, *_):
+        m.w[...] = 5.0
+        raise KeyError("inside")
+
+    def adds(m, *rest):
+        m.new = lib.Param(1.0)
+        return (m, *rest) if rest else m
+
+    def shape(m, *rest):
+        m.w[...] = jnp.ones(2)
+        return (m, *rest) if rest else m
+
+    def drift(m, *rest):
+        m.c[...] = m.c + 0.5 > 0
+        return (m, *rest) if rest else m
+
+    def captured(x):
+        other.c[...] += 1
+
+    def swaps(a, b):
+        a.w, b.w = b.w, a.w
+        b.c = lib.Cache(jnp.ones(2))
+        a.other = b
+
+    def noted(x):
+        """Its documentation."""
+        return x
+
+    noted.note = "text"
+    m = made.Counted()
+    m.note = "text"
+    names = lambda f: (f.note, f.__name__, f.__qualname__, f.__module__, f.__doc__)
+
+    def grows(m):
+        m.a = m.a + 1
+        m.name = "grown"
+        return m, [m]
+
+    return {
+        "m": m,
+        "noted": noted,
+        "names": names,
+        "n": made.Counted(3.0),
+        "pair": made.Pair(),
+        "v": lib.Param(jnp.ones(2)),
+        "vec": made.Vector(c=jnp.zeros(3)),
+        "single": made.Vector(),
+        "other": other,
+        "a": lib.Dict(a=jnp.ones(2)),
+        "i": lib.Variable(jnp.array(1)),
+        "rngs": lib.Rngs(0, dropout=1),
+        "st": lib.State({"w": jnp.ones((3, 2)), "b": {"c": jnp.arange(3.0)}}),
+        "xs": jnp.ones(3),
+        "fails": fails,
+        "adds": adds,
+        "shape": shape,
+        "drift": drift,
+        "captured": captured,
+        "swaps": swaps,
+        "grows": grows,
+        "call": lambda m, x: m(x),
+        "one": lambda m: 1.0,
+        "P": P,
+        "read": lambda m, x: m.w * x,
+        "step": lambda c, x: (c, x),
+        "two": lambda a, b: a[...] + b[...],
+        "C": lib.Carry,
+        "functools": functools,
+        "mesh": mesh_of(2),
+        "Counted": made.Counted,
+        "Vector": made.Vector,
+        "checkify": checkify,
+        "axes": lambda m, some, rest: lib.prefix(m, {lib.BatchStat: rest, ...: some}, graph=False),
+    }
+
+
+lines(
+    "jit",
+    small,
+    """
+    lib.jit(call, **mode)(m, 2.0), lib.jit(call, **mode)(m=m, x=jnp.ones(2))
+    lib.jit(lambda m, x=2.0, *a, k=3.0, **r: m(x) + k + sum(a) + sum(r.values()), **mode)(m, 1.0, 2.0, z=2.0)
+    lib.jit(call, **mode)(m)
+    lib.jit(call, **mode)(m, 'text')
+    lib.jit(call, static_argnums=5, **mode)(m, 1.0)
+    lib.jit(call, static_argnums=1, **mode)(m, jnp.ones(2))
+    lib.jit(call, static_argnames='y', **mode)(m, 1.0)
+    lib.jit(fails, **mode)(m)
+    lib.jit(lambda m: 1 if m.w > 0 else 2, **mode)(m)
+    lib.jit(captured, **mode)(1.0)
+    lib.jit(lambda m: 'text', **mode)(m)
+    lib.jit(lambda m: m.missing, **mode)(m)
+    lib.jit(lambda m: setattr(m.w, 'value', 'text'), **mode)(m)
+    lib.jit(Counted.__call__, **mode)(m, 1.0)
+    lib.jit(functools.partial(lambda k, m: m(k), 2.0), **mode)(m)
+    lib.jit(fun=lambda m: m.w * 1, **mode)(m)
+    lib.remat(f=lambda m: m.w * 1, **mode)(m)
+    lib.remat(Counted.__call__, **mode)(m, 1.0)
+    lib.remat(lambda m, x: x, static_argnums=5, **mode)(m, 1.0)
+    lib.checkify(Counted.__call__, **mode)(m, 1.0)[1]
+    lib.checkify(lambda m: 'text', **mode)(m)
+    lib.checkify(lambda v, i: v[...][i], errors=checkify.index_checks, **mode)(v, 5)[0].throw()
+    lib.eval_shape(Counted.__call__, m, 1.0, **mode)
+    lib.eval_shape(call, m, **mode)
+    lib.eval_shape(lambda m: 'text', m, **mode)
+    lib.eval_shape(lambda m: m.missing, m, **mode)
+    lib.eval_shape(call, m, 'text', **mode)
+    lib.jit(lambda r: r.dropout.uniform((2,)), **mode)(rngs)
+    lib.grad(lambda m, x: m(x) * 3, argnums=(0, 1), **mode)(m, 2.0)
+    lib.grad(lambda s: s['w'][...] ** 2, **mode)(lib.state(m))
+    lib.grad(lambda t: t['m'].w * t['x'][0], **mode)({'m': m, 'x': [4.0]})
+    lib.grad(lambda m: m(2.0), argnums=3, **mode)(m)
+    lib.grad(lambda m: (m(2.0), 1.0), **mode)(m)
+    lib.grad(lambda m: jnp.ones(2) * m(2.0), **mode)(m)
+    """,
+    *ALL,
+)
+lines(
+    "structure",
+    small,
+    """
+    swaps(m, n)
+    lib.jit(swaps)(m, n)
+    lib.jit(adds)(m).new is m.new
+    lib.jit(Counted)(3.0)  # newer
+    lib.jit(Counted.make)(3.0)
+    lib.make_jaxpr(call, graph_updates=False)(m, 2.0).jaxpr.eqns[0].primitive.name
+    lib.cached_partial(lib.jit(call), m)(2.0)
+    lib.cached_partial(lib.jit(lambda m, n, x: (m, n(x))), m)(n, 2.0)[0] is m
+    lib.cached_partial(lib.jit(lambda m: setattr(m, 'size', 3)), m)()
+    lib.cached_partial(lib.jit(adds), m)()
+    (lambda f: (f(m, 2.0), f.jitted_fn._cache_size(), lib.cached_partial(f, m).jitted_fn is f.jitted_fn))(lib.jit(call))
+    lib.cached_partial(lib.vmap(read, in_axes=(None, 0)), m)(xs)
+    lib.custom_vjp(lambda m: m.w * 1.0)(m)
+    lib.grad(lambda a: a[0] * a[1].w)([m.w, m])
+    lib.grad(lambda a: a[0].w * a[1])([m, m.w])
+    lib.grad(lambda v, m: v * m.w, argnums=(0, 1))(m.w, m)
+    lib.grad(lambda ms: ms[0].w * ms[1].w, argnums=lib.DiffState(0, lib.Param))([m, m])
+    lib.grad(lambda d: d['a'] * d['b'] * 3)({'a': m.w, 'b': m.w})
+    lib.grad(lambda x, a, b: x * a * b * 3, argnums=(2, 1))(1.0, m.w, m.w)
+    lib.grad(lambda s: s['a'] * s['b'])(lib.State({'a': m.w, 'b': m.w}))
+    lib.fori_loop(0, 2, lambda i, c: Counted(c.w * 2), m) is m
+    lib.fori_loop(0, 2, lambda i, c: (n, c[1] + i), (m, 0))[0] is n
+    lib.fori_loop(0, 2, lambda i, m: adds(m), m)
+    lib.while_loop(lambda m: False, adds, m)
+    lib.fori_loop(0, 2, lambda i, m: (setattr(m, 'size', 3), m)[1], m)
+    lib.scan(lambda m, x: adds(m, x))(m, xs)
+    lib.scan(lambda c, x: (c, m))(0.0, xs)
+    lib.cond(True, adds, one, m)
+    lib.cond(True, lambda _: n, lambda m: m, m)
+    [lib.cond(f, lambda: m, lambda: n).w[...] for f in (True, False)]
+    lib.split_rngs(splits=3)(lib.vmap(lambda r: r.dropout.normal(())))(rngs)
+    lib.vmap(lambda m: m.w * 1, in_axes=(lib.StateAxes({lib.Param: 0}),))(single)
+    lib.vmap(lambda a, b: 1.0, in_axes=(lib.StateAxes({lib.Param: 0, ...: None}), 0))(vec, vec)
+    lib.scan(lambda c, x: (jax.tree.map(lambda a: a + x, c), x))(lib.Cache(1.0), xs)
+    lib.scan(lambda c, x: (lib.Param(c + 1), x))(lib.Cache(1.0), xs)
+    lib.scan(lambda c, x: (lib.Cache(c + 1, note=2), x))(lib.Cache(1.0), xs)
+    lib.scan(lambda c, x: (c + 1, x))(lib.Cache(1.0), xs)
+    lib.scan(lambda c, k: (c + 1, lib.Linear(2, 2, rngs=lib.Rngs(k))))(0, jax.random.split(rngs(), 3))
+    lib.scan(lambda c: c, in_axes=C, out_axes=C, length=3)(1.0, 2.0)
+    lib.scan(lambda c, x=1: c, in_axes=C, out_axes=C, length=3)(1.0, x=2)
+    lib.jit(lambda m: lib.cond(m.w[...] > 0, lambda: m, lambda: m))(m) is m
+    """,
+)
+lines(
+    "without updates",
+    small,
+    """
+    lib.switch(i, [lambda m: m.w * 2, lambda m: m.w * 3], m, **mode)
+    lib.jvp(lambda *x: 1.0, 1.0, 1.0, **mode)
+    lib.jvp(lambda *x: 1.0, (1.0,), (1.0, 2.0), **mode)
+    lib.jvp(lambda *x: 1.0, (1.0,), (jnp.ones(2),), **mode)
+    lib.jvp(lambda *x: 1.0, (1,), (1,), **mode)
+    lib.jit(lambda m: m, **mode)(m)
+    lib.jit(lambda m: {'w': m.w}, **mode)(m)
+    lib.jit(lambda m: (m, m), **mode)(m)
+    lib.jit(lambda a, b: a.w * b.w, **mode)(m, m)
+    lib.jit(two, **mode)(v, v)
+    lib.grad(lambda a, b: two(a, b).sum(), **mode)(v, v)
+    lib.vmap(two, **mode)(v, v)
+    lib.scan(lambda c, a: (c, a[...]), **mode)(v, v)
+    lib.cond(True, two, two, v, v, **mode)
+    lib.cond(True, lambda m: m, lambda m: m, m, **mode)
+    lib.remat(two, **mode)(v, v)
+    lib.remat(lambda m: m.w, **mode)(m)
+    lib.vjp(two, v, v, **mode)[0]
+    lib.checkify(two, **mode)(v, v)[1]
+    lib.checkify(lambda m: m.w, **mode)(m)[1]
+    lib.vmap(lambda m: m, in_axes=None, axis_size=2, **mode)(m)
+    lib.grad(lambda m: (m.w * 1.0, m), has_aux=True, **mode)(m)
+    lib.fori_loop(0, 2, lambda i, c: m, n, **mode)
+    lib.jit(lambda m: 1, **mode)(pair)
+    lib.jit(grows, **mode)(a)[0].name
+    lib.remat(grows, **mode)(a)[1][0].a
+    lib.vmap(grows, **mode)(a)[0].a
+    lib.vmap(lambda m: m, in_axes=None, out_axes=0, axis_size=2, **mode)(a).a
+    lib.cond(True, lambda m: grows(m)[0], lambda m: grows(m)[0], a, **mode).name
+    lib.jit(adds, **mode)(n)
+    """,
+    *PLAIN,
+)
+lines(
+    "tree mode",
+    small,
+    """
+    lib.eval_shape(two, v, v, graph=False)
+    lib.split(pair, graph=False)
+    lib.state(pair, graph=False)
+    lib.clone(pair, graph=False)
+    list(lib.iter_modules(pair, graph=False))
+    lib.merge(*lib.split(m, lib.Param, ..., graph=False))
+    lib.map(lambda path, x: x[...] * 2, m, graph=False).w
+    [(p, type(x).__name__) for p, x in lib.iter_graph(m, graph=False) if isinstance(x, lib.Variable)]
+    lib.recursive_map(lambda path, x: x, m, graph=False).w
+    lib.split_rngs(rngs, splits=2, graph=False) is rngs
+    lib.reseed(rngs, default=3, graph=False)
+    lib.prefix(m, {lib.Param: 0}, graph=False)
+    axes(m, 0, None).w, axes(m, 0, None).c
+    lib.prefix({'m': m, 'k': xs}, lambda path, x: len(path), graph=False)['m'].w
+    jax.vmap(read, in_axes=(axes(vec, 0, 0), 0))(vec, xs)
+    lib.vmap(read, in_axes=(axes(vec, 0, 0), 0), graph=False)(vec, xs)
+    lib.vmap(read, in_axes=(axes(vec, None, 0), 0), graph=False)(vec, xs)
+    lib.scan(read, in_axes=(axes(vec, 0, 0), 0), out_axes=0, graph=False)(vec, xs)
+    lib.vmap(read, in_axes=(lib.Param(0), 0), graph=False)(vec, xs)
+    lib.vmap(read, in_axes=(axes(pair.b, 0, 0), 0), graph=False)(vec, xs)
+    lib.vmap(lambda s: s['w'] * 2, in_axes=(lib.State({'w': 0, 'b': None}),), graph=False)(st)
+    jax.tree.leaves(lib.grad(lambda m: m(2.0), argnums=0, graph=False)(m))
+    lib.cond(True, lambda m: m.w * 1, lambda m: (m.w * 1,), m, graph=False)
+    """,
+)
+lines(
+    "branches",
+    small,
+    """
+    lib.cond(True, one, lambda m: 1, m, **mode)
+    lib.cond(True, one, lambda m: jnp.ones(2), m, **mode)
+    lib.cond(True, one, lambda m: (1.0,), m, **mode)
+    lib.cond(True, one, lambda m: (shape(m), 1.0)[1], m, **mode)
+    lib.cond(True, one, fails, m, **mode)
+    lib.cond(jnp.ones(2), one, one, m, **mode)
+    lib.cond('yes', one, one, m, **mode)
+    lib.cond(True, one, one, **mode)
+    lib.cond(True, lambda x: 1.0, lambda x: 1.0, 'text', **mode)
+    lib.cond(pred=True, true_fun=lambda: 1.0, false_fun=lambda: 2.0, **mode)
+    lib.switch(0, [], m, **mode)
+    lib.switch(0.5, [one, one], m, **mode)
+    lib.switch(index=0, branches=[lambda: 1.0, lambda: 2.0], **mode)
+    lib.switch(7, [lambda m: m.w * 2, lambda m: m(1.0)], m, **mode)
+    lib.while_loop(lambda m: False, shape, m, **mode)
+    lib.fori_loop(0, 2, lambda i, m: shape(m), m, **mode)
+    lib.while_loop(lambda m: False, drift, m, **mode)
+    lib.fori_loop(0, 2, lambda i, m: drift(m), m, **mode)
+    lib.fori_loop(0, 2, lambda i, m: fails(m), m, **mode)
+    lib.fori_loop(0, 2, lambda i, x: x > 0, 1.0, **mode)
+    lib.fori_loop(0, 2, lambda i, x: jnp.ones(2), 1.0, **mode)
+    lib.while_loop(lambda x: False, lambda x: (x, x), 1.0, **mode)
+    lib.while_loop(lambda x: x > 0, lambda x: x, jnp.ones(2), **mode)
+    lib.while_loop(lambda x: x, lambda x: x, 1.0, **mode)
+    lib.fori_loop(0, 2.5, lambda i, x: x, 1.0, **mode)
+    lib.fori_loop(0, 2, lambda i, x: x, 'text', **mode)
+    lib.fori_loop(lower=0, upper=2, body_fun=lambda i, m: (m(1.0), m)[1], init_val=m, **mode).c
+    lib.while_loop(lambda v: v[...] < 3, lambda v: (v.set_value(v + 1), v)[1], i, **mode)
+    lib.while_loop(lambda c: (c[1].normal() > -3.0) & (c[0] < 4.0), lambda c: (c[0] + 1.0, c[1]), (0.0, rngs), **mode)
+    """,
+    "updates",
+    "plain",
+    "tree",
+)
+lines(
+    "mapped",
+    small,
+    """
+    lib.vmap(read, **mode)(vec, jnp.ones(4))
+    lib.vmap(read, **mode)(vec, 1.0)
+    lib.vmap(read, in_axes=(0, 0, 0), **mode)(vec, xs)
+    lib.vmap(read, in_axes=(0,), **mode)(vec, xs)
+    lib.vmap(read, in_axes=(3, 0), **mode)(vec, xs)
+    lib.vmap(read, in_axes=('a', 0), **mode)(vec, xs)
+    lib.vmap(read, in_axes=None, **mode)(vec, 1.0)
+    lib.vmap(read, out_axes=None, **mode)(vec, xs)
+    lib.vmap(read, out_axes=(0, 0), **mode)(vec, xs)
+    lib.vmap(read, out_axes=2, **mode)(vec, xs)
+    lib.vmap(call, **mode)(single, xs)
+    lib.vmap(lambda m, x: 'text', **mode)(vec, xs)
+    lib.vmap(lambda m, x: m.missing, **mode)(vec, xs)
+    lib.vmap(lambda m, x: setattr(m.c, 'value', x), in_axes=(None, 0), **mode)(single, xs)
+    lib.vmap(captured, **mode)(xs)
+    lib.vmap(lambda a, b: jnp.ones(()), in_axes=(0, None), axis_size=3, **mode)(vec, vec)
+    lib.vmap(lambda a, b: jnp.ones(()), in_axes=(0, {'x': None}), **mode)(vec, {'x': vec.w})
+    lib.vmap(lambda m, d: m.w * d['a'] + d['b'][0], in_axes=(None, {'a': 0, 'b': [1]}), **mode)(vec, {'a': xs, 'b': [jnp.ones((3, 3))]})
+    lib.vmap(lambda m, d: m.w * d['a'], in_axes=(None, {'b': 0}), **mode)(vec, {'a': xs})
+    lib.vmap(lambda x: {'a': x, 'b': (x, x)}, out_axes={'a': 0, 'b': 0}, **mode)(xs)
+    lib.vmap(lambda x: (x, 1.0), out_axes=(0, None), **mode)(xs)
+    lib.vmap(lambda x: x, in_axes=-1, out_axes=-1, **mode)(jnp.ones((2, 3)))
+    lib.vmap(lambda: 1.0, axis_size=2, **mode)()
+    lib.vmap(lambda x: None, **mode)(xs)
+    lib.vmap(lambda m, x, k=0.0: m(x) + k, **mode)(vec, x=xs, k=xs)
+    lib.vmap(lambda s: s, out_axes=1, **mode)(lib.State({'a': jnp.ones((2, 3))}))
+    lib.pmap(read, in_axes=(None, 0), **mode)(single, jnp.ones(99))
+    lib.pmap(call, in_axes=(0,), **mode)(vec, xs)
+    lib.pmap(lambda x, k, y: x * k + y, static_broadcasted_argnums=1, in_axes=(0, None, 0), **mode)(xs, 3, xs)
+    lib.shard_map(lambda m, x: x * 1, mesh=mesh, in_specs=(P(), P('data')), out_specs=P('data'), **mode)(m, xs)
+    lib.shard_map(lambda m, x: x * 1, mesh=mesh, in_specs=(P(), P('other')), out_specs=P('data'), **mode)(m, jnp.ones(4))
+    lib.shard_map(lambda m, x: x * 1, mesh=mesh, in_specs=(P(),), out_specs=P('data'), **mode)(m, jnp.ones(4))
+    lib.shard_map(lambda m, x: x * m.w, mesh=mesh, in_specs=(P(), P('data')), out_specs=P('data'), **mode)(m, jnp.ones(4))
+    lib.scan(step, **mode)(0.0, (jnp.ones(2), xs))
+    lib.scan(step, length=2, **mode)(0.0, xs)
+    lib.scan(lambda c: c, in_axes=C, out_axes=C, **mode)(0.0)
+    lib.scan(step, **mode)(0.0, 1.0)
+    lib.scan(step, out_axes=(0, 0), **mode)(0.0, xs)
+    lib.scan(step, in_axes=(0, 0), **mode)(xs, xs)
+    lib.scan(step, in_axes=(C, C), **mode)(0.0, xs)
+    lib.scan(step, in_axes=((C,), 0), **mode)((0.0,), xs)
+    lib.scan(step, out_axes=(C, None), **mode)(0.0, xs)
+    lib.scan(lambda c, x: (c > 0, x), **mode)(0.0, xs)
+    lib.scan(lambda c, x: (jnp.ones(2), x), **mode)(0.0, xs)
+    lib.scan(lambda c, x: ((c, c), x), **mode)(0.0, xs)
+    lib.scan(lambda c, x: (c, x, x), **mode)(0.0, xs)
+    lib.scan(step, in_axes=(C, 0, 0), **mode)(0.0, xs)
+    lib.scan(step, in_axes=(C, 2), **mode)(0.0, xs)
+    lib.scan(lambda c, x: (Vector(c=jnp.zeros(3)), x), **mode)(vec, xs)
+    lib.scan(lambda c, x: (c, x.w * 1), **mode)(vec, vec)
+    lib.scan(lambda m, x: shape(m, x), **mode)(single, xs)
+    lib.scan(lambda c, x: (c * 0.5 + x, c), reverse=True, unroll=2, **mode)(1.0, jnp.arange(4.0))
+    lib.scan(lambda m, x, c: (m.w * x, c + x, jnp.stack([c, x])), in_axes=(None, 0, C), out_axes=(0, C, 1), **mode)(single, xs, 0.0)
+    lib.scan(lambda x, m: m.w * x, in_axes=(0, None), out_axes=1, **mode)(xs, single)
+    lib.scan(lambda c, x: (c + 1, None), **mode)(0, xs)
+    lib.scan(step, **mode)(0.0, None)
+    lib.scan(lambda c, x: (c + 1, x), **mode)(0.0, jnp.ones(0))
+    lib.scan(lambda r, x: r.normal((2,)) + x, in_axes=(None, 0), out_axes=0, **mode)(rngs, xs)
+    lib.scan(lambda c, r, x: (c + r.normal(), r.fork().normal() + x), in_axes=(C, None, 0), **mode)(0.0, rngs, xs)
+    """,
+    *TWO,
+)
+
+CAPTURING = {
+    "cond": "lib.cond(True, lambda *_: {x}, lambda *_: {x}, xs, **mode)",
+    "cond of nothing": "lib.cond(False, lambda: {x}, lambda: {x}, **mode)",
+    "switch": "lib.switch(1, [lambda *_: {x}, lambda *_: {x}], xs, **mode)",
+    "eval_shape": "lib.eval_shape(lambda *_: {x}, xs, **mode)",
+    "remat": "lib.remat(lambda *_: {x}, **mode)(xs)",
+    "checkify": "lib.checkify(lambda *_: {x}, **mode)(xs)[1]",
+    "jit": "lib.jit(lambda *_: {x}, **mode)(xs)",
+    "vmap": "lib.vmap(lambda *_: {x}, **mode)(xs)",
+    "grad": "lib.grad(lambda x: (x.sum(), {x}), has_aux=True, **mode)(xs)",
+    "scan": "lib.scan(lambda c, x: (c, {x}), **mode)(0.0, xs)",
+}
+for _call in CAPTURING.values():
+    lines("captured", small, _call.format(x="m"), *ALL)
+    for _held in ("m.w", "[m, jnp.float32(1.0)]", "lib.List([m])"):
+        lines("captured", small, _call.format(x=_held))
+
+CARRYING = """
+    lib.jit({f})
+    lib.jit({f}, graph=False)
+    lib.vmap({f})
+    lib.pmap({f})
+    lib.scan({f})
+    lib.remat({f})
+    lib.checkify({f})
+    lib.make_jaxpr({f}, graph_updates=False)
+    lib.jit_partial({f}, xs, graph=False)
+    lib.cached_partial(lib.jit({f}), xs)
+    lib.cached_partial({f}, xs)
+    lib.split_rngs(splits=2)({f})
+    lib.shard_map({f}, mesh=mesh, in_specs=P(), out_specs=P())
+"""
+for _wrapped in CARRYING.strip().splitlines():
+    lines("carrying", small, f"names({_wrapped.strip().format(f='noted')})")
+    lines("carrying", small, f"{_wrapped.strip().format(f='m')}.note")
+
+
+def references(lib):
+    m = lib.Dict(w=lib.Param(jnp.arange(3.0)), r=lib.data(jax.new_ref(jnp.zeros(3))))
+
+    def attach(m, by=2.0):
+        m.cache = lib.Cache(m.w * by, ref=True)
+        m.cache[...] = m.cache[...] + 1
+        return m.w.sum()
+
+    def double(r):
+        r[...] = r[...] * 2
+        return r
+
+    def product(r, x):
+        r[...] = r * x
+        return (r * 3.0 + x).sum()
+
+    v = lib.Variable(jnp.array(0.0), ref=True)
+    pair = [lib.Param(jnp.ones(2), ref=True), lib.Param(jnp.ones(2))]
+    along = lib.Param(jnp.full(2, 2.0), ref=True), lib.Param(jnp.ones(2))
+    names = {"attach": attach, "double": double, "product": product, "along": along}
+    return {"m": m, "r": jax.new_ref(jnp.arange(3.0)), "v": v, "pair": pair, **names}
+
+
+lines(
+    "references",
+    references,
+    """
+    lib.jit(attach)(m); lib.jit(attach)(m); m.cache[...] += 1
+    lib.remat(attach)(m); m.cache[...] += 1
+    lib.cond(False, attach, lambda m: attach(m, 3.0), m)
+    lib.vmap(lambda i: attach(lib.Dict(w=lib.Param(jnp.arange(3.0)))))(jnp.arange(2))
+    lib.jit(lambda m: setattr(m, 'new', lib.data(jax.new_ref(m.w * 2))))(m)
+    lib.jit(lambda m: lib.Cache(m.w * 2, ref=True))(m)
+    lib.jit(double)(r) is r, r[...]
+    lib.jit(lambda m: [double(m.r), m])(m)[0] is m.r
+    lib.vmap(lambda r, x: (r[...] + x))(r, jnp.arange(3.0))
+    lib.jvp(product, tuple(pair), along, graph_updates=False)
+    lib.vjp(lambda r, x: x.sum(), *pair, graph_updates=False)[0]
+    lib.jit(lambda x: v.set_value(v + x))(1.0), v[...]
+    lib.scan(lambda c, x: (v.set_value(v + 1), (c, x))[1])(1.0, jnp.arange(3.0)), v[...]
+    lib.fori_loop(0, 3, lambda i, x: (v.set_value(v + 1), x)[1], 1.0), v[...]
+    lib.cond(True, lambda: v.set_value(v + 1), lambda: None), v[...]
+    """,
+)
+
+
+def test_compat_has_the_names_of_the_reference():
+    names = [
+        {n for n, f in vars(lib.compat).items() if isinstance(f, functools.partial)}
+        for lib in (nnx, ref)
+    ]
+    assert names[1] <= names[0]
+
+
+@pytest.mark.parametrize("scope, line, mode", lines.params)
+def test_line(scope, line, mode):
+    agree(scope, line, mode)
