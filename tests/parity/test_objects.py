@@ -502,14 +502,14 @@ lines(
     lib.call(lib.split(Counted()))(2.0)[0]
     lib.graphdef(Counted()).apply(st(Counted()))(2.0)[0]
     lib.call(lib.split(lib.Dict(inner=Counted()))).inner(2.0)[0]
-    lib.graphdef(m).apply(*lib.split(lib.Dict(inner=Counted()), lib.Param, ...)[1:]).inner.__call__(1.0)
+    (lambda g, *s: g.apply(*s).inner(2.0)[0])(*lib.split(lib.Dict(inner=Counted()), lib.Param, ...))
     [lib.merge(*lib.split(x)) for x in (v, held, jnp.arange(3.0), 2.5)]
     [lib.unflatten(*lib.flatten(x)) for x in (v, held, jnp.arange(3.0), 2.5)]
     [lib.unflatten(*lib.flatten(x, with_paths=False)) for x in (v, held, jnp.arange(3.0), 2.5)]
     [lib.merge(*lib.split(x, lib.BatchStat, ...)) for x in (v, held, jnp.arange(3.0), 2.5)]
     [lib.flatten(x, with_paths=False)[1] for x in ({'x': 0.5, 'y': v}, [True, None, v], [np.ones(2), [(v,)]])]
     lib.split_context('no').__enter__()
-    lib.merge_context('no', inner=True).__enter__()
+    with lib.merge_context('no', inner=True): pass
     lib.current_update_context('no')
     with lib.update_context('yes'), lib.merge_context('yes'): pass
     lib.recursive_map(lambda path, x: 7 if path[-1:] == ('size',) else x, m)['size']
