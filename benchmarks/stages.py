@@ -24,8 +24,6 @@ def entered(step: tp.Any, *args: tp.Any) -> tuple[tp.Any, tp.Any]:
 @case("stages", f"jit: {READ_MOSTLY} read, one written, donated")
 def of_jit():
     """Entering finds the plan and reads the values; dealing sorts them by donation."""
-    from nnxlite.transforms._jit_program import outputs_of
-
     nnx = library("nnxlite")
 
     def warm():
@@ -50,7 +48,7 @@ def of_jit():
     def leaving() -> Calls:
         model, step, inputs, call = warm()
         core = step._compiled
-        out = outputs_of(core.jitted(*core.groups(call, inputs.leaves)))
+        out = core.jitted(*core.groups(call, inputs.leaves))
         return Calls(lambda: (model, core.finish(inputs, out)))
 
     return {

@@ -11,7 +11,7 @@ from nnxlite._base.jax import PyTreeDef
 from nnxlite._base.outline import array_text
 from nnxlite.boundary._call_def import CallDef, paths_of, template_of
 from nnxlite.boundary._out import OutDef, Outputs, output_paths
-from nnxlite.graph._compare import SHOWN, compare, differences_text, kind_at, worded
+from nnxlite.graph._compare import SHOWN, kind_at, worded
 from nnxlite.graph._rebuild import Code, Decoded, Path
 
 
@@ -147,19 +147,6 @@ def _difference(before: tp.Iterable[Path], after: tp.Iterable[Path]) -> str:
 
 
 _ROOT = path_text(())
-
-
-def call_difference(before: CallDef, after: CallDef) -> str:
-    """How the arguments of two calls differ in structure; nothing where they differ in other ways.
-
-    Args:
-        before, after: the static sides of the arguments.
-    """
-    old, new = before.paths(), after.paths()
-    if before.treedef != after.treedef:
-        difference = _difference(old, new)
-        return f"the arguments are {difference or f'{after.treedef} in place of {before.treedef}'}"
-    return differences_text(compare(before.graphdef, after.graphdef, before.root_paths()))
 
 
 def edits_text(call: CallDef, left: OutDef) -> str:

@@ -1,4 +1,4 @@
-"""Shapes and programs of functions of any pytrees; checkpoints, shardings, callbacks and checks."""
+"""Shapes and programs of functions of any pytrees; checkpoints, shardings, callbacks, closures."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from jax.core import Tracer
 from jax.errors import JaxRuntimeError
 
 from nnxlite._base.errors import RuntimeCheckError
-from nnxlite._base.jax import is_recording, without_literals
+from nnxlite._base.jax import is_recording, jaxpr_as_fun
+from nnxlite._base.statics import ById
 from nnxlite._base.typing import P, R
+from nnxlite.boundary._body import Body, trace_body
+from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._out import replay
+from nnxlite.boundary._leave import leave
+from nnxlite.boundary._out import Outputs, replay
 from nnxlite.filtered._specs import (
     SpecKind,
     answers,
@@ -29,13 +33,14 @@ from nnxlite.filtered._specs import (
     tree_out,
 )
 from nnxlite.graph._rebuild import Path
-from nnxlite.transforms._call import Call
 from nnxlite.transforms._finish import note_check, raise_failed
-from nnxlite.transforms._wrapper import Transform, decorated
+from nnxlite.transforms._shapes import run_remat
+from nnxlite.transforms._wrapper import Transform, decorated, name_of
 from nnxlite.variables._definition import MISSING
 
 if tp.TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
+
 
 T = tp.TypeVar("T")
 OnError = tp.Literal["default", "raise", "breakpoint", "nan", "off"]
@@ -236,18 +241,8 @@ def filter_checkpoint(
     >>> jax.grad(nnx.filter_checkpoint(lambda x: jnp.sin(jnp.sin(x))))(0.0)
     Array(1., dtype=float32, weak_type=True)
     """
-    more = {"prevent_cse": prevent_cse, "policy": policy}
-    return decorated(Transform, fun, filtered("filter_checkpoint", _checkpoint, **more))
-
-
-def _checkpoint(function: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
-    options = function.options
-    call = Call(options, function.bound, args, kwargs)
-    call.tracing(map(is_array, call.leaves))
-    checkpoint = jax.checkpoint(
-        call.run_out, prevent_cse=options.prevent_cse, policy=options.policy
-    )
-    return call.put_back(without_literals(checkpoint(call.leaves)))
+    more = {"static_argnums": (), "prevent_cse": prevent_cse, "policy": policy}
+    return decorated(Transform, fun, filtered("filter_checkpoint", run_remat, **more))
 
 
 _SHARDINGS = (jax.Device, jax.sharding.Sharding, jax.sharding.PartitionSpec)
@@ -354,3 +349,95 @@ def filter_pure_callback(
 
 def _paths(tree: Inputs) -> list[Path]:
     return [leaf.path for leaf in tree.definition.leaves()]
+
+
+@jax.tree_util.register_pytree_node_class
+class ClosureConverted(tp.Generic[P, R]):
+    """A function whose captured arrays are leaves, as `filter_closure_convert` returns it.
+
+    Attributes:
+        consts: the captured arrays.
+    """
+
+    def __init__(self, consts: list[tp.Any], traced: tuple[str, CallDef, Body]) -> None:
+        self.consts = consts
+        self._traced = traced  # the name of the function, its example arguments, and its program
+
+    def tree_flatten(self) -> tp.Any:
+        """For JAX."""
+        return (self.consts,), ById(self._traced)
+
+    @classmethod
+    def tree_unflatten(cls, traced: ById, children: tp.Any) -> ClosureConverted[P, R]:
+        """For JAX."""
+        return cls(children[0], traced.value)
+
+    @property
+    def in_struct(self) -> tp.Any:
+        """The example arguments, `(args, kwargs)`, with a `jax.ShapeDtypeStruct` for each array."""
+        _, call, body = self._traced
+        return call.build(_structs(body.jaxpr.in_avals))
+
+    @property
+    def out_struct(self) -> tp.Any:
+        """The result, with a `jax.ShapeDtypeStruct` for each array."""
+        _, call, body = self._traced
+        inputs = Inputs(call.build(_structs(body.jaxpr.in_avals)), call.trees)
+        return replay(inputs, body.outputs(_structs(body.jaxpr.out_avals)))
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        name, call, body = self._traced
+        inputs = Inputs((args, kwargs), trees=True)
+        given, arrays = tree_out((args, kwargs))
+        if given.value != call or not body.accepts(arrays):
+            raise ValueError(
+                f"{name} was closure-converted for other arguments: call it with the "
+                "structure, shapes and static leaves of the example."
+            )
+        out = jaxpr_as_fun(body.jaxpr.jaxpr, self.consts)(*arrays)
+        return replay(inputs, body.outputs(map(jnp.asarray, out)))
+
+    def __repr__(self) -> str:
+        return f"ClosureConverted({self._traced[0]}, {len(self.consts)} consts)"
+
+
+def _structs(avals: tp.Iterable[tp.Any]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+
+
+def filter_closure_convert(
+    fn: tp.Callable[P, R], *args: tp.Any, **kwargs: tp.Any
+) -> ClosureConverted[P, R]:
+    """A function whose captured arrays are explicit: they are leaves of the function itself.
+
+    The function is traced for the example arguments, not run; call the result with arguments of the
+    same structure, shapes, dtypes and static leaves. A `jax.ShapeDtypeStruct` is an example of an
+    array.
+
+    Args:
+        fn: the function.
+        args, kwargs: examples of its arguments.
+
+    Returns:
+        A function of the same arguments, and a pytree of the arrays that it captured; `out_struct`
+        has the shapes and dtypes of its result.
+
+    Raises:
+        ValueError: (by the result) for arguments of another form than the example.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> weight = jnp.array(3.0)
+    >>> converted = nnx.filter_closure_convert(lambda x: x * weight, jnp.array(1.0))
+    >>> jax.tree.leaves(converted), float(converted(jnp.array(2.0)))
+    ([Array(3., dtype=float32, weak_type=True)], 6.0)
+    >>> converted.out_struct
+    ShapeDtypeStruct(shape=(), dtype=float32)
+    """
+    given, arrays = tree_out((args, kwargs), has_shape)
+
+    def run(inner: tp.Any, tree: tp.Any) -> tuple[Outputs, None]:
+        out = leave(inner, tp.cast(tp.Any, fn)(*tree[0], **tree[1]))
+        return out.as_arrays(is_array), None
+
+    body = trace_body(given.value, run, arrays, user=fn)
+    return ClosureConverted(body.consts, (name_of(fn), given.value, body))

@@ -26,7 +26,7 @@ from nnxlite._base.jax import is_ref, new_ref
 from nnxlite._base.outline import array_text
 from nnxlite._base.text import short
 from nnxlite.boundary._call_def import parameter_names
-from nnxlite.filtered._jit import filter_jit
+from nnxlite.filtered._calls import filter_jit
 from nnxlite.graph._functional import clone, merge, split
 from nnxlite.graph._kinds import GraphNode, hidden_kept
 from nnxlite.graph._walk import iter_graph

@@ -2,8 +2,10 @@
 
 A trace is recorded where JAX runs the function that it was given, so a call that does not trace costs
 nothing more.  The differences are computed on demand: by `explain`, inside `explain_compiles`, or when
-`max_traces` is exceeded.  JAX reports the times of lowering and compiling through `jax.monitoring`; they
-belong to the last trace of the thread.
+`max_traces` is exceeded.
+
+The stages of ahead-of-time compilation, `Traced`, `Lowered` and `Compiled`, are as in `jax.stages`, and
+the same for `jit`, `filter_jit` and `filter_pmap`, each of which gives a call as a `Staged`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import contextvars
 import dataclasses
 import functools
 import sys
-import threading
 import time
 import types
 import typing as tp
@@ -22,15 +23,16 @@ import weakref
 from collections.abc import Mapping
 
 import jax
-import jax.monitoring
 from jax.core import Tracer
+from jax.errors import JaxRuntimeError
 
 from nnxlite._base.errors import listed
 from nnxlite._base.interning import LOCK, Bounded
 from nnxlite._base.text import Atom, safely, short
-from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, leaf_names
+from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, leaf_names, step_text
 from nnxlite.boundary._refusals import described
 from nnxlite.graph._compare import SHOWN, compare
+from nnxlite.transforms._finish import R, raise_failed
 
 RECORDS_PER_FUNCTION = 16
 """How many traces are kept for a function: the last one is compared with those before."""
@@ -43,11 +45,11 @@ class Trace:
     Attributes:
         call: the structure of its arguments.
         types: of the leaves.
-        seconds: how long it took to trace, lower and compile.
+        seconds: how long it took.
     """
 
     call: CallDef
-    types: tuple[str, ...]
+    types: tuple[str, ...] = ()
     seconds: float = 0.0
 
     @functools.cached_property
@@ -170,33 +172,29 @@ _ABSENT = Atom("nothing")
 
 def _parts(value: tp.Any) -> dict[str, tp.Any]:
     """The parts of a value by name, as they are written after the value."""
-    if isinstance(value, functools.partial):
-        keywords = {f".{name}": part for name, part in value.keywords.items()}
-        return {".func": value.func, **_items(value.args), **keywords}
-    if isinstance(value, types.MethodType):
-        return {"": value.__self__, ".func": value.__func__}
-    if isinstance(value, types.FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or ())
-        inside = {f".{name}": safely(lambda c: c.cell_contents, cell) for name, cell in cells}
-        defaults = {**_items(value.__defaults__ or ()), **_fields(value.__kwdefaults__ or {})}
-        return {**inside, **defaults}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _fields(value._asdict())  # type: ignore[attr-defined]
-    if isinstance(value, (list, tuple)):
-        return _items(value)
-    if isinstance(value, Mapping):
-        return {f"[{key!r}]": part for key, part in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f".{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
-    return {} if isinstance(value, type) else _fields(getattr(value, "__dict__", {}))
-
-
-def _items(values: tp.Iterable[tp.Any]) -> dict[str, tp.Any]:
-    return {f"[{number}]": part for number, part in enumerate(values)}
-
-
-def _fields(values: tp.Mapping[str, tp.Any]) -> dict[str, tp.Any]:
-    return {f".{name}": part for name, part in values.items()}
+    parts: tp.Mapping[tp.Any, tp.Any]
+    match value:
+        case functools.partial():
+            parts = {"func": value.func, **dict(enumerate(value.args)), **value.keywords}
+        case types.MethodType():
+            parts = {"self": value.__self__, "func": value.__func__}
+        case types.FunctionType():
+            cells = zip(value.__code__.co_freevars, value.__closure__ or ())
+            parts = {name: safely(lambda c: c.cell_contents, cell) for name, cell in cells}
+            parts |= {**dict(enumerate(value.__defaults__ or ())), **(value.__kwdefaults__ or {})}
+        case tuple() if hasattr(value, "_asdict"):
+            parts = tp.cast(tp.Any, value)._asdict()
+        case list() | tuple():
+            parts = dict(enumerate(value))
+        case Mapping():
+            parts = value
+        case type():
+            parts = {}
+        case _ if dataclasses.is_dataclass(value):
+            parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        case _:
+            parts = getattr(value, "__dict__", {})
+    return {step_text(name): part for name, part in parts.items()}
 
 
 # The log -------------------------------------------------------------------------------------------
@@ -208,7 +206,8 @@ class Explanation(tp.NamedTuple):
     Attributes:
         function: its name.
         traces: how many times it has been traced.
-        seconds: how long that took: tracing, lowering and compiling.
+        seconds: how long the last trace took. JAX logs the times of its compiler, which come on top,
+            inside `jax.log_compiles()`.
         causes: the differences from the most similar earlier call, a line for each; empty for the
             first call, and if nothing has been compiled yet.
     """
@@ -221,11 +220,11 @@ class Explanation(tp.NamedTuple):
     def __str__(self) -> str:
         if not self.traces:
             return f"{self.function} has not been compiled."
-        took = f"in {self.seconds:.2f} s"
+        took = f"traced in {self.seconds:.2f} s"
         if not self.causes:
-            return f"{self.function} was compiled {took}: its first call."
-        count = f" (traces so far: {self.traces})" if self.traces > 1 else ""  # 1: defined again
-        head = f"{self.function} was compiled again {took}{count}:"
+            return f"{self.function} was compiled ({took}): its first call."
+        count = f"; traces so far: {self.traces}" if self.traces > 1 else ""  # 1: defined again
+        head = f"{self.function} was compiled again ({took}{count}):"
         weak = any("weakly typed" in cause for cause in self.causes)
         return "\n".join([head, *(f"  {cause}" for cause in self.causes), *[_WEAK] * weak])
 
@@ -242,7 +241,7 @@ class CacheInfo(tp.NamedTuple):
     Attributes:
         traces: how many times it has been traced.
         programs: how many compiled programs are in JAX's cache.
-        seconds: how long all of it took.
+        seconds: how long the traces took.
     """
 
     traces: int
@@ -256,13 +255,11 @@ class Traces:
     Args:
         function: its name.
         fun: the function.
-        program: the name that JAX knows it by.
         limit: how many traces are allowed, or None.
     """
 
-    def __init__(self, function: str, fun: tp.Any, program: str, limit: int | None = None) -> None:
+    def __init__(self, function: str, fun: tp.Any, limit: int | None = None) -> None:
         self.function = function
-        self.program = f"jit({program})"
         self.limit = limit
         self.count = 0
         self.seconds = 0.0
@@ -283,11 +280,7 @@ class Traces:
         return None if same else former
 
     @contextlib.contextmanager
-    def recorded(
-        self,
-        call: CallDef,
-        leaves: tp.Sequence[tp.Any],
-    ) -> tp.Iterator[None]:
+    def recorded(self, call: CallDef, leaves: tp.Sequence[tp.Any]) -> tp.Iterator[None]:
         """Record the trace that runs in a `with` block; a trace that fails does not count.
 
         Raises RuntimeError where it is one more than `max_traces` allows.
@@ -301,7 +294,6 @@ class Traces:
                 "Keep shapes, dtypes and static values the same from call to call (pad the arrays), or "
                 "allow more traces."
             )
-        _listen()
         start = time.perf_counter()
         try:
             yield
@@ -314,7 +306,8 @@ class Traces:
             self.count += 1
             self.seconds += trace.seconds
             self.log.append(trace)
-        _latest.trace = (self, trace)
+        if (show := _printer.get()) is not None:
+            show(str(self.explain()))
 
     def _note_on(self, error: BaseException, trace: Trace) -> None:
         """Add a note to an error: in which module, and for which arguments of the function."""
@@ -350,10 +343,6 @@ class Traces:
         causes = min((trace.causes(one) for one in reversed(earlier)), key=len)
         return [*first, *(cause for cause in causes if not (first and "nothing in" in cause))]
 
-    def info(self, programs: int) -> CacheInfo:
-        """The number of traces and programs, and the time they took."""
-        return CacheInfo(self.count, programs, self.seconds)
-
 
 def _type_text(leaf: tp.Any) -> str:
     """The type of a leaf while it is traced; a static one by its value."""
@@ -364,43 +353,8 @@ def _type_text(leaf: tp.Any) -> str:
 
 
 _by_place: Bounded[tp.Any, weakref.ReferenceType[Traces]] = Bounded(1024)
-
-
-class _Latest(threading.local):
-    """The last trace of a thread: the next program that JAX compiles there belongs to it."""
-
-    trace: tuple[Traces, Trace] | None = None
-
-
-_latest = _Latest()
 _printer: contextvars.ContextVar[tp.Callable[[str], object] | None]
 _printer = contextvars.ContextVar("explain_compiles", default=None)
-
-
-@functools.cache
-def _listen() -> None:
-    """Register for JAX's reports of compile times, at the first trace."""
-    jax.monitoring.register_event_duration_secs_listener(_note)
-
-
-def _note(event: str, duration_secs: float, **about: tp.Any) -> None:
-    """Add a time that JAX reports to the last trace of this thread; show why, if the user asked."""
-    compiled = event == "/jax/core/compile/backend_compile_duration"
-    if _latest.trace is None:
-        return
-    traces, trace = _latest.trace
-    if compiled:
-        if about.get("fun_name") != traces.program:  # JAX's own functions
-            return
-    elif event != "/jax/core/compile/jaxpr_to_mlir_module_duration":
-        return
-    trace.seconds += duration_secs
-    traces.seconds += duration_secs
-    if compiled:
-        _latest.trace = None
-        show = _printer.get()
-        if show is not None:
-            show(str(traces.explain()))
 
 
 def _print(text: str) -> None:
@@ -410,9 +364,8 @@ def _print(text: str) -> None:
 class explain_compiles:
     """Print why functions are compiled, as it happens.
 
-    For each program that `jit` or `filter_jit` compiles: how long it took, and what was different
-    from the most similar earlier call of the function. A program that is compiled again without a trace,
-    for arrays on another device, is not shown. It is on until the end of a `with` block, or,
+    For each function that `jit` or `filter_jit` traces: how long that took, and what was different
+    from the most similar earlier call of the function. It is on until the end of a `with` block, or,
     after a call without `with`, until it is called with False.
 
     Args:
@@ -439,3 +392,111 @@ class explain_compiles:
 
     def __exit__(self, *exc: object) -> None:
         _printer.set(self._before)
+
+
+# Ahead of time -------------------------------------------------------------------------------------
+
+
+class Staged(tp.NamedTuple):
+    """A call of a compiled function, ready for JAX, as its method `staged` gives it.
+
+    `staged(args, kwargs, program=None)` takes the key of a compiled program that is called, without its
+    static arguments; a call of another program raises, see `refuse_other_structure`.
+
+    Attributes:
+        key: the same object for all calls of the same program.
+        jitted: JAX's function.
+        groups: its arguments.
+        run: calls the function, or what it was compiled to, and gives the caller's result.
+    """
+
+    key: CallDef
+    jitted: tp.Any
+    groups: tp.Sequence[tp.Any]
+    run: tp.Callable[[tp.Any], tp.Any]
+
+
+def refuse_other_structure(
+    function: tp.Any, before: CallDef, after: CallDef, *further: str
+) -> None:
+    """Raise TypeError where a compiled function is called with arguments of another structure.
+
+    Args:
+        function: before it was compiled.
+        before, after: the arguments that it was compiled for, and those of the call.
+        further: other reasons.
+    """
+    if before == after and not further:
+        return
+    causes = Trace(after).causes(Trace(before)) if before != after else ()
+    raise TypeError(
+        f"{function!r} was compiled for arguments of another structure: "
+        f"{'; '.join([*causes, *further])}. Lower and compile it again for these arguments."
+    )
+
+
+class Stage(tp.Generic[R]):
+    """A stage of ahead-of-time compilation; attributes it lacks are those of JAX's own stage."""
+
+    def __init__(self, function: tp.Any, key: CallDef, stage: tp.Any) -> None:
+        self._function = function
+        self._key = key
+        self._stage = stage
+
+    @classmethod
+    def of(cls, method: str, function: tp.Any, args: tp.Any, kwargs: tp.Any) -> tp.Self:
+        """The first stage of a call, which a method of JAX's function makes."""
+        staged = function.staged(args, kwargs)
+        return cls(function, staged.key, getattr(staged.jitted, method)(*staged.groups))
+
+    def __getattr__(self, name: str) -> tp.Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._stage, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._function!r})"
+
+
+class Traced(Stage[R]):
+    """A traced function; `jaxpr` and `lower` as in `jax.stages.Traced`."""
+
+    def lower(self, *args: tp.Any, **kwargs: tp.Any) -> Lowered[R]:
+        """Lower the traced function."""
+        return Lowered(self._function, self._key, self._stage.lower(*args, **kwargs))
+
+
+class Lowered(Stage[R]):
+    """A lowered function; as `jax.stages.Lowered`."""
+
+    @property
+    def lowered(self) -> tp.Any:
+        """JAX's own object."""
+        return self._stage
+
+    def compile(self, *args: tp.Any, **kwargs: tp.Any) -> Compiled[R]:
+        """Compile the lowered function; the result is callable with objects."""
+        return Compiled(self._function, self._key, self._stage.compile(*args, **kwargs))
+
+
+class Compiled(Stage[R]):
+    """A compiled function, callable with arguments of the structure it was lowered for.
+
+    Calls leave out static arguments, which are part of it, as with `jax.stages.Compiled`; static leaves
+    of `filter_jit` are given again.
+    """
+
+    @property
+    def compiled(self) -> tp.Any:
+        """JAX's own object."""
+        return self._stage
+
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
+        staged = self._function.staged(args, kwargs, self._key)
+        try:
+            return staged.run(self._stage)
+        except TypeError as error:
+            raise TypeError(f"{self._function!r}: {error}") from None
+        except JaxRuntimeError as error:
+            raise_failed(error)
+            raise

@@ -28,10 +28,13 @@ import typing as tp
 
 import jax
 from jax.errors import JaxRuntimeError
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from nnxlite._base.errors import RuntimeCheckError, listed
-from nnxlite._base.jax import Tracer, drop_hidden_frames, is_compiling
+from nnxlite._base.jax import Tracer, constrained, drop_hidden_frames, is_compiling
 from nnxlite.boundary._call_def import CallDef, paths_of
+from nnxlite.boundary._out import Outputs
+from nnxlite.variables._metadata import PLACEMENT
 
 R = tp.TypeVar("R")
 
@@ -162,6 +165,45 @@ def raise_failed(error: RuntimeError) -> None:
         _, found, message = str(error).partition(f"\n{RuntimeCheckError.__name__}: ")
         if found:
             raise RuntimeCheckError(message) from None
+
+
+# Shardings that stay --------------------------------------------------------------------------------
+
+
+def stay_in_place(call: CallDef, leaves: list[tp.Any], out: Outputs) -> Outputs:
+    """Constrain the new values of Variables that `shard` has placed to their present shardings.
+
+    Otherwise XLA would choose a sharding for the new value, and the next call would compile again.
+
+    Args:
+        call: the arguments.
+        leaves: of the arguments.
+        out: the outputs.
+    """
+    decoded, values, new = call.graphdef.decoded, call.whole(leaves)[1], [*out.values]
+    for i, leaf in enumerate(out.definition.written, out.definition.num_arrays):
+        node = decoded.leaf_nodes[leaf]
+        metadata = getattr(decoded.node_defs[node], "metadata", {}) if node >= 0 else {}
+        if PLACEMENT in metadata:
+            new[i] = _in_place(new[i], values[leaf], metadata[PLACEMENT])
+    return Outputs(out.definition, new)
+
+
+def _in_place(new: tp.Any, old: tp.Any, spec: PartitionSpec) -> tp.Any:
+    """A new value with the sharding of the old one, if that has this spec."""
+    if not isinstance(old, jax.Array) or not isinstance(new, jax.Array):
+        return new
+    if new.shape != old.shape or new.ndim != len(spec):
+        return new  # within a loop over layers, say, a Variable has one axis less
+    mesh = jax.typeof(old).sharding.mesh
+    if mesh.empty or set(mesh.axis_types) != {AxisType.Auto}:
+        return new  # explicit axes keep their sharding by themselves
+    try:
+        sharding = NamedSharding(mesh, spec)
+        sharding.shard_shape(new.shape)
+    except ValueError:  # by now it is on another mesh
+        return new
+    return constrained(new, sharding)
 
 
 # Programs in flight -------------------------------------------------------------------------------

@@ -4,131 +4,287 @@ Each call flattens the arguments (but not graph objects), finds their plan, read
 compiled function, and stores the values that it wrote.  The compiled function is one `jax.jit` object
 for each user function; its cache key is the interned `CallDef`.
 
-The stages of ahead-of-time compilation, `Traced`, `Lowered` and `Compiled`, are as in `jax.stages`, and
-the same for `jit`, `filter_jit` and `filter_pmap`, each of which gives a call as a `Staged`.
+Donation and shardings are labels of leaves.  JAX wants both before it calls the function, and which
+leaves a call has, and what it writes, is known only then.  So leaves cross in groups, one for each label
+that a leaf may have, and JAX is given the labels of the groups.
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 import typing as tp
+import weakref
 
 import jax
-from jax.errors import JaxRuntimeError
+import numpy as np
 
 from nnxlite._base.config import Modes, context_key
-from nnxlite._base.jax import as_integer
-from nnxlite.boundary._call_def import CallDef, Operands, leaf_names, paths_of
+from nnxlite._base.jax import as_integer, is_tracing
+from nnxlite.boundary._body import Body, body_outputs, trace_body
+from nnxlite.boundary._call_def import (
+    CallDef,
+    Operands,
+    Partition,
+    describe,
+    enter,
+    leaf_names,
+    paths_of,
+)
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._out import replay
+from nnxlite.boundary._labels import leaf_shardings, mentioned, output_settings
+from nnxlite.boundary._leave import leave
+from nnxlite.boundary._out import Outputs, replay, write_leaves
 from nnxlite.boundary._prefixes import by_path
-from nnxlite.boundary._refusals import call_difference, refuse_non_arrays
+from nnxlite.boundary._refusals import refuse_foreign_outputs, refuse_non_arrays
 from nnxlite.objects._scopes import note_deleted
-from nnxlite.transforms._call import select_arguments, unboxed
-from nnxlite.transforms._compiles import CacheInfo, Explanation
-from nnxlite.transforms._finish import raise_failed
-from nnxlite.transforms._jit_program import JitProgram, outputs_of
+from nnxlite.transforms._call import refuse_shared_result, select_arguments, unboxed
+from nnxlite.transforms._compiles import (
+    CacheInfo,
+    Explanation,
+    Lowered,
+    Staged,
+    Traced,
+    Traces,
+    refuse_other_structure,
+)
+from nnxlite.transforms._finish import (
+    checks_noted,
+    has_several_cpus,
+    note_check,
+    owners,
+    raise_failed,
+    refuse_shared_buffers,
+    run_donating,
+    stay_in_place,
+    wait,
+    wait_in_turn,
+)
+from nnxlite.transforms._mapping import Layout
 from nnxlite.transforms._shapes import place_abstract
-from nnxlite.transforms._wrapper import Options, P, R, Transform, name_of, program
+from nnxlite.transforms._wrapper import (
+    Options,
+    P,
+    R,
+    Transform,
+    name_of,
+    program,
+    program_name,
+    weakly,
+)
 from nnxlite.variables._definition import MISSING
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import G, JitKeywords
 
 
-class Staged(tp.NamedTuple):
-    """A call of a compiled function, ready for JAX, as its method `staged` gives it.
+class JitProgram:
+    """The compiled side of one function under one set of options; shared by equal wrappers.
 
-    `staged(args, kwargs, program=None)` takes the key of a compiled program that is called, without its
-    static arguments; it raises TypeError, made by `other_structure`, for a call of another program.
+    Args:
+        transform: one of them.
 
     Attributes:
-        key: the same object for all calls of the same program.
-        jitted: finds JAX's function, which must be traced for its shardings first, if it has any.
-        groups: its arguments.
-        run: calls the function, or what it was compiled to, and gives the caller's result.
+        jitted: the `jax.jit` object, of a group of leaves for each label, the first as `Operands`.
+        sharded, plain: whether there are shardings; whether nothing is donated, and there are none.
+        order: the labels of the groups: whether a leaf is donated, and its sharding.
+        out_order: those of the outputs: their shardings.
+        traces: the log of its traces.
     """
 
-    key: CallDef
-    jitted: tp.Callable[[], tp.Any]
-    groups: tp.Sequence[tp.Any]
-    run: tp.Callable[[tp.Any], tp.Any]
+    def __init__(self, transform: Transform[..., tp.Any]) -> None:
+        fun, options = transform.bound.fun, transform.options
+        self.options = options
+        self.num_bound = len(transform.bound.args)
+        self.name, self.fun = name_of(fun), weakly(fun)
+        self.title = f"{options.name}({self.name})"
+        self.donate, self.updates = options.donate, options.modes.updates
+        shardings = mentioned(None, options.in_shardings)
+        donated = (False, True) if self.donate else (False,)
+        self.order = tuple(itertools.product(donated, shardings))
+        self.out_order = mentioned(None, options.in_shardings, options.out_shardings)
+        self.sharded = not (options.in_shardings is None and options.out_shardings is None)
+        self.plain = not (self.donate or self.sharded)
+        self._checks = self._in_turn = False
+        # Not on the CallDef, which outlives functions. JAX keeps the CallDefs of the programs in its
+        # cache, and a plan those of its calls: an entry is needed no longer than one of the two.
+        self._labels: weakref.WeakKeyDictionary[CallDef, tuple[Partition, list[tp.Any]]]
+        self._labels = weakref.WeakKeyDictionary()
+        self._traced: tuple[CallDef, Body] | None = None
+        # JAX's caches keep what a traced function refers to, tracers too, until the function dies: in a
+        # circle, until the next garbage collection.
+        find: tp.Any = weakref.ref(self)
+        run = lambda *operands: find().run(*operands)
+        names = lambda *operands: find().named(*operands)
+        run = describe(run, fun, program_name(fun), names)
+        given = dict(options.jax_options)
+        if len(shardings) > 1:
+            given["in_shardings"] = tuple([sharding for _, sharding in self.order])
+        if len(self.out_order) > 1:
+            given["out_shardings"] = (None, self.out_order)
+        if self.donate:
+            given["donate_argnums"] = [n for n, (donated, _) in enumerate(self.order) if donated]
+            given["keep_unused"] = True  # so that XLA sees all users of a donated buffer
+        self.jitted = jax.jit(run, **given)
+        self.traces = Traces(self.title, fun, options.max_traces)
 
+    def named(self, operands: Operands, *groups: tp.Any) -> tp.Iterator[tuple[str, tp.Any]]:
+        """The leaves that JAX is given, by name."""
+        call = operands.call
+        for names, group in zip(self.groups(call, leaf_names(call)), (operands, *groups)):
+            yield from zip(names, group)
 
-def other_structure(function: object, what: str) -> TypeError:
-    """The error for a call of a compiled function whose arguments have another structure."""
-    return TypeError(
-        f"{function!r} was compiled for arguments of another structure: "
-        f"{what or 'the static leaves, or settings, differ'}. Lower and compile it again for these "
-        "arguments."
-    )
+    def run(self, operands: Operands, *groups: list[tp.Any]) -> tp.Any:
+        """What JAX traces: enter, run, leave."""
+        call = operands.call
+        leaves = self.joined(operands, *groups)
+        checks = checks_noted()
+        with self.traces.recorded(call, leaves):
+            out = stay_in_place(call, leaves, self._outputs(call, leaves))
+        self._in_turn = has_several_cpus()
+        self._checks = self._checks or checks_noted() != checks
+        if self.options.is_array is not None:
+            out = out.as_arrays(self.options.is_array)
+        if self.plain:
+            return out
+        settings = [None] * len(out.values)
+        if self.sharded:
+            partition, roots = self.labels(call)
+            of_leaves = call.by_side([sharding for _, sharding in partition.labels])[1]
+            asked, name = self.options.out_shardings, "out_shardings"
+            settings = output_settings(call, out, of_leaves, roots, asked, name, None)
+        return Layout.of(out, settings, self.out_order)
 
+    def _outputs(self, call: CallDef, leaves: list[tp.Any]) -> Outputs:
+        traced, self._traced = self._traced, None
+        if traced is not None and traced[0] is call and traced[1].accepts(leaves):
+            return traced[1](leaves)  # it was traced to know what is donated
+        tree, inner = enter(call, leaves)
+        donated = self.donated(call) if self.donate else ()
+        out = leave(inner, self.result(*tree), all_written=donated, structure=self.updates)
+        if self.options.is_array is None:
+            refuse_foreign_outputs(call, out, self.name)
+        return out
 
-class Stage(tp.Generic[R]):
-    """A stage of ahead-of-time compilation; attributes it lacks are those of JAX's own stage."""
+    def result(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
+        """The result of the function for the rebuilt arguments of a call."""
+        result = self.fun()(*args, **kwargs)
+        refuse_shared_result(result, "jit", self.options.modes.graph)
+        return result
 
-    def __init__(self, function: tp.Any, key: CallDef, stage: tp.Any) -> None:
-        self._function = function
-        self._key = key
-        self._stage = stage
+    def finish(self, inputs: Inputs, left: tp.Any) -> tp.Any:
+        """Write back what left the function, where a check in it may fail only once that is there."""
+        out = left if self.plain else left[0].value.outputs(left[1])  # a call less
+        if self._checks and not wait(out):
+            note_check()  # of the function around this one, whose trace may not run the check again
+        if self._in_turn:
+            wait_in_turn(out.values)
+        return replay(inputs, out)
 
-    @classmethod
-    def of(cls, method: str, function: tp.Any, args: tp.Any, kwargs: tp.Any) -> tp.Self:
-        """The first stage of a call, which a method of JAX's function makes."""
-        staged = function.staged(args, kwargs)
-        return cls(function, staged.key, getattr(staged.jitted(), method)(*staged.groups))
+    def outputs(self, left: tp.Any) -> Outputs:
+        """The outputs in what JAX's function gives."""
+        return left if self.plain else left[0].value.outputs(left[1])
 
-    def __getattr__(self, name: str) -> tp.Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._stage, name)
+    def __call__(
+        self,
+        inputs: Inputs,
+        call: CallDef,
+        jitted: tp.Callable[..., tp.Any],
+        groups: tp.Sequence[tp.Any] = (),
+    ) -> tp.Any:
+        """Call one of JAX's functions, and write back, where something is donated or has a sharding."""
+        moves = self.options.in_shardings is not None and not (groups or is_tracing())
+        moved = self._move(call, inputs) if moves else {}
+        groups = groups or self.groups(call, inputs.leaves)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._function!r})"
+        def finish(left: tp.Any) -> tp.Any:
+            if moved:
+                write_leaves(inputs, moved)
+            return self.finish(inputs, left)
 
-
-class Traced(Stage[R]):
-    """A traced function; `jaxpr` and `lower` as in `jax.stages.Traced`."""
-
-    def lower(self, *args: tp.Any, **kwargs: tp.Any) -> Lowered[R]:
-        """Lower the traced function."""
-        return Lowered(self._function, self._key, self._stage.lower(*args, **kwargs))
-
-
-class Lowered(Stage[R]):
-    """A lowered function; as `jax.stages.Lowered`."""
-
-    @property
-    def lowered(self) -> tp.Any:
-        """JAX's own object."""
-        return self._stage
-
-    def compile(self, *args: tp.Any, **kwargs: tp.Any) -> Compiled[R]:
-        """Compile the lowered function; the result is callable with objects."""
-        return Compiled(self._function, self._key, self._stage.compile(*args, **kwargs))
-
-
-class Compiled(Stage[R]):
-    """A compiled function, callable with arguments of the structure it was lowered for.
-
-    Calls leave out static arguments, which are part of it, as with `jax.stages.Compiled`; static leaves
-    of `filter_jit` are given again.
-    """
-
-    @property
-    def compiled(self) -> tp.Any:
-        """JAX's own object."""
-        return self._stage
-
-    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> R:
-        staged = self._function.staged(args, kwargs, self._key)
+        if not self.donate:
+            return finish(jitted(*groups))
+        named = lambda: zip([f"'{leaf.text()}'" for leaf in call.leaves()], self.joined(*groups))
         try:
-            return staged.run(self._stage)
-        except TypeError as error:
-            raise TypeError(f"{self._function!r}: {error}") from None
-        except JaxRuntimeError as error:
-            raise_failed(error)
+            return run_donating(jitted, groups, finish, named)
+        except (ValueError, RuntimeError):  # which of the two depends on JAX
+            self._refuse_shared_buffers(call, self.joined(*groups))
             raise
+
+    # labels ------------------------------------------------------------------------------------
+
+    def groups(self, call: CallDef, leaves: list[tp.Any]) -> tuple[tp.Any, ...]:
+        """What JAX is given for these leaves."""
+        if not self.donate and self.options.in_shardings is None:
+            return (Operands(call, leaves),)
+        first, *others = self.labels(call, leaves)[0].split(leaves)
+        return Operands(call, first), *others
+
+    def joined(self, operands: Operands, *groups: list[tp.Any]) -> list[tp.Any]:
+        """The inverse of `groups`."""
+        if not groups:
+            return operands.leaves
+        return self.labels(operands.call)[0].join(operands.leaves, *groups)
+
+    def labels(
+        self, call: CallDef, leaves: tp.Sequence[tp.Any] = ()
+    ) -> tuple[Partition, list[tp.Any]]:
+        """The leaves of a kind of call by label, and the sharding of each root.
+
+        Args:
+            call: the arguments.
+            leaves: theirs, in case they are not known yet.
+        """
+        known = self._labels.get(call)
+        if known is None:
+            shardings, roots = leaf_shardings(call, self.options.in_shardings)
+            flags = self._choose_donated(call, leaves) if self.donate else [False] * len(shardings)
+            known = Partition(tuple(zip(flags, shardings)), self.order), roots
+            self._labels[call] = known
+            # XLA refuses it, too, but in a first call only after JAX's warnings.
+            self._refuse_shared_buffers(call, leaves)
+        return known
+
+    def _refuse_shared_buffers(self, call: CallDef, leaves: tp.Sequence[tp.Any]) -> None:
+        flags = [donated for donated, _ in self.labels(call)[0].labels]
+        refuse_shared_buffers(self.title, call, leaves, [n for n, flag in enumerate(flags) if flag])
+
+    def _choose_donated(self, call: CallDef, leaves: tp.Sequence[tp.Any]) -> list[bool]:
+        if self.donate == "written":
+            run = lambda inner, tree: (body_outputs(inner, self.result(*tree), self.updates), None)
+            body = trace_body(call, run, [*leaves], user=self.fun())
+            self._traced = (call, body)
+            written = set(body.definition.written)
+            return [leaf.graph_leaf in written for leaf in call.leaves()]
+        found = owners(call, self.num_bound)
+        if isinstance(self.donate, str):  # of `filter_jit`
+            return [owner != 0 or not self.donate.endswith("except-first") for owner in found]
+        chosen = self.donate.names | self.donate.numbers
+        return [owner in chosen for owner in found]
+
+    def donated(self, call: CallDef) -> list[int]:
+        """The graph leaves that are donated in a kind of call."""
+        labelled = zip(call.leaves(), self.labels(call)[0].labels)
+        numbers = [leaf.graph_leaf for leaf, (donated, _) in labelled if donated]
+        return [number for number in numbers if number is not None]
+
+    def _move(self, call: CallDef, inputs: Inputs) -> dict[int, tp.Any]:
+        """Put uncommitted arrays where `in_shardings` says.
+
+        JAX would do this in every call, and drop the result for arrays that are only read.
+        Returns the values that moved, by leaf number.
+        """
+        before, labels = inputs.values, self.labels(call, inputs.leaves)[0].labels
+        pairs = zip(inputs.leaves, labels)
+        moved = [_put_if_uncommitted(leaf, sharding) for leaf, (_, sharding) in pairs]
+        inputs.arrays, inputs.values = call.whole(moved)
+        pairs = zip(before, inputs.values)
+        return {leaf: new for leaf, (old, new) in enumerate(pairs) if new is not old}
+
+
+def _put_if_uncommitted(value: tp.Any, sharding: tp.Any) -> tp.Any:
+    if sharding is None or getattr(value, "committed", not isinstance(value, np.ndarray)):
+        return value
+    return jax.device_put(value, sharding)
 
 
 class JitWrapped(Transform[P, R]):
@@ -136,9 +292,8 @@ class JitWrapped(Transform[P, R]):
 
     Attributes:
         fun: the function that was given to `jit`.
-        jitted_fn: the `jax.jit` object, which takes leaves (with shardings there are several, and this
-            is the object that manages them); `jitted_fn._cache_size()` is the number of compiled
-            programs. A function that wraps this one with `functools.wraps` has it as well.
+        jitted_fn: the `jax.jit` object, which takes leaves; `jitted_fn._cache_size()` is the number of
+            compiled programs. A function that wraps this one with `functools.wraps` has it as well.
     """
 
     partial_args: tuple[tp.Any, ...] = ()
@@ -149,7 +304,7 @@ class JitWrapped(Transform[P, R]):
         self._static = options.static  # faster to read
         self._has_static = bool(self._static)
         self._compiled: JitProgram = program(self, None, lambda: JitProgram(self))
-        self.jitted_fn = self._compiled if self._compiled.sharded else self._compiled.jitted
+        self.jitted_fn: tp.Any = self._compiled.jitted
 
     def _inputs(self, args: tp.Any, kwargs: tp.Any) -> Inputs:
         """The arguments of a call, those that are not traced being static leaves."""
@@ -178,8 +333,9 @@ class JitWrapped(Transform[P, R]):
         return self._compiled.traces.explain()
 
     def cache_info(self) -> CacheInfo:
-        """How many times this function was traced, the programs in the cache, and the time it took."""
-        return self._compiled.traces.info(self._cache_size())
+        """The number of traces and of programs in the cache, and the seconds that the traces took."""
+        traces = self._compiled.traces
+        return CacheInfo(traces.count, self._cache_size(), traces.seconds)
 
     def clear_cache(self) -> None:
         """Drop all compiled programs of this function."""
@@ -202,16 +358,13 @@ class JitWrapped(Transform[P, R]):
                 args = (*args[: where - first], value, *args[where - first :])
         inputs = self._inputs(args, kwargs)
         call, own = inputs.define(context_key()), self._compiled
-        if program is not None and (call != program or given_again):
-            what = [call_difference(program, call)]
-            if static or (call.static and self._has_static):
-                what.append("a static argument, which is part of the program, was given again")
-            same = "settings of nnxlite differ" if call.static == program.static else ""
-            raise other_structure(self, ", or ".join(filter(None, what)) or same)
+        if program is not None:
+            more = call.treedef.num_leaves > program.treedef.num_leaves
+            again = given_again or (more and self._has_static and call.static is not None)
+            why = "a static argument, which is part of the program, was given again"
+            refuse_other_structure(self, program, call, *[why] * again)
         groups = own.groups(call, inputs.leaves)
-        finish = functools.partial(own.finish, inputs)
-        run = lambda jitted: own.call_jitted(jitted, call, groups, finish)
-        return Staged(call, lambda: own.jitted_for(call, groups), groups, run)
+        return Staged(call, own.jitted, groups, lambda jitted: own(inputs, call, jitted, groups))
 
     def _static_arguments(self, program: CallDef) -> dict[int | str, tp.Any]:
         """The static arguments of a program, by number or name."""
@@ -232,10 +385,9 @@ class JitWrapped(Transform[P, R]):
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> tp.Any:
         """The result with `jax.ShapeDtypeStruct`s for arrays; nothing is computed or written."""
         inputs = self._inputs(args, kwargs)
-        call = inputs.define(context_key())
-        groups = self._compiled.groups(call, inputs.leaves)
-        crossing = self._compiled.jitted_for(call, groups).eval_shape(*groups)
-        out = replay(Inputs(call.build(inputs.leaves), call.trees), outputs_of(crossing))
+        call, own = inputs.define(context_key()), self._compiled
+        left = own.jitted.eval_shape(*own.groups(call, inputs.leaves))
+        out = replay(Inputs(call.build(inputs.leaves), call.trees), own.outputs(left))
         place_abstract(out)
         return out
 
@@ -274,7 +426,7 @@ def run_jit(jitted: JitWrapped[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp
     try:
         if own.plain:
             return own.finish(inputs, own.jitted(Operands(call, inputs.leaves)))
-        return own(inputs, call)
+        return own(inputs, call, own.jitted)
     except TypeError:
         remedy = "Make it static (static_argnums, static_argnames) if it is not a number."
         inside = "Use nnx.filter_jit: every leaf that is not an array is static there."

@@ -78,10 +78,20 @@ class Layout(tp.NamedTuple):
     partition: Partition
     axes: tuple[tp.Any, ...]
 
+    @classmethod
+    def of(
+        cls, out: Outputs, settings: tp.Sequence[tp.Any], order: tuple[tp.Any, ...]
+    ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
+        """Outputs as JAX is given them: their layout, and a group for each setting in `order`."""
+        axes = tuple(settings)
+        labels = axes if {*axes} <= {*order} else tuple([x if x in order else 0 for x in axes])
+        layout = cls(out.definition, Partition(labels, order), axes)
+        return Fixed(layout), layout.partition.split(out.values)
+
     def outputs(self, groups: tp.Sequence[tp.Sequence[tp.Any]]) -> Outputs:
         """The outputs, from their groups."""
-        values = self.partition.join(*groups)
-        if self.axes != self.partition.labels:
+        values = groups[0] if len(groups) == 1 else self.partition.join(*groups)
+        if self.axes is not self.partition.labels:
             moved = zip(values, self.axes, self.partition.labels)
             values = [x if axis == at else jnp.moveaxis(x, at, axis) for x, axis, at in moved]
         return Outputs(self.definition, values)
@@ -208,10 +218,9 @@ class Program:
         refuse_no_room(self.name, call, out, settings)
         if options.by_leaf is not None:
             out, settings = options.by_leaf(call, out, settings)
-        labels = tuple([axis if axis in options.order else 0 for axis in settings])
-        layout = Layout(out.definition, Partition(labels, options.order), tuple(settings))
-        self.last = layout
-        return Fixed(layout), layout.partition.split(out.values)
+        fixed, groups = Layout.of(out, settings, options.order)
+        self.last = fixed.value
+        return fixed, groups
 
     def _warn_of_streams(self, written: list[int]) -> None:
         """Warn of the streams that draw alike, given the leaves that were written and are whole."""

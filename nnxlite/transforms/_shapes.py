@@ -234,13 +234,16 @@ def _checkify(checked: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> 
     return error, call.put_back(without_literals(out))
 
 
-def _remat(rematted: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+def run_remat(rematted: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    """Call a function under `remat`, or `filter_checkpoint`: there, what is not an array is static."""
     bound, options = rematted.bound, rematted.options
     if numbers := options.static_argnums:
         wanted = max(numbers) + 1
         args, kwargs = positional(bound.fun, args, kwargs, wanted, bound, True)
     updates = options.modes.updates
     call = Call(options, bound, args, kwargs, static_argnums=numbers, captured=updates)
+    if options.is_array is not None:
+        call.tracing(map(options.is_array, call.leaves))
     # A new function in each call: JAX's caches keep what they are keyed by, and with it all that
     # the user's function captured.
     run = describe(call.run_out, bound.fun, "remat")
@@ -308,7 +311,7 @@ def remat(
     options = Options.of(
         "remat",
         Modes.of(graph, graph_updates),
-        _remat,
+        run_remat,
         static_argnums=as_integers(static_argnums),
         prevent_cse=prevent_cse,
         policy=policy,

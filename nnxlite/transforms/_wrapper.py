@@ -8,6 +8,7 @@ transform as arguments.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import operator
@@ -390,6 +391,7 @@ def decorated(kind: type[Transform[..., tp.Any]], fun: tp.Any, options: tp.Any) 
     return (lambda fun: kind(fun, options)) if fun is MISSING else kind(fun, options)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class StaticArgument:
     """A static argument as part of a cache key; equal as `facts` says.
 
@@ -399,21 +401,9 @@ class StaticArgument:
         exact: whether equal ones are interchangeable; else the call that has this one is an `OwnCall`.
     """
 
-    __slots__ = ("exact", "key", "value")
-
-    def __init__(self, value: tp.Any, key: tp.Any, exact: bool) -> None:
-        self.value = value
-        self.key = key
-        self.exact = exact
-
-    def __eq__(self, other: tp.Any) -> bool:
-        return isinstance(other, StaticArgument) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __repr__(self) -> str:
-        return f"StaticArgument({self.value!r})"
+    value: tp.Any = dataclasses.field(compare=False)
+    key: tp.Any
+    exact: bool = dataclasses.field(compare=False)
 
 
 def boxed(value: tp.Any) -> StaticArgument:

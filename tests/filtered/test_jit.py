@@ -113,12 +113,12 @@ def test_ahead_of_time():
     assert compiled(jnp.array(3.0), 3) == 9
     assert "multiply" in f.lower(jnp.array(2.0), 3).as_text()
     other = "filter_jit.* was compiled for arguments of another structure"
-    with pytest.raises(TypeError, match=f"{other}: the static leaves, or settings, differ. Lower"):
+    with pytest.raises(TypeError, match=f"{other}: n: 3 -> 4. Lower"):
         compiled(jnp.array(3.0), 4)
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     compiled = nnx.filter_jit(lambda model, x: model(x)).lower(model, jnp.ones((1, 2))).compile()
     model.extra = nnx.Param(jnp.ones(2))
-    with pytest.raises(TypeError, match=f"{other}: .model.extra.: nothing became Param"):
+    with pytest.raises(TypeError, match=f"{other}: model.extra: nothing became Param"):
         compiled(model, jnp.ones((1, 2)))
 
 

@@ -245,9 +245,9 @@ def test_pmap_with_a_size_alone_and_ahead_of_time():
     run(model, jnp.arange(2.0), 2)
     assert model.n.value.tolist() == [0, 2]
     other = "was compiled for arguments of another structure"
-    with pytest.raises(TypeError, match=f"{other}: the static leaves, or settings, differ. Lower"):
+    with pytest.raises(TypeError, match=f"{other}: k: 2 -> 3. Lower"):
         run(model, jnp.arange(2.0), 3)
-    with pytest.raises(TypeError, match=f"{other}: the arguments are without 'k'. Lower"):
+    with pytest.raises(TypeError, match=f"{other}: k: gone. Lower"):
         run(model, jnp.arange(2.0))
 
 

@@ -22,7 +22,7 @@ CEILING = 40
 @pytest.fixture(autouse=True)
 def one_cpu_device(monkeypatch):
     """The tests run on several CPU devices, where a call also looks at what is in flight."""
-    monkeypatch.setattr("nnxlite.transforms._jit_program.has_several_cpus", lambda: False)
+    monkeypatch.setattr("nnxlite.transforms._jit.has_several_cpus", lambda: False)
 
 
 class Model(nnx.Module):

@@ -1,15 +1,18 @@
-"""`filter_vmap` and `filter_pmap`: an axis for each leaf.
+"""`filter_jit`, `filter_vmap` and `filter_pmap`: arrays are traced or mapped, all else is static.
 
-They are `vmap` and `pmap` with other settings: a spec gives each leaf an axis, and leaves without one
-that are not arrays are static. The axis of a result may depend on the result, and JAX needs it before
-the function runs: inside, every mapped result has its new axis in front, and outside, it is moved.
+`filter_vmap` and `filter_pmap` are `vmap` and `pmap` with other settings: a spec gives each leaf an
+axis, and leaves without one that are not arrays are static. The axis of a result may depend on the
+result, and JAX needs it before the function runs: inside, every mapped result has its new axis in front,
+and outside, it is moved.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import typing as tp
+import warnings
 
 import jax
 
@@ -25,26 +28,137 @@ from nnxlite.boundary._call_def import (
     parameters_of,
     static_leaves,
 )
+from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import Meaning, new_variables
 from nnxlite.boundary._out import Outputs, Source, output_paths, pick
 from nnxlite.boundary._prefixes import NodePrefix
-from nnxlite.boundary._refusals import call_difference
 from nnxlite.filtered._specs import (
     IN_AXES,
     OUT_AXES,
     answers,
+    are_arrays,
     filtered,
     if_array,
     is_array,
     is_array_like,
     is_mapped,
+    only_arrays,
     root_parts,
 )
 from nnxlite.graph._rebuild import Path
-from nnxlite.transforms._jit import Lowered, Staged, other_structure
+from nnxlite.transforms._call import Selection
+from nnxlite.transforms._compiles import Lowered, Staged, refuse_other_structure
+from nnxlite.transforms._jit import JitWrapped, run_jit
 from nnxlite.transforms._mapping import Program
 from nnxlite.transforms._wrapper import Transform, decorated, inputs_in_mode, name_of, program
 from nnxlite.variables._definition import MISSING
+
+Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+
+
+@contextlib.contextmanager
+def without_warnings(donate: str) -> tp.Iterator[None]:
+    """Suppress JAX's warnings about buffers that are not reused, unless `donate=` asks for them."""
+    if not donate.startswith("all"):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        yield
+
+
+class FilterJit(JitWrapped[P, R]):
+    """A compiled function, as `filter_jit` returns it: `jit` whose leaves may be static."""
+
+    def _inputs(self, args: tp.Any, kwargs: tp.Any) -> Inputs:
+        inputs = inputs_in_mode(self.bound, args, kwargs, self.options)
+        # Training loops pass arrays only: no leaf needs a check of its own. That is 1.4x of `jax.jit`
+        # for 72 arrays, and would be 2.3x (benchmarks/filtered.py).
+        leaves = inputs.leaves
+        if not only_arrays(leaves):
+            inputs.make_static([not traced for traced in are_arrays(leaves)], self)
+        return inputs
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
+        """Lower the function for these arguments, without running it."""
+        with without_warnings(self.options.donate):
+            return super().lower(*args, **kwargs)
+
+
+def _run_quietly(jitted: FilterJit[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    with without_warnings(jitted.options.donate):
+        return run_jit(jitted, args, kwargs)
+
+
+_NOT_TAKEN = (
+    *("static_argnums", "static_argnames", "donate_argnums", "donate_argnames"),
+    *("default", "fn", "args", "kwargs", "out"),
+)
+"""Options of `jax.jit`, and of early versions of Equinox, that say which arguments are static."""
+
+
+@tp.overload
+def filter_jit(fun: tp.Callable[P, R], **options: tp.Any) -> FilterJit[P, R]: ...
+@tp.overload
+def filter_jit(
+    **options: tp.Any,
+) -> tp.Callable[[tp.Callable[P, R]], FilterJit[P, R]]: ...
+def filter_jit(
+    fun: tp.Any = MISSING,
+    *,
+    donate: Donate = "none",
+    max_traces: int | None = None,
+    **jitkwargs: tp.Any,
+) -> tp.Any:
+    """Compile a function of any pytrees: arrays are traced, everything else is static.
+
+    Arguments and results may be any pytrees and graph objects, with leaves of any type. What the
+    function writes into objects stays there, as with `nnx.jit`. Equal static leaves compile once.
+
+    Args:
+        fun: the function; a bound method or callable object enters with its arrays traced. Without
+            it a decorator is returned.
+        donate: the arguments whose arrays the call may reuse: `"all"`, `"all-except-first"`, `"none"`;
+            with `"warn"` and `"warn-except-first"` JAX warns of those it could not use.
+        max_traces: how many times the function may be traced; one more raises RuntimeError with the
+            reason.
+        jitkwargs: as for `jax.jit`.
+
+    Returns:
+        A function of the same arguments, compiled for each structure of them; its methods `lower`,
+        `explain`, `cache_info` and `clear_cache` are those of `nnx.jit`.
+
+    Raises:
+        ValueError: for a static leaf that is unhashable, and for options that say which arguments are
+            static: pass `jnp.asarray(number)` to trace a number.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> @nnx.filter_jit
+    ... def power(x, n, name):
+    ...     return {name: x**n}
+    >>> power(jnp.array(3.0), 2, "square")
+    {'square': Array(9., dtype=float32, weak_type=True)}
+    """
+    for name in _NOT_TAKEN:
+        if name in jitkwargs:
+            raise ValueError(
+                f"filter_jit takes no {name}=: arrays are traced, and all other leaves are static. "
+                "Pass jnp.asarray(number) to trace a number, and use donate= to donate."
+            )
+    if not (isinstance(donate, str) and donate in tp.get_args(Donate)):
+        raise ValueError(f"filter_jit: donate={donate!r}; it must be one of {tp.get_args(Donate)}.")
+    donated = "" if donate == "none" else donate
+    more = {
+        "static": Selection(),
+        "donate": donated,
+        "in_shardings": None,
+        "out_shardings": None,
+        "jax_options": tuple(jitkwargs.items()),
+        "max_traces": as_integer(max_traces),
+    }
+    run = _run_quietly if donated else run_jit
+    return decorated(FilterJit, fun, filtered("filter_jit", run, **more))
+
 
 ARRAYS = if_array(0)
 """The axes of keyword arguments and results by default."""
@@ -60,8 +174,8 @@ class FilterPmap(Transform[P, R]):
     def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
         """A call, ready for JAX; see `Staged`."""
         staged = _staged(self, args, kwargs)
-        if program is not None and staged.key != program:
-            raise other_structure(self, call_difference(program, staged.key))
+        if program is not None:
+            refuse_other_structure(self, program, staged.key)
         return staged
 
 
@@ -79,7 +193,9 @@ def _staged(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> Sta
     if inputs.static is not None:
         axes = inputs.static.split(axes)
     axes = [axis if is_mapped(axis) else None for axis in axes]
-    key = inputs.define((context_key(), *axes)) if is_pmap else inputs.definition
+    key = (
+        inputs.define((*context_key(), ("in_axes", tuple(axes)))) if is_pmap else inputs.definition
+    )
 
     def make() -> Program:
         parts = root_parts(key, spec, IN_AXES)
@@ -89,7 +205,7 @@ def _staged(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> Sta
 
     made = program(mapped, key.exactly, make) if is_pmap else make()  # JAX traces in each call
     run = functools.partial(made.run, inputs)
-    return Staged(key, lambda: made.mapped, (inputs.leaves, *made.size), run)
+    return Staged(key, made.mapped, (inputs.leaves, *made.size), run)
 
 
 def axes_of_call(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
@@ -160,9 +276,9 @@ def _by_leaf(
     return Outputs(definition, static.split(leaves)), static.split(axes)
 
 
-def _run(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+def _run_mapped(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
     staged = _staged(mapped, args, kwargs)
-    return staged.run(staged.jitted())
+    return staged.run(staged.jitted)
 
 
 def _mapped(
@@ -185,7 +301,7 @@ def _mapped(
     jax_options = {"axis_size": as_integer(axis_size), **more}
     options = filtered(
         f"filter_{make.__name__}",
-        _run,
+        _run_mapped,
         make=make,
         in_axes=in_axes,
         in_name="in_axes",
