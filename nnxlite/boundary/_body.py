@@ -438,10 +438,8 @@ class _Comparison:
         if moves or (is_carry and is_object and self.is_scan and loop.updates):
             return loop.puts(call, f"a new {kind.type.__name__}", path)
         # In `scan` static attributes may differ.
-        alike_in_data = (
-            is_object and known.type is kind.type and known.layout.data == kind.layout.data
-        )
-        same = kind is known or (self.is_scan and alike_in_data)
+        form = lambda definition: (definition.type, definition.layout.data)
+        same = kind is known or (self.is_scan and is_object and form(known) == form(kind))
         return None if same else self.became(NodeCode(old), NodeCode(new), path)
 
     def check_edits(self) -> None:
