@@ -332,3 +332,37 @@ def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
                     f"as leaves, but got {axis!r} of type '{type(axis).__name__}' in {prefix!r}. "
                     "nnx.StateAxes chooses by Variable."
                 )
+
+
+def check_scan_axes(in_axes: tp.Any, out_axes: tp.Any) -> None:
+    """Raise TypeError or ValueError for axes that `scan` cannot have."""
+    counts: list[int] = []
+    for what, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
+        refuse_foreign_axes("scan", what, axes)
+        parts = axes if isinstance(axes, tuple) else (axes,)
+        counts.append(parts.count(Carry))
+        nested = [part for part in parts if part is not Carry]
+        if Carry in jax.tree_util.tree_leaves(nested, is_leaf=is_setting):
+            raise ValueError(
+                f"Carry must be at the top level, it cannot be nested. Found axes={axes!r}. "
+                "Make the carry one argument (any pytree)."
+            )
+    for path, setting in jax.tree_util.tree_leaves_with_path(out_axes, is_leaf=is_setting):
+        inside = setting._settings if isinstance(setting, PrefixMapping) else (setting,)
+        for word, refused in (("carry", Carry), ("broadcast", None)):
+            if setting is not Carry and any(axis is refused for axis in inside):
+                where = "".join(map(str, path))
+                shown = f"out_axes={setting!r}" if setting is None else repr(setting)
+                raise ValueError(
+                    f"Cannot {word} output state. Got {shown} at: out_axes{where}. Every result of "
+                    "an iteration needs an axis, or is the carry as a whole."
+                )
+    shown = f"in_axes={in_axes!r} and out_axes={out_axes!r}"
+    if bool(counts[0]) != bool(counts[1]):
+        raise ValueError(
+            f"If one of in_axes or out_axes has Carry, the other must also have Carry. Got {shown}."
+        )
+    if max(counts) > 1:
+        raise ValueError(
+            f"Found multiple Carry definitions in {shown}. Make the carries one pytree."
+        )

@@ -3,8 +3,8 @@
 from nnxlite.filtered._calls import filter_jit as filter_jit
 from nnxlite.filtered._calls import filter_pmap as filter_pmap
 from nnxlite.filtered._calls import filter_vmap as filter_vmap
-from nnxlite.filtered._custom import filter_custom_jvp as filter_custom_jvp
-from nnxlite.filtered._custom import filter_custom_vjp as filter_custom_vjp
+from nnxlite.filtered._grad import filter_custom_jvp as filter_custom_jvp
+from nnxlite.filtered._grad import filter_custom_vjp as filter_custom_vjp
 from nnxlite.filtered._grad import filter_grad as filter_grad
 from nnxlite.filtered._grad import filter_hessian as filter_hessian
 from nnxlite.filtered._grad import filter_jacfwd as filter_jacfwd
@@ -12,8 +12,6 @@ from nnxlite.filtered._grad import filter_jacrev as filter_jacrev
 from nnxlite.filtered._grad import filter_jvp as filter_jvp
 from nnxlite.filtered._grad import filter_value_and_grad as filter_value_and_grad
 from nnxlite.filtered._grad import filter_vjp as filter_vjp
-from nnxlite.filtered._pretty import tree_pformat as tree_pformat
-from nnxlite.filtered._pretty import tree_pprint as tree_pprint
 from nnxlite.filtered._shapes import branched_error_if as branched_error_if
 from nnxlite.filtered._shapes import error_if as error_if
 from nnxlite.filtered._shapes import filter_checkpoint as filter_checkpoint
@@ -36,4 +34,6 @@ from nnxlite.filtered._trees import tree_check as tree_check
 from nnxlite.filtered._trees import tree_equal as tree_equal
 from nnxlite.filtered._trees import tree_flatten_one_level as tree_flatten_one_level
 from nnxlite.filtered._trees import tree_inference as tree_inference
+from nnxlite.filtered._trees import tree_pformat as tree_pformat
+from nnxlite.filtered._trees import tree_pprint as tree_pprint
 from nnxlite.objects._fields import field as field

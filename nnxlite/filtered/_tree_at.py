@@ -12,6 +12,7 @@ in place of every None.
 from __future__ import annotations
 
 import collections.abc as cabc
+import functools
 import typing as tp
 
 from nnxlite._base.errors import path_text, short_type
@@ -128,9 +129,11 @@ def _filled(marked: tp.Any, new: dict[int, tp.Callable[[tp.Any], tp.Any]]) -> tp
     return copied("tree_at", (marked,), fill, lambda lead: id(lead) in new, fill_static)
 
 
-def _at_path(tree: tp.Any, path: Path) -> tp.Any:
+def _at_path(tree: tp.Any, where: str | Path) -> tp.Any:
     """The part of a marked tree at a path; static attributes become marks."""
-    value: tp.Any = tree
+    value, path = tree, where
+    if isinstance(path, str):
+        path = tuple(int(n) if n.lstrip("-").isdigit() else n for n in path.split("."))
     for step, name in enumerate(path):
         parent: tp.Any = value
         if kind_of(parent) == OBJECT and name in parent._nnx_dict:
@@ -152,12 +155,6 @@ def _at_path(tree: tp.Any, path: Path) -> tp.Any:
     return value
 
 
-def _as_path(where: tp.Any) -> Path:
-    if isinstance(where, tuple):
-        return where
-    return tuple(int(n) if n.lstrip("-").isdigit() else n for n in where.split("."))
-
-
 def _ids(tree: tp.Any) -> dict[int, Path]:
     """The path of every node and leaf of a marked tree, by identity."""
     out: dict[int, Path] = {}
@@ -174,9 +171,9 @@ def _ids(tree: tp.Any) -> dict[int, Path]:
 def _find(where: tp.Any, marked: tp.Any) -> tuple[list[tp.Any], bool]:
     """The parts that `where` selects, and whether it selects one rather than a sequence."""
     if isinstance(where, (str, tuple)):
-        return [_at_path(marked, _as_path(where))], True
+        return [_at_path(marked, where)], True
     if isinstance(where, list):
-        return [_at_path(marked, _as_path(w)) for w in where], False
+        return [_at_path(marked, path) for path in where], False
     selected = where(marked)
     is_part = selected is not None and id(selected) in _ids(marked)
     if isinstance(selected, (list, tuple)) and not is_part:
@@ -231,20 +228,13 @@ def _check_parts(parts: list[tp.Any], marked: tp.Any) -> None:
                 )
 
 
-def _replacement(
-    part: tp.Any, value: tp.Any, replace_fn: tp.Callable[[tp.Any], tp.Any] | None
-) -> tp.Callable[[tp.Any], tp.Any]:
-    """From the old part to the new one; a value for a Variable becomes a Variable of the same kind."""
-
-    def replace(old: tp.Any) -> tp.Any:
-        if isinstance(old, Variable):
-            new = value if replace_fn is None else replace_fn(old.get_raw_value())
-            return (
-                new if isinstance(new, Variable) or new is None else make(old._box.definition, new)
-            )
-        return value if replace_fn is None else replace_fn(old)
-
-    return replace
+def _replaced(value: tp.Any, replace_fn: tp.Any, old: tp.Any) -> tp.Any:
+    """What replaces an old part; a value for a Variable becomes a Variable of the same kind."""
+    of_variable = isinstance(old, Variable)
+    if replace_fn is not MISSING:
+        value = replace_fn(old.get_raw_value() if of_variable else old)
+    keeps_kind = of_variable and value is not None and not isinstance(value, Variable)
+    return make(old._box.definition, value) if keeps_kind else value
 
 
 def tree_at(
@@ -291,8 +281,7 @@ def tree_at(
     values: tp.Sequence[tp.Any] = [None] * len(parts)
     if replace_fn is MISSING:
         values = [replace] if single else _several(replace, len(parts))
-    function = None if replace_fn is MISSING else replace_fn
-    new = {id(p): _replacement(p, v, function) for p, v in zip(parts, values)}
+    new = {id(p): functools.partial(_replaced, v, replace_fn) for p, v in zip(parts, values)}
     return _filled(marked, new)
 
 

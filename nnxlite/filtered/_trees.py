@@ -1,4 +1,4 @@
-"""Functions on whole trees: `partition` and `combine`, questions, small edits.
+"""Functions on whole trees: `partition` and `combine`, questions, small edits, text.
 
 They walk trees level by level, and copy them with their sharing.
 """
@@ -14,9 +14,10 @@ import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import flatten_one_level, is_pytree_leaf, key_name
+from nnxlite._base.text import Style, Text, expanded, laid_out, open_up, short
 from nnxlite._state._walk import sorted_keys
 from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.filtered._specs import MASK, IsLeaf, answers, is_array, leaves_of
+from nnxlite.filtered._specs import MASK, IsLeaf, answers, has_shape, is_array, leaves_of
 from nnxlite.graph._kinds import OBJECT, VARIABLE, is_static_part, kind_of
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import iter_graph
@@ -477,3 +478,99 @@ def tree_inference(pytree: T, value: bool = True) -> T:
 
 
 _MODES = ("deterministic", "use_running_average", "inference")
+
+
+# Text ----------------------------------------------------------------------------------------------
+
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
+
+
+def _never(leaf: tp.Any) -> bool:
+    return False
+
+
+def array_text(array: tp.Any) -> str:
+    """An array by dtype and shape: `f32[2,3]`.
+
+    >>> import jax.numpy as jnp
+    >>> from nnxlite.filtered._trees import array_text
+    >>> array_text(jnp.zeros((2, 3)))
+    'f32[2,3]'
+    """
+    name = str(array.dtype)
+    letters = name.rstrip("0123456789")
+    kind = _SHORT.get(letters, letters) + name[len(letters) :]
+    owner = "(numpy)" if isinstance(array, (np.ndarray, np.generic)) else ""
+    return f"{kind}[{','.join(map(str, array.shape))}]{owner}"
+
+
+def tree_pformat(
+    pytree: tp.Any,
+    *,
+    width: int = 80,
+    indent: int = 2,
+    short_arrays: bool = True,
+    struct_as_array: bool = False,
+    truncate_leaf: tp.Callable[[tp.Any], bool] = _never,
+) -> str:
+    """A tree as text, with arrays by dtype and shape.
+
+    Args:
+        pytree: any pytree, or a graph object.
+        width: the number of characters that a line may have, if possible.
+        indent: of each level, in characters.
+        short_arrays: False writes arrays out.
+        struct_as_array: writes `jax.ShapeDtypeStruct`s like arrays.
+        truncate_leaf: parts for which it is true are written as `Type(...)`.
+
+    Returns:
+        A string, of several lines where one is not enough.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.tree_pformat({"w": jnp.zeros((2, 3)), "name": "head"})
+    "{'w': f32[2,3], 'name': 'head'}"
+    """
+
+    def leaf(value: tp.Any) -> str:
+        if truncate_leaf(value):
+            return f"{type(value).__name__}(...)"
+        if short_arrays if is_array(value) else struct_as_array and has_shape(value):
+            return array_text(value)
+        return repr(value) if has_shape(value) else short(value)
+
+    def opened(value: tp.Any) -> Text | None:
+        return None if has_shape(value) or truncate_leaf(value) else open_up(value)
+
+    style = Style(leaf, opened, width, indent)
+    with expanded(pytree, style) as order:
+        return laid_out(order, style)
+
+
+def tree_pprint(
+    pytree: tp.Any,
+    *,
+    width: int = 80,
+    indent: int = 2,
+    short_arrays: bool = True,
+    struct_as_array: bool = False,
+    truncate_leaf: tp.Callable[[tp.Any], bool] = _never,
+) -> None:
+    """Print a tree; arguments as for `tree_pformat`.
+
+    Args:
+        pytree: any pytree, or a graph object.
+        width, indent, short_arrays, struct_as_array, truncate_leaf: as for `tree_pformat`.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.tree_pprint([jnp.zeros(3), "a"])
+    [f32[3], 'a']
+    """
+    text = tree_pformat(
+        pytree,
+        width=width,
+        indent=indent,
+        short_arrays=short_arrays,
+        struct_as_array=struct_as_array,
+        truncate_leaf=truncate_leaf,
+    )
+    print(text)

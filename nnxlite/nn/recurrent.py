@@ -29,7 +29,7 @@ from nnxlite.objects._module import Module
 from nnxlite.objects._rng_scopes import split_rngs
 from nnxlite.objects._rngs import Rngs, RngStream
 from nnxlite.objects._scopes import note_layer
-from nnxlite.transforms._scan import scan
+from nnxlite.transforms._loops import scan
 from nnxlite.variables._kinds import RngState
 
 _logger = logging.getLogger(__name__)

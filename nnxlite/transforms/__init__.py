@@ -1,12 +1,12 @@
 """Transforms: those of JAX, for functions of mutable objects."""
 
-from nnxlite.transforms._branches import cond as cond
-from nnxlite.transforms._branches import switch as switch
 from nnxlite.transforms._call import Call as Call
 from nnxlite.transforms._compiles import CacheInfo as CacheInfo
 from nnxlite.transforms._compiles import Explanation as Explanation
 from nnxlite.transforms._compiles import Lowered as Lowered
 from nnxlite.transforms._compiles import explain_compiles as explain_compiles
+from nnxlite.transforms._control import cond as cond
+from nnxlite.transforms._control import switch as switch
 from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
 from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import jvp as jvp
@@ -15,6 +15,7 @@ from nnxlite.transforms._grad import vjp as vjp
 from nnxlite.transforms._jit import JitWrapped as JitWrapped
 from nnxlite.transforms._jit import jit as jit
 from nnxlite.transforms._loops import fori_loop as fori_loop
+from nnxlite.transforms._loops import scan as scan
 from nnxlite.transforms._loops import while_loop as while_loop
 from nnxlite.transforms._mapped import pmap as pmap
 from nnxlite.transforms._mapped import shard_map as shard_map
@@ -25,7 +26,6 @@ from nnxlite.transforms._reference import from_tree as from_tree
 from nnxlite.transforms._reference import jit_partial as jit_partial
 from nnxlite.transforms._reference import prefix as prefix
 from nnxlite.transforms._reference import to_tree as to_tree
-from nnxlite.transforms._scan import scan as scan
 from nnxlite.transforms._shapes import checkify as checkify
 from nnxlite.transforms._shapes import eval_shape as eval_shape
 from nnxlite.transforms._shapes import make_jaxpr as make_jaxpr

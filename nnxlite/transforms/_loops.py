@@ -1,8 +1,9 @@
-"""`while_loop` and `fori_loop`, in which the body gets its own last result; also the base of `scan`.
+"""`scan`, `while_loop` and `fori_loop`: loops over mutable objects.
 
-The body is traced once, as a function from the leaves of its arguments to its outputs.  The trace shows
-which leaves change from one iteration to the next: these are the state of JAX's loop.  All others are
-constants of it, neither copied nor returned.
+Every leaf of the arguments is scanned (it has an axis), carried, or constant; `while_loop` and
+`fori_loop` carry all of them.  The body is traced once, as a function from the leaves of its arguments
+to its outputs.  The trace shows which leaves of the carry change from one iteration to the next: these
+are the state of JAX's loop.  All others are constants of it, neither copied nor returned.
 """
 
 from __future__ import annotations
@@ -15,18 +16,10 @@ import jax.numpy as jnp
 from jax.tree_util import tree_leaves
 
 from nnxlite._base.config import Modes
-from nnxlite._base.jax import (
-    Tracer,
-    abstract,
-    as_integer,
-    drop_hidden_frames,
-    is_pytree_leaf,
-    is_ref,
-)
+from nnxlite._base.jax import Tracer, abstract, as_integer, is_pytree_leaf, is_ref
 from nnxlite.boundary._body import (
     Body,
     LoopKind,
-    Slots,
     body_outputs,
     carried,
     is_random,
@@ -39,42 +32,38 @@ from nnxlite.boundary._body import (
 )
 from nnxlite.boundary._call_def import CallDef, Inner, parameter_names, replaced, template_of
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._out import Outputs, replay
-from nnxlite.boundary._prefixes import Carry
+from nnxlite.boundary._labels import output_settings, refuse_no_room
+from nnxlite.boundary._out import Outputs
+from nnxlite.boundary._prefixes import Carry, by_path, check_scan_axes
 from nnxlite.boundary._refusals import described
 from nnxlite.graph._functional import build
 from nnxlite.graph._plan import view
-from nnxlite.transforms._call import naming_arguments, unwrapped_value
-from nnxlite.transforms._finish import checks_noted, wait
-from nnxlite.transforms._programs import run_bodies
-from nnxlite.transforms._wrapper import name_of
+from nnxlite.transforms._call import refuse_shared_result, unwrapped_value
+from nnxlite.transforms._control import run_bodies, run_flow
+from nnxlite.transforms._finish import R
+from nnxlite.transforms._mapping import (
+    argument_settings,
+    axis_complaint,
+    in_positions,
+    remove_axis_names,
+    with_axis_names,
+)
+from nnxlite.transforms._wrapper import (
+    Decorator,
+    Options,
+    P,
+    Transform,
+    decorated,
+    inputs_in_mode,
+    name_of,
+)
 from nnxlite.variables._definition import MISSING
+from nnxlite.variables._metadata import PARTITION_NAME
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._signatures import ScanKeywords
 
 C = tp.TypeVar("C")
-
-
-def run_flow(
-    name: str, inputs: tp.Callable[[], Inputs], run: tp.Callable[[CallDef, list[tp.Any]], Outputs]
-) -> tp.Any:
-    """Run control flow on the caller's objects, and write back what it changed.
-
-    Args:
-        name: of the transform.
-        inputs: gives the arguments.
-        run: from the static side of the arguments and their leaves to what leaves.
-    """
-    try:
-        given = inputs()
-        call, checks = given.define(), checks_noted()
-        remedy = "Pass an array, or let the function capture the value."
-        with naming_arguments(name, call, given, remedy):
-            out = run(call, given.leaves)
-            if checks_noted() != checks:
-                wait(out)
-        return replay(given, out)
-    except Exception as error:
-        drop_hidden_frames(error)
-        raise
 
 
 def loop_arguments(tree: tp.Any, modes: Modes) -> tp.Any:
@@ -141,13 +130,91 @@ def _axis_moved(x: tp.Any, source: int, target: int) -> tp.Any:
     return x if source == target else jnp.moveaxis(x, source, target)
 
 
-def run_loop(
-    name: str,
+def _carry_part(axes: tp.Any, parts: tp.Any, whole: bool = False) -> tp.Any:
+    """The part of the arguments, or of the result as a whole, that is the carry; None without one."""
+    if axes is Carry:
+        return parts if whole else next(iter(parts), None)
+    pairs = zip(axes, parts) if isinstance(axes, tuple) else ()
+    return next((part for axis, part in pairs if axis is Carry), None)
+
+
+class _Body(tp.NamedTuple):
+    """One iteration, as the user wrote it.
+
+    Attributes:
+        name: of the loop and the user's function, for messages.
+        user: the function.
+        run: calls it with the arguments as they were rebuilt, and the index if there is one.
+        options: of the transform.
+        first: how many arguments the function carries.
+        roles, roots: of the graph leaves and roots of the arguments: an axis, `Carry`, or None.
+        warned: tags of the random streams that the user was warned of.
+        captured: whether it may return objects that it captured.
+    """
+
+    name: str
+    user: tp.Callable[..., tp.Any]
+    run: tp.Callable[..., tp.Any]
+    options: tp.Any
+    first: int
+    roles: list[tp.Any]
+    roots: list[tp.Any]
+    warned: set[str]
+    captured: bool = False
+
+    def __call__(self, inner: Inner, tree: tp.Any, *index: tp.Any) -> tuple[Outputs, tp.Any]:
+        """What leaves the iteration; the slots of the carry, and the role of each output."""
+        options, call, roles = self.options, inner.call, self.roles
+        axis_names = dict(options.axis_names)
+        remove_axis_names(inner, roles, axis_names)
+        result = self.run(tree, *index)
+        refuse_shared_result(result, options.name, options.modes.graph)
+        out = body_outputs(inner, result, structure=True, captured=self.captured)
+        out = self._without_constants(call, out)
+        loop = LoopKind(options.name, options.modes.updates)
+        before = _carry_part(options.in_axes, call.template()[0][self.first :])
+        after = _carry_part(options.out_axes, template_of(out.definition.treedef), whole=True)
+        axes = output_settings(call, out, roles, self.roots, options.out_axes, "out_axes", None)
+        pairs = paired_roots(loop, call, out, before, after)
+        of_result, _, of_new = out.definition.split(axes)
+        out, slots = carried(loop, inner, out, pairs, roles, of_new)
+        written = [roles[leaf] for leaf in out.definition.written]
+        every = [*of_result, *written, *of_new[: len(out.new)]]
+        refuse_no_room(self.name, call, out, every)
+        return with_axis_names(inner, out, roles, of_new, axis_names), (slots, tuple(every))
+
+    def _without_constants(self, call: CallDef, out: Outputs) -> Outputs:
+        """The outputs without random streams that are constants: each iteration draws the same keys.
+
+        Raises ValueError where another constant was written.
+        """
+        at = out.definition.written
+        constants = [leaf for leaf in at if self.roles[leaf] is None]
+        if self.options.modes.updates:
+            warn_of_streams(
+                call,
+                constants,
+                self.warned,
+                f"is broadcast under {self.name}: every iteration draws the same keys",
+                "Carry its count, with nnx.StateAxes({nnx.RngCount: nnx.Carry, ...: None}), or "
+                "give each iteration a key of its own with nnx.split_rngs(splits=...) and an axis.",
+            )
+            for leaf in constants:
+                if not is_random(call, leaf):
+                    raise ValueError(
+                        f"scan: the body writes '{call.graph_leaves()[leaf].text()}', which is "
+                        "broadcast (axis None): the writes of the iterations would be lost. Carry "
+                        "it, with Carry in in_axes or nnx.StateAxes({...: nnx.Carry}), or give it an "
+                        "axis."
+                    )
+        return out.with_written({i: x for i, x in zip(at, out.written) if i not in constants})
+
+
+def _run_loop(
+    step: _Body,
     call: CallDef,
     leaves: list[tp.Any],
     roles: tp.Sequence[tp.Any],
-    step: tp.Callable[..., tuple[Outputs, tuple[Slots, tuple[tp.Any, ...]]]],
-    fun: tp.Callable[..., tp.Any],
     options: tuple[tp.Any, ...],
     *index: tp.Any,
     trace_test: tp.Callable[[list[tp.Any]], Body] | None = None,
@@ -157,12 +224,8 @@ def run_loop(
     The body is traced until the types of the carry are stable: Python scalars may take two traces.
 
     Args:
-        name: of the loop.
-        call, leaves: the arguments.
-        roles: of the leaves: an axis, `Carry`, or None for a constant.
-        step: one iteration, from the arguments as they were rebuilt (and the index) to the outputs, the
-            slots of the carry (see `carried`), and the role of each output.
-        fun: the user's function, for messages.
+        step: one iteration.
+        call, leaves, roles: the arguments; the role of each leaf.
         options: see `_Loop`.
         index: of an iteration, abstract, where there is one.
         trace_test: traces the condition of the loop for the leaves of an iteration.
@@ -174,17 +237,18 @@ def run_loop(
     first = replaced(leaves, scanned, [slice_of(leaves[i], roles[i]) for i in scanned])
     carried_arrays = [i for i in range(call.num_arrays) if roles[i] is Carry]
     while True:
-        body = trace_body(call, step, first, *index, user=fun)
+        body = trace_body(call, step, first, *index, user=step.user)
         slots, out_roles = body.more
         state = [*carried_arrays, *[call.num_arrays + leaf for leaf, _ in slots]]
         start, ends = [first[i] for i in state], _next_state(body, body.shapes)
         starts = [*map(with_type, start, ends)]
         for at, before, x, after in zip(state, start, starts, ends):
             if x is MISSING:
+                where, name = call.leaves()[at].text(), step.options.name
                 raise TypeError(
                     f"{name} body function carry input and carry output must have equal types, but "
-                    f"they differ at '{call.leaves()[at].text()}': the input is {described(before)}, "
-                    f"the output {described(after)}."
+                    f"they differ at '{where}': the input is {described(before)}, the output "
+                    f"{described(after)}."
                 )
         if all(a is b for a, b in zip(tree_leaves(starts), tree_leaves(start))):
             break
@@ -194,7 +258,7 @@ def run_loop(
     outputs = [(n, role) for x, role in zip(out.values, out_roles) for n in tree_leaves(x)]
     stacked = [pair for pair in outputs if pair[0] not in {*following}]
     settings = _Loop(
-        name,
+        step.options.name,
         tuple(tree_leaves([numbers[i] for i in state])),
         tuple(following),
         tuple([(n, roles[i]) for i in scanned for n in tree_leaves(numbers[i])]),
@@ -216,6 +280,9 @@ def _next_state(body: Body, out: Outputs) -> list[tp.Any]:
     return [*result, *next_values(slots, out)]
 
 
+# while_loop and fori_loop --------------------------------------------------------------------------
+
+
 def _run_on_carry(
     name: str,
     modes: Modes,
@@ -225,7 +292,7 @@ def _run_on_carry(
     options: tuple[tp.Any, ...] = (),
     test: tp.Callable[..., tp.Any] | None = None,
 ) -> tp.Any:
-    """Run `while_loop` or `fori_loop`, all of whose arguments but the bounds are the carry.
+    """Run `while_loop` or `fori_loop`: a `scan` of nothing, all of whose arguments are the carry.
 
     Args:
         name, modes, fun, init_val: the loop.
@@ -233,27 +300,20 @@ def _run_on_carry(
         options: of `fori_loop`, see `_Loop`.
         test: the condition of `while_loop`.
     """
-    kind = LoopKind(name, modes.updates)
-
-    def step(inner: Inner, tree: tp.Any, *index: tp.Any) -> tp.Any:
-        call, result = inner.call, fun(*index, tree[0][-1])
-        captured = bool(index) and modes.updates
-        out = body_outputs(inner, result, structure=True, captured=captured)
-        pairs = paired_roots(
-            kind, call, out, call.template()[0][-1], template_of(out.definition.treedef)
-        )
-        roles = [Carry] * call.graphdef.num_leaves
-        out, slots = carried(kind, inner, out, pairs, roles, [Carry] * len(out.new))
-        return out, (slots, (Carry,) * len(out.values))
+    axes = {"in_axes": (*[None] * len(bounds), Carry), "out_axes": Carry, "axis_names": ()}
+    of_loop = Options.of(name, modes, _run_on_carry, **axes)
 
     def run(call: CallDef, leaves: list[tp.Any]) -> Outputs:
         roles = [None] * len(bounds) + [Carry] * (len(leaves) - len(bounds))
+        sides = call.by_side(roles)[1], [Carry] * len(call.where)
+        body = lambda tree, *index: fun(*index, tree[0][-1])
+        step = _Body(name, fun, body, of_loop, 0, *sides, set(), test is None and modes.updates)
         if test is None:
             index = abstract(leaves[0] if bounds else 0)
-            return run_loop(name, call, leaves, roles, step, fun, options, index)
+            return _run_loop(step, call, leaves, roles, options, index)
         has_refs = any(map(is_ref, tree_leaves(leaves)))
         trace_test = functools.partial(_trace_test, test, call)
-        return run_loop(name, call, leaves, roles, step, fun, (has_refs,), trace_test=trace_test)
+        return _run_loop(step, call, leaves, roles, (has_refs,), trace_test=trace_test)
 
     def inputs() -> Inputs:
         names = parameter_names(fun)[-1:] or ("carry",)
@@ -391,3 +451,128 @@ def _bounds(*bounds: tp.Any) -> tuple[tp.Any, ...]:
 def _fits(number: int, dtype: tp.Any) -> bool:
     limits = jnp.iinfo(dtype)
     return int(limits.min) <= number <= int(limits.max)
+
+
+# scan ----------------------------------------------------------------------------------------------
+
+
+def _run_scan(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    bound, axes = t.bound, t.options.in_axes
+    wanted = len(axes) if isinstance(axes, tuple) else int(axes is Carry)
+    args, kwargs = in_positions(t, args, kwargs, wanted, kwargs or len(args) < wanted)
+    if axes is Carry and len(args) != 1:
+        raise ValueError(
+            f"scan({name_of(bound.fun)}): with in_axes=Carry the one argument is the carry, "
+            f"got {len(args)} arguments. Carry them as one pytree, or give each its axis, "
+            "such as in_axes=(nnx.Carry, None)."
+        )
+    args, kwargs = loop_arguments((args, kwargs), t.options.modes)
+    inputs = inputs_in_mode(bound, args, kwargs, t.options)
+    return run_flow("scan", lambda: inputs, functools.partial(_run, t))
+
+
+def _run(t: Transform[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Outputs:
+    options, fun, name = t.options, t.bound.fun, f"scan({name_of(t.bound.fun)})"
+    roles, roots = argument_settings(call, t.bound, options.in_axes, "in_axes")
+    if not options.modes.updates:  # writes carry over
+        for leaf, node in enumerate(call.graphdef.decoded.leaf_nodes, call.num_arrays):
+            if roles[leaf] is None and node >= 0:
+                roles[leaf] = Carry
+    is_scanned = any(isinstance(role, int) for role in roles)
+    names = [leaf.text() for leaf in call.leaves()]
+    complaint = axis_complaint(names, leaves, roles, options.length, "length")
+    if complaint is not None:
+        raise ValueError(f"{name}: {complaint}")
+    # The length of the arrays may be symbolic.
+    given = (("length", None if is_scanned else options.length), *options.jax_options)
+    sides, warned = (call.by_side(roles)[1], roots), vars(t).setdefault("_warned", set())
+    body = lambda tree: fun(*tree[0], **tree[1])
+    step = _Body(name, fun, body, options, len(t.bound.args), *sides, warned)
+    return _run_loop(step, call, leaves, roles, given)
+
+
+@tp.overload
+def scan(f: tp.Callable[P, R], **options: tp.Unpack[ScanKeywords]) -> Transform[P, R]: ...
+@tp.overload
+def scan(**options: tp.Unpack[ScanKeywords]) -> Decorator: ...
+def scan(
+    f: tp.Any = MISSING,
+    *,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    _split_transpose: bool = False,
+    in_axes: tp.Any = (Carry, 0),
+    out_axes: tp.Any = (Carry, 0),
+    transform_metadata: tp.Mapping[str, tp.Any] = {},
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """Run a function over slices of its arguments, one after the other, with a carry.
+
+    `f(carry, x)` returns the next carry and an output, as in `jax.lax.scan`; `in_axes` and
+    `out_axes` say otherwise. What is written into an object that is scanned or carried stays there
+    after the loop.
+
+    Args:
+        f: the function; without it `scan` returns a decorator.
+        length: number of iterations, where no argument is scanned.
+        reverse, unroll, _split_transpose: as in `jax.lax.scan`.
+        in_axes: for each argument an axis, None (the same in every iteration), `Carry`, or
+            `StateAxes` to choose by Variable.
+        out_axes: the same for the result.
+        transform_metadata: as for `vmap`.
+        graph, graph_updates: see `jit`.
+
+    Returns:
+        A function of the same arguments, which returns the last carry and the stacked outputs, in
+        the positions that `out_axes` gives them.
+
+    Raises:
+        ValueError: for prefixes or sizes that do not match, a result that would be broadcast, a
+            broadcast Variable that is written, or a carry whose objects are replaced or whose
+            structure changes.
+        TypeError: where types of the carry change, or (with `graph_updates=False`) an array of it
+            becomes a tree.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> blocks = nnx.vmap(lambda key: nnx.Linear(2, 2, rngs=nnx.Rngs(key)))(
+    ...     jax.random.split(jax.random.key(0), 3))
+    >>> forward = nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    >>> forward(jnp.ones((1, 2)), blocks).shape
+    (1, 2)
+
+    The carry may contain objects:
+
+    >>> @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    ... def count(carry, x):
+    ...     total, counter = carry
+    ...     counter.n += 1
+    ...     return (total + x, counter), total
+    >>> counter = nnx.Dict(n=nnx.Variable(jnp.array(0)))
+    >>> (total, _), before = count((0.0, counter), jnp.arange(3.0))
+    >>> float(total), before.tolist(), int(counter.n)
+    (3.0, [0.0, 0.0, 1.0], 3)
+    """
+    in_axes = by_path(tuple(in_axes) if isinstance(in_axes, list) else in_axes)
+    out_axes = by_path(tuple(out_axes) if isinstance(out_axes, list) else out_axes)
+    check_scan_axes(in_axes, out_axes)
+    unroll = as_integer(unroll)
+    options = Options.of(
+        "scan",
+        Modes.of(graph, graph_updates),
+        _run_scan,
+        length=as_integer(length),
+        jax_options=(
+            ("reverse", reverse),
+            ("unroll", unroll),
+            ("_split_transpose", _split_transpose),
+        ),
+        unroll_type=type(unroll),  # since True equals 1
+        in_axes=in_axes,
+        out_axes=out_axes,
+        axis_names=tuple(transform_metadata.items())
+        if PARTITION_NAME in transform_metadata
+        else (),
+    )
+    return decorated(Transform, f, options)

@@ -25,7 +25,7 @@ from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._out import Fixed, Outputs, replay
 from nnxlite.graph._plan import view
 from nnxlite.transforms._call import STATIC, Call, positional
-from nnxlite.transforms._programs import run_bodies
+from nnxlite.transforms._control import run_bodies
 from nnxlite.transforms._wrapper import (
     Decorator,
     Options,

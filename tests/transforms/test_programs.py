@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nnxlite as nnx
-from nnxlite.transforms import _programs
+from nnxlite.transforms import _control
 
 X = jnp.arange(1.0, 5.0)
 XS = X[None]
@@ -233,17 +233,17 @@ def test_a_callback_runs_in_each_call_and_is_that_of_the_call():
 
 
 def test_programs_are_bounded(monkeypatch):
-    monkeypatch.setattr(_programs._programs, "most", 2)
-    _programs._programs.clear()
+    monkeypatch.setattr(_control._programs, "most", 2)
+    _control._programs.clear()
     for i in range(4):
         nnx.switch(0, [lambda x, i=i: x * (i + 2)], X)
-    assert len(_programs._programs) == 2
+    assert len(_control._programs) == 2
     with compilations(0):
         nnx.switch(0, [lambda x: x * 5], X)
 
 
 def test_threads_that_run_and_drop_programs(monkeypatch):
-    monkeypatch.setattr(_programs._programs, "most", 2)
+    monkeypatch.setattr(_control._programs, "most", 2)
     failures = []
 
     def work(n):
@@ -257,7 +257,7 @@ def test_threads_that_run_and_drop_programs(monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failures and len(_programs._programs) <= 2 + len(threads)
+    assert not failures and len(_control._programs) <= 2 + len(threads)
 
 
 def test_without_jit_a_body_runs_op_by_op():
