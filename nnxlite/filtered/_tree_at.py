@@ -18,7 +18,7 @@ import typing as tp
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.interning import Writes
 from nnxlite.filtered._specs import is_array
-from nnxlite.filtered._trees import Values, children, copied
+from nnxlite.filtered._trees import children, copied
 from nnxlite.graph._defs import own_status
 from nnxlite.graph._kinds import DATA_TYPES, OBJECT, is_static_part, kind_of
 from nnxlite.graph._rebuild import Path
@@ -68,8 +68,7 @@ class _Empty(tuple):
 def _marked(tree: tp.Any, is_leaf: IsLeaf) -> tp.Any:
     """A copy of a tree with marks in place of its leaves."""
 
-    def mark(path: Path, values: Values, in_container: bool) -> tp.Any:
-        (value,) = values
+    def mark(in_container: bool, value: tp.Any) -> tp.Any:
         if is_leaf(value):
             return _Mark(value)
         if type(value) is tuple:
@@ -101,8 +100,7 @@ def _filled(marked: tp.Any, new: dict[int, tp.Callable[[tp.Any], tp.Any]]) -> tp
     """
     replaced: dict[int, tp.Any] = {}
 
-    def fill(path: Path, values: Values, in_container: bool) -> tp.Any:
-        (value,) = values
+    def fill(in_container: bool, value: tp.Any) -> tp.Any:
         if id(value) in new:
             if id(value) not in replaced:
                 replaced[id(value)] = new[id(value)](_filled(value, {}))

@@ -62,7 +62,7 @@ Values = tuple[tp.Any, ...]
 def copied(
     what: str,
     trees: Values,
-    leaf: tp.Callable[[Path, Values, bool], tp.Any],
+    leaf: tp.Callable[..., tp.Any],
     stops: tp.Callable[[tp.Any], bool] = lambda part: False,
     finish: tp.Callable[[tp.Any, tp.Any], None] = lambda lead, copy: None,
 ) -> tp.Any:
@@ -75,8 +75,8 @@ def copied(
     Args:
         what: the function that copies, for messages.
         trees: the trees.
-        leaf: gives the copy of a leaf, from its path, the values there, and whether it is in a container
-            that an attribute of an object has.
+        leaf: gives the copy of a leaf, from whether it is in a container that an attribute of an object
+            has, and what each tree has there.
         stops: whether a part is a leaf, and not walked into.
         finish: is called with each object and its copy, once that has its data.
 
@@ -100,20 +100,20 @@ def copied(
     def part(path: Path, values: Values, in_container: bool) -> tp.Any:
         lead = first_given(*values)
         if lead is None or stops(lead):
-            return leaf(path, values, in_container)
+            return leaf(in_container, *values)
         if kind_of(lead) in (OBJECT, VARIABLE):
             if id(lead) not in copies:
                 copies[id(lead)] = lead, copy_of(path, lead, values)
             return copies[id(lead)][1]
-        found = _level(lead)
-        if found is None:
-            return leaf(path, values, in_container)
-        names, _, form, build = found
-        others = [None if value is None else _level(value) for value in values]
-        for value, other in zip(values, others):
-            if value is not None and (other is None or other[2] != form):
+        found, levels = _level(lead), [None if value is None else _level(value) for value in values]
+        for value, other in zip(values, levels):
+            same = other is found is None or (other and found and other[2] == found[2])
+            if not (value is None or same):
                 differ(what, path, lead, value)
-        below = zip(*[[None] * len(names) if other is None else other[1] for other in others])
+        if found is None:
+            return leaf(in_container, *values)
+        names, _, _, build = found
+        below = zip(*[[None] * len(names) if level is None else level[1] for level in levels])
         new = [part((*path, name), parts, in_container) for name, parts in zip(names, below)]
         return build(new)
 
@@ -167,16 +167,10 @@ def combined(
     """
     stops = is_leaf or (lambda part: False)
 
-    def leaf(path: Path, values: Values, in_container: bool) -> tp.Any:
+    def leaf(in_container: bool, *values: tp.Any) -> tp.Any:
         lead = first_given(*values)
-        if lead is None or stops(lead):
-            return fun(*values)
-        if in_container and is_static_part(lead):
-            return lead
-        for value in values:
-            if kind_of(value) in (OBJECT, VARIABLE) or _level(value) is not None:
-                differ(what, path, lead, value)
-        return fun(*values)
+        is_fixed = in_container and lead is not None and is_static_part(lead)
+        return lead if is_fixed and not stops(lead) else fun(*values)
 
     return copied(what, tuple(trees), leaf, stops)
 

@@ -233,61 +233,73 @@ def _constant(value: tp.Any) -> tuple[tp.Any, ...]:
 # cond and switch ------------------------------------------------------------------------------------
 
 
-def _run_branches(
+def _run_choice(
     name: str,
+    chooser: str,
+    value: tp.Any,
+    branches: dict[str, tp.Callable[..., tp.Any]],
+    operands: tuple[tp.Any, ...],
     modes: Modes,
-    funs: tuple[tp.Callable[..., tp.Any], ...],
-    call: CallDef,
-    leaves: list[tp.Any],
-) -> Outputs:
-    """Trace the branches and run one; the first leaf says which, and is not an argument of theirs."""
-    chooser = _chooser(name)
-    if not isinstance(call.template()[0][0], int) or 0 in call.where:
-        kind = "a boolean" if name == "cond" else "an integer"
-        raise TypeError(
-            f"{name}: '{chooser}' must be {kind} scalar (or a Variable that holds "
-            "one), got an object, None or a container."
-        )
+) -> tp.Any:
+    """Run one of the branches; the objects that bound methods and partials carry are operands as well.
 
-    def body(number: int, fun: tp.Callable[..., tp.Any]) -> Body:
+    Args:
+        name: `cond` or `switch`.
+        chooser, value: the name of the argument that says which branch, and the argument.
+        branches: by their names in messages.
+        operands, modes: the other arguments.
+    """
+    unbound = {label: unbind(fun) for label, fun in branches.items()}
+
+    def names(fun: tp.Any) -> tuple[str, ...]:
+        """The names of the arguments in a branch, of which the chooser is none."""
+        known, count = parameter_names(fun)[: len(operands)], len(operands)
+        return chooser, *known, *[f"args[{number}]" for number in range(len(known), count)]
+
+    def inputs() -> Inputs:
+        carried = {label: (u.args, u.kwargs) for label, u in unbound.items() if u.args or u.kwargs}
+        args = (unwrapped_value(value), *operands)
+        first, *_ = unbound.values()
+        return Inputs.of_call(args, carried, names(first.fun)).in_mode(modes.graph, name)
+
+    def traced(call: CallDef, leaves: list[tp.Any], label: str, fun: tp.Any) -> Body:
         def run(inner: Inner, tree: tp.Any) -> tuple[Outputs, None]:
-            (_, *operands), bound = tree
-            args, kwargs = bound.get(_branch_name(name, number), ((), {}))
+            (_, *operands), carried = tree
+            args, kwargs = carried.get(label, ((), {}))
             result = fun(*args, *operands, **kwargs)
             refuse_shared_result(result, name, modes.graph)
             return body_outputs(inner, result, modes.updates, captured=modes.updates), None
 
-        names = _names(chooser, fun, len(call.template()[0]) - 1)
-        return trace_body(call.renamed(names), run, leaves, user=fun)
+        return trace_body(call.renamed(names(fun)), run, leaves, user=fun)
 
-    bodies = [body(number, fun) for number, fun in enumerate(funs)]
-    written = tuple(sorted({leaf for b in bodies for leaf in b.definition.written}))
-    labels = [f"{_branch_name(name, i)} ({name_of(fun)})" for i, fun in enumerate(funs)]
-    # What a branch does not write it leaves as it is: an output is one of the body's, or an input.
-    before = call.by_side(leaves)[1]
-    shapes = [_completed(body.shapes, written, before) for body in bodies]
-    for label, out in zip(labels[1:], shapes[1:]):
-        _check_equal(name, f"{labels[0]} and {label}", call, (shapes[0], out))
-    old = call.by_side(jax.tree_util.tree_map(lambda n: -1 - n, numbered(leaves)))[1]
-    outputs = [_completed(body.numbers(), written, old) for body in bodies]
-    settings = name, tuple([tuple(tree_leaves(out)) for out in outputs])
-    flat = run_bodies(_choice, settings, bodies, tree_leaves(leaves))
-    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(outputs[0]), flat)
+    def run(call: CallDef, leaves: list[tp.Any]) -> Outputs:
+        if not isinstance(call.template()[0][0], int) or 0 in call.where:
+            kind = "a boolean" if name == "cond" else "an integer"
+            raise TypeError(
+                f"{name}: '{chooser}' must be {kind} scalar (or a Variable that holds "
+                "one), got an object, None or a container."
+            )
+        bodies = [traced(call, leaves, label, u.fun) for label, u in unbound.items()]
+        written = tuple(sorted({leaf for b in bodies for leaf in b.definition.written}))
+        # What a branch does not write it leaves as it is: an output is one of the body's, or an input.
+        before = call.by_side(leaves)[1]
+        first, *others = [_completed(body.shapes, written, before) for body in bodies]
+        shown, *more = [f"{label} ({name_of(u.fun)})" for label, u in unbound.items()]
+        for label, out in zip(more, others):
+            _check_equal(name, f"{shown} and {label}", call, (first, out))
+        old = call.by_side(jax.tree_util.tree_map(lambda n: -1 - n, numbered(leaves)))[1]
+        outputs = [_completed(body.numbers(), written, old) for body in bodies]
+        settings = name, tuple([tuple(tree_leaves(out)) for out in outputs])
+        flat = run_bodies(_choice, settings, bodies, tree_leaves(leaves))
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(outputs[0]), flat)
+
+    return run_flow(name, inputs, run)
 
 
 def _completed(out: Outputs, written: tuple[int, ...], before: list[tp.Any]) -> Outputs:
     """The outputs of a branch with all of these leaves, from what they were before."""
     new = dict(zip(out.definition.written, out.written))
     return out.with_written({leaf: new.get(leaf, before[leaf]) for leaf in written})
-
-
-def _chooser(name: str) -> str:
-    return "pred" if name == "cond" else "index"
-
-
-def _branch_name(name: str, number: int) -> str:
-    """The name of a branch in messages and among the operands."""
-    return ("true_fun", "false_fun")[number] if name == "cond" else f"branch {number}"
 
 
 def _check_equal(name: str, names: str, call: CallDef, outputs: tuple[Outputs, Outputs]) -> None:
@@ -329,12 +341,6 @@ def _difference(call: CallDef, outputs: tuple[Outputs, Outputs]) -> str:
         return f"the first changes {edits[0]}, the second {edits[1]}"
     differences = compare(first.graphdef, second.graphdef, output_roots(call, first))
     return f"from the first to the second, {differences_text(differences)}"
-
-
-def _names(chooser: str, branch: tp.Any, count: int) -> tuple[str, ...]:
-    """The names of the arguments in a branch, of which the chooser is none, and `count` operands."""
-    names = parameter_names(branch)[:count]
-    return chooser, *names, *[f"args[{number}]" for number in range(len(names), count)]
 
 
 def _choice(
@@ -394,7 +400,8 @@ def cond(
     1
     """
     modes = Modes.of(graph, graph_updates)
-    return _run_choice("cond", pred, (true_fun, false_fun), operands, modes)
+    branches = {"true_fun": true_fun, "false_fun": false_fun}
+    return _run_choice("cond", "pred", pred, branches, operands, modes)
 
 
 def switch(
@@ -424,34 +431,8 @@ def switch(
     >>> int(nnx.switch(1, [lambda x: x, lambda x: 2 * x], 5))
     10
     """
-    branches = tuple(branches)
-    if not branches:
+    by_name = {f"branch {number}": fun for number, fun in enumerate(branches)}
+    if not by_name:
         raise ValueError("Empty branch sequence: switch needs at least one branch.")
     modes = Modes.of(graph, graph_updates)
-    return _run_choice("switch", index, branches, operands, modes)
-
-
-def _run_choice(
-    name: str,
-    chooser: tp.Any,
-    branches: tuple[tp.Callable[..., tp.Any], ...],
-    operands: tuple[tp.Any, ...],
-    modes: Modes,
-) -> tp.Any:
-    """Run one of the branches; what bound methods and partials carry is an operand as well."""
-    carried = {}
-    if not all(type(fun) is types.FunctionType for fun in branches):
-        unbound = [unbind(fun) for fun in branches]
-        branches = tuple(u.fun for u in unbound)
-        carried = {
-            _branch_name(name, i): (u.args, u.kwargs)
-            for i, u in enumerate(unbound)
-            if u.args or u.kwargs
-        }
-    names = _names(_chooser(name), branches[0], len(operands))
-
-    def inputs() -> Inputs:
-        args = (unwrapped_value(chooser), *operands)
-        return Inputs.of_call(args, carried, names).in_mode(modes.graph, name)
-
-    return run_flow(name, inputs, functools.partial(_run_branches, name, modes, branches))
+    return _run_choice("switch", "index", index, by_name, operands, modes)

@@ -88,20 +88,6 @@ def _comparable(spec):
     return jax.tree.map(wrap, spec)
 
 
-@given(st.sets(st.sampled_from(["first", "scale", "steps", "parts"])), st.booleans())
-def test_combine_is_the_inverse_of_partition_on_graph_objects(names, by_kind):
-    model = Tied()
-    spec = (
-        nnx.Param
-        if by_kind
-        else nnx.All(*[nnx.Not(nnx.PathContains(n)) for n in names - {"first"}])
-    )
-    again = nnx.combine(*nnx.partition([model, 1], spec))
-    assert again[0].first is again[0].second
-    assert again[0] is not model
-    assert nnx.tree_equal(again, [model, 1])
-
-
 def test_filter_keeps_types_and_sharing_and_makes_none_of_the_rest():
     model = Tied()
     found = nnx.filter(model, nnx.is_inexact_array)
