@@ -1,7 +1,7 @@
 """`custom_vjp`: functions of objects with a backward rule of their own.
 
-To JAX it is a function of leaves: those that are differentiated, and the rest.  Its outputs are the
-leaves of the result and the values it wrote.  The user's rules see objects again:
+To JAX it is a function of leaves.  Its outputs are the leaves of the result and the values it wrote.
+The user's rules see objects again:
 
     fwd(*args) -> (result, residual)          args and residual may contain objects
     bwd(*nondiff, residual, cotangent)        -> one cotangent for each differentiated argument
@@ -25,7 +25,6 @@ from nnxlite._base.config import Modes
 from nnxlite._base.jax import is_sharding
 from nnxlite.boundary._call_def import (
     Inner,
-    Partition,
     parameter_names,
     parameters_of,
     put,
@@ -105,13 +104,12 @@ def _run(
             "defvjp(fwd, bwd) before the function."
         )
     call = _Call.of(rules, args, kwargs)
-    inputs, (chosen, rest) = call.inputs, call.selected.split(call.leaves)
+    inputs, leaves = call.inputs, call.leaves
     with call.naming_arguments(f"{PARTIAL[:-1]}, or name it in nondiff_argnums."):
-        call.shapes = [*map(abstract, call.leaves)]
+        call.shapes = [*map(abstract, leaves)]
         del call.inputs, call.leaves
         # JAX refuses symbolic zeros in a sharding rule, and nothing differentiates there.
-        run = call.run_chosen if is_sharding() else call.with_rules()
-        out: Outputs = run(chosen, rest)
+        out: Outputs = (call.run_out if is_sharding() else call.with_rules())(leaves)
     at = out.definition.written
     if at and not updates and not _takes_updates(rules):
         written = constant_if([inputs.values[i] for i in at], [*out.written])
@@ -137,7 +135,7 @@ class _Call(Call):
         shown_name: of the function.
         diff: numbers of the arguments that are differentiated, at least in part.
         nondiff: numbers of the arguments that the backward rule gets unchanged.
-        selected: which leaves are differentiated.
+        selected: for each leaf whether it is differentiated.
         shapes: of the leaves.
         known: what left the function, for the forward rule to compare.
     """
@@ -146,7 +144,7 @@ class _Call(Call):
     shown_name: str
     diff: list[int]
     nondiff: list[int]
-    selected: Partition
+    selected: tuple[bool, ...]
     shapes: list[tp.Any]
     known: OutDef | None = None
 
@@ -178,20 +176,20 @@ class _Call(Call):
         call.rules, call.shown_name, call.nondiff = rules, name, nondiff
         call.diff = [n for n in range(first, len(args)) if n not in nondiff]
         setting = lambda number, position: states.get(number) or True
-        call.selected = differentiated(call.definition, call.diff, setting)
+        call.selected = differentiated(call.definition, call.diff, setting).labels
         return call
 
     def with_rules(self) -> tp.Any:
         """The function with its rules, for JAX; two calls, of two threads say, share nothing."""
         # Plain functions: JAX asks for their signatures at each call, which is slow for methods.
-        function = jax.custom_vjp(lambda *leaves: self.run_chosen(*leaves))
-        forward, backward = lambda *x: self._forward(*x), lambda *x: self._backward(*x)
+        function = jax.custom_vjp(lambda leaves: self.run_out(leaves))
+        forward, backward = lambda x: self._forward(x), lambda *x: self._backward(*x)
         function.defvjp(forward, backward, symbolic_zeros=True)  # they tell what is differentiated
         return function
 
-    def run_chosen(self, chosen: tp.Any, rest: tp.Any) -> tp.Any:
+    def run_out(self, leaves: tp.Sequence[tp.Any]) -> Outputs:
         """The function itself."""
-        _, out = self.outputs(self.selected.join(chosen, rest))
+        out = super().run_out(leaves)
         self.known = out.definition
         return out
 
@@ -203,12 +201,14 @@ class _Call(Call):
         returned = {i for i, n in enumerate(leaf_nodes) if n >= 0 and id(inner.nodes[n]) in nodes}
         return leave(inner, result, all_written={*written, *returned}, structure=modes.updates)
 
-    def _forward(self, chosen: tp.Any, rest: tp.Any) -> tp.Any:
+    def _forward(self, leaves: list[tp.Any]) -> tp.Any:
         """The user's forward rule, between leaves."""
-        self._refuse_lost(rest)
-        rules, rest = self.rules, values_of(rest)
-        seen = chosen if rules.symbolic_zeros else values_of(chosen)
-        (args, _), inner = self.enter(self.selected.join(seen, rest))
+        self._refuse_lost(leaves)
+        rules, values = self.rules, values_of(leaves)
+        rest = [None if flag else x for x, flag in zip(values, self.selected)]
+        if rules.symbolic_zeros:
+            values = [x if flag else y for x, y, flag in zip(leaves, rest, self.selected)]
+        (args, _), inner = self.enter(values)
         pair = rules.fwd(*args[len(rules.bound.args) :])
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise TypeError(
@@ -229,7 +229,7 @@ class _Call(Call):
         rules, out = self.rules, cotangents.definition
         saved, nondiff = fixed.value.build(leaves), list[tp.Any]()
         if self.nondiff:
-            args, _ = self.definition.build(self.selected.join([], rest))
+            args, _ = self.definition.build(rest)
             nondiff = [args[number] for number in self.nondiff]
         written, more = cotangents.written, dict[str, tp.Any]()
         if not rules.symbolic_zeros:
@@ -247,7 +247,7 @@ class _Call(Call):
             more = {"updates_g": tuple(parts[len(rules.bound.args) :])}
         else:
             self._refuse_dropped(out, written)
-        return self._checked(rules.bwd(*nondiff, saved, result, **more)), None
+        return (self._checked(rules.bwd(*nondiff, saved, result, **more)),)
 
     def _cotangents(self, cotangents: Outputs) -> tuple[Inputs, tp.Any, tp.Any]:
         """The arguments and result of the call, with cotangents for values; None for arrays.
@@ -263,7 +263,7 @@ class _Call(Call):
         return after, args, result
 
     def _checked(self, grads: tp.Any) -> list[tp.Any]:
-        """The result of the backward rule, as leaves; None for zero.
+        """The result of the backward rule, one cotangent for each leaf; None for zero.
 
         Raises TypeError where it does not match the arguments, ValueError for another shape.
         """
@@ -280,11 +280,10 @@ class _Call(Call):
             f"{rule}: the cotangent",
             TypeError,
             needed="of objects and States",
-            wanted=self.selected.labels,
+            wanted=self.selected,
             lenient=True,
         )
-        given = form.of_leaves(self.definition, self.shapes, (args, {}))
-        return self.selected.split(given)[0]
+        return form.of_leaves(self.definition, self.shapes, (args, {}))
 
     # refusals ----------------------------------------------------------------------------------
 
@@ -298,10 +297,10 @@ class _Call(Call):
             f"leave its arguments in the same structure, as the function itself, but {what}."
         )
 
-    def _refuse_lost(self, rest: tp.Any) -> None:
+    def _refuse_lost(self, leaves: list[tp.Any]) -> None:
         """Raise ValueError where a leaf that has no cotangent is differentiated outside."""
-        for position, x in zip(self.selected.positions[1], rest):
-            if x.perturbed:
+        for position, (x, flag) in enumerate(zip(leaves, self.selected)):
+            if x.perturbed and not flag:
                 raise ValueError(
                     f"custom_vjp: '{self.leaf_text(position)}' of {self.shown_name} is being "
                     "differentiated, but nondiff_argnums excludes it: its gradient would be lost. Leave "

@@ -576,7 +576,10 @@ LOST = {
     "adds": (adds, START + r": the body changes attributes \['new'\] of "),
     "annotates": (annotates, START + ": the body changes metadata of '.*x'"),
     "rebinds": (rebinds, STAYS + "'.*x'.* write into the Variable"),
-    "exchanges": (lambda m: (setattr(m, "x", m.y), m)[1], STAYS + "'.*x'"),
+    "exchanges": (
+        lambda m: (setattr(m, "x", m.y), m)[1],
+        STAYS + "'.*x'|Duplicate Param found at paths of the result",
+    ),
     "is new": (nnx.clone, STAYS + "'.*'"),
 }
 
