@@ -275,33 +275,6 @@ def test_arrays_held_without_a_variable_are_carried_too(loop):
 # constants -----------------------------------------------------------------------------------------
 
 
-@every_loop
-def test_what_is_only_read_is_a_constant_of_the_loop(loop):
-    captured = nnx.Param(jnp.ones((7, 7)))
-
-    class Big(nnx.Module):
-        def __init__(self):
-            self.w = nnx.Param(jnp.ones((5, 5)))
-            self.n = nnx.BatchStat(jnp.zeros(5))
-
-    def f(m):
-        m.n[...] += m.w.sum(0) + captured.sum()
-        return m
-
-    text = []
-
-    def search(jaxpr):
-        for eqn in jaxpr.eqns:
-            if str(eqn.primitive) in ("while", "scan"):
-                text.append(sorted(v.aval.shape for v in eqn.outvars if v.aval.shape))
-            for value in eqn.params.values():
-                if hasattr(value, "jaxpr"):
-                    search(value.jaxpr)
-
-    search(nnx.make_jaxpr(lambda m: loop(f, m))(Big()).jaxpr)
-    assert text == [[(5,)]]
-
-
 def test_the_index_of_a_fori_loop_is_as_weak_as_its_bounds():
     add = lambda i, c: c + i
     for bounds in ((0, 3), (jnp.array(0), jnp.array(3)), (np.int64(0), jnp.uint8(3))):

@@ -140,19 +140,6 @@ def test_states_of_arrays_are_carries(graph_updates):
     assert not start["a"].any()
 
 
-def test_a_python_scalar_in_a_carry_takes_the_type_that_the_body_gives_it():
-    m = nnx.Dict(v=nnx.Variable(0))
-
-    def f(carry, x):
-        m, total, steps = carry
-        m.v.value = m.v + x
-        return (m, total + x, steps + 1), None
-
-    (_, total, steps), _ = nnx.scan(f)((m, 0, 0), jnp.array([0.5, 1.0]))
-    assert (float(m.v.value), float(total), int(steps)) == (1.5, 1.5, 2)
-    assert total.dtype == m.v.value.dtype == jnp.float32 and steps.dtype == jnp.int32
-
-
 def rebinds(c, x):
     c.x = nnx.Param(c.x + x)
     return c, c.x * 10
