@@ -129,9 +129,10 @@ def _filled(marked: tp.Any, new: dict[int, tp.Callable[[tp.Any], tp.Any]]) -> tp
 
 def _at_path(tree: tp.Any, where: str | Path) -> tp.Any:
     """The part of a marked tree at a path; static attributes become marks."""
-    value, path = tree, tp.cast(tuple[tp.Any, ...], where)
+    value, path = tree, tp.cast(Path, where)
     if isinstance(where, str):
-        path = tuple(int(n) if n.lstrip("-").isdigit() else n for n in where.split("."))
+        steps = [int(n) if n.lstrip("-").isdigit() else n for n in where.split(".")]
+        path = tp.cast(Path, tuple(steps))
     for step, name in enumerate(path):
         parent: tp.Any = value
         if kind_of(parent) == OBJECT and name in parent._nnx_dict:
