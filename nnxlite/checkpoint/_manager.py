@@ -172,7 +172,7 @@ class Manager:
 
         Args:
             step: its number. After an earlier checkpoint was restored, the run has gone back: the new
-                checkpoint replaces those of this step and later ones.
+                checkpoint replaces those of this step and later ones, with a warning.
             metrics: numbers to be stored with it; the one named `best` is compared.
             only: as in `nnx.checkpoint.save`.
             force: save also where the step is not a multiple of `every`.
@@ -221,6 +221,11 @@ class Manager:
             contents = contents_of(items, only)
         args = _orbax.content_of(contents).as_arguments()
         self.wait()
+        if later:
+            warn_user(
+                f"Manager.save: the run went back to step {self._at}, so step {step} replaces the later "
+                f"checkpoints {sorted(later)}. To keep both, save into another folder."
+            )
 
         def write() -> None:
             for other in sorted(later, reverse=True):
