@@ -20,7 +20,9 @@ OUTSIDE = re.compile(
 )
 """Links of a page to a file of the repository that is not in `docs/`."""
 MOVED = {
+    "how-it-is-tested.md": "contributing.md#how-it-is-tested",
     "parallelism.md": "sharding.md",
+    "releasing.md": "contributing.md#releasing",
     "processes.md": "sharding.md#several-processes",
 }
 """Where the text of pages is now that entries of the changelog link to under an earlier name."""

@@ -6,7 +6,7 @@
 (1, 3)
 """
 
-__version__ = "0.1.0"  # the only place to change it: see docs/releasing.md
+__version__ = "0.1.0"  # the only place to change it: see docs/contributing.md
 
 import importlib as _importlib
 import importlib.util as _util

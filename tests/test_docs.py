@@ -18,13 +18,14 @@ spec.loader.exec_module(pages)
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NEEDS: dict[str, tuple[str, ...]] = {
+    "docs/checkpoints.md": ("orbax.checkpoint",),
+    "docs/ecosystem.md": ("flax", "equinox"),
     "docs/first-model.md": ("orbax.checkpoint", "sklearn", "matplotlib"),
     "docs/serving.md": ("flatbuffers",),
     "docs/migrating/linen.md": ("flax",),
-    "docs/recipes/beside-others.md": ("flax", "equinox"),
-    "docs/recipes/checkpoint-and-resume.md": ("orbax.checkpoint",),
     "docs/recipes/data-loading.md": ("orbax.checkpoint",),
-    "docs/recipes/pretrained-weights.md": ("orbax.checkpoint", "safetensors"),
+    "docs/recipes/training.md": ("orbax.checkpoint",),
+    "docs/weights.md": ("orbax.checkpoint", "safetensors"),
     "docs/recipes/quantization.md": ("qwix", "sklearn"),
 }
 """Packages without which the Python of a page cannot run, by its path in the repository."""

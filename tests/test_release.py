@@ -1,4 +1,4 @@
-"""The version, the changelog and the citation agree: see `docs/releasing.md`."""
+"""The version, the changelog and the citation agree: see `docs/contributing.md`."""
 
 from __future__ import annotations
 
