@@ -38,6 +38,10 @@ INTERNAL = frozenset(
 """Submodules of the engine: their names are public where a page lists them, or the package has them."""
 
 DIRECTIVE = re.compile(rf"^::: {PACKAGE}\.([\w.]+)$", re.MULTILINE)
+SUMMARIZED = re.compile(
+    rf"^(?P<directive>::: {PACKAGE}\.(?P<name>[\w.]+))\n(?:\n> .*\n)?", re.MULTILINE
+)
+"""A directive, and the summary below it."""
 ROW = re.compile(r"^\| `nnx\.([\w.]+)` \|(.*)\|$", re.MULTILINE)
 
 
@@ -175,6 +179,35 @@ def api_problems(pages: Path = API, package: types.ModuleType | None = None) -> 
     return problems
 
 
+def summary(value: tp.Any) -> str:
+    """The first sentence of a docstring, in one line."""
+    first = " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=\.) (?=[A-Z`])", first)[0]
+
+
+def summarized(text: str, package: types.ModuleType | None = None) -> str:
+    """The text of a page in which a quotation after each directive is the summary of that name.
+
+    It is for readers of the source: the site shows the whole docstring instead (`docs/hooks.py`).
+    """
+    package = package or importlib.import_module(PACKAGE)
+
+    def entry(match: re.Match[str]) -> str:
+        try:
+            value = resolve(match["name"], package)
+        except (ImportError, LookupError):  # a package that is not installed here, or a wrong name
+            return match[0]
+        return f"{match['directive']}\n\n> {summary(value)}\n"
+
+    return SUMMARIZED.sub(entry, text)
+
+
+def store_summaries() -> None:
+    """Write the summaries of all pages of the API."""
+    for page in sorted(API.glob("*.md")):
+        page.write_text(summarized(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 # 2. The code --------------------------------------------------------------------------------------
 
 
@@ -271,7 +304,14 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="PAGE",
         help="run these pages, store what they print, and do nothing else",
     )
+    parser.add_argument(
+        "--summaries",
+        action="store_true",
+        help="write the summary of each name in docs/api, and do nothing else",
+    )
     options = parser.parse_args(arguments)
+    if options.summaries:
+        return store_summaries()
     if options.outputs:
         return store_outputs(options.outputs)
     if options.notebooks:

@@ -26,8 +26,8 @@ MOVED = {
     "processes.md": "sharding.md#several-processes",
 }
 """Where the text of pages is now that entries of the changelog link to under an earlier name."""
-ENTRY = re.compile(r"^::: nnxlite\.([\w.]+)$", re.MULTILINE)
-"""The line of a page that stands for the docstring of a name."""
+ENTRY = re.compile(r"^(::: nnxlite\.([\w.]+))$(?:\n\n> .*)?", re.MULTILINE)
+"""The line of a page that stands for the docstring of a name, and the summary below it."""
 
 
 def source_page(path: Path) -> str:
@@ -74,7 +74,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({here}{page_name(name)})" if known else match[0]
 
     def headed(match: re.Match[str]) -> str:
-        options = f"      heading: nnx.{match[1]}\n      toc_label: {match[1]}\n"
-        return f"{match[0]}\n    options:\n{options}"
+        options = f"      heading: nnx.{match[2]}\n      toc_label: {match[2]}\n"
+        return f"{match[1]}\n    options:\n{options}"
 
     return OUTSIDE.sub(inside, ENTRY.sub(headed, markdown))

@@ -33,6 +33,20 @@ def test_every_public_name_has_one_entry_and_a_docstring():
     assert build.api_problems() == []
 
 
+@pytest.mark.parametrize("page", sorted(build.API.glob("*.md")), ids=lambda page: page.name)
+def test_summaries_are_those_of_the_docstrings(page):
+    text = page.read_text()
+    assert build.summarized(text) == text, "run `python docs/build.py --summaries`"
+
+
+def test_a_summary_is_the_first_sentence(tmp_path):
+    package = types.ModuleType("package")
+    package.f = documented
+    entry = "::: nnxlite.f\n\n> Does nothing.\n"
+    for text in ("::: nnxlite.f\n", "::: nnxlite.f\n\n> Was other.\n"):
+        assert build.summarized(f"# A\n\n{text}\nMore.\n", package) == f"# A\n\n{entry}\nMore.\n"
+
+
 def test_the_index_links_to_every_page():
     pages = {path.name for path in build.API.glob("*.md")}
     linked = set(re.findall(r"^\| \[[^]]+\]\((\S+?)\)", (build.API / "index.md").read_text(), re.M))
