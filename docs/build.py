@@ -132,11 +132,16 @@ def imported(path: str) -> tp.Any:
         return resolve(name, imported(home))
 
 
+def documented_package() -> types.ModuleType:
+    """The package, with the submodule that it never imports itself."""
+    importlib.import_module(f"{PACKAGE}.migrate")
+    return importlib.import_module(PACKAGE)
+
+
 def api_problems(pages: Path = API, package: types.ModuleType | None = None) -> list[str]:
     """What is wrong with the pages of the API, a sentence each; empty if nothing is."""
     if package is None:
-        package = importlib.import_module(PACKAGE)
-        importlib.import_module(f"{PACKAGE}.migrate")  # which the package itself never imports
+        package = documented_package()
     problems: list[str] = []
     listed = entries(pages)
     found: dict[str, tp.Any] = {}
@@ -190,7 +195,7 @@ def summarized(text: str, package: types.ModuleType | None = None) -> str:
 
     It is for readers of the source: the site shows the whole docstring instead (`docs/hooks.py`).
     """
-    package = package or importlib.import_module(PACKAGE)
+    package = package or documented_package()
 
     def entry(match: re.Match[str]) -> str:
         try:
