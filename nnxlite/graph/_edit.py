@@ -5,7 +5,6 @@ Every edit is worked out whole before the first write, so that a refused one cha
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import operator
 import typing as tp
@@ -23,7 +22,7 @@ from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import AnyState, GraphState, root_leaves
 from nnxlite.graph._kinds import EVERY, OBJECT, PYTREE, GraphNode, kind_of
-from nnxlite.graph._plan import Stale, usual_plan, view
+from nnxlite.graph._plan import view
 from nnxlite.graph._rebuild import (
     ArrayCode,
     Code,
@@ -31,17 +30,17 @@ from nnxlite.graph._rebuild import (
     Decoded,
     NodeCode,
     Path,
+    Setting,
     check_trace,
 )
 from nnxlite.graph._traverse import (
     NODES,
     children_by_name,
     is_edited_in_place,
-    is_static_child,
     note_edit,
 )
 from nnxlite.graph._walk import iter_graph
-from nnxlite.variables._definition import MISSING, set_value
+from nnxlite.variables._definition import set_value
 from nnxlite.variables._variable import Variable, note_definition, note_raw
 
 Below: tp.TypeAlias = list[tuple[tp.Any, Code]]
@@ -125,7 +124,7 @@ class _Update:
     Attributes:
         values: the writes of Variables that get another value and nothing else, by their ids.
         others: the Variables with more to be done, their values, and whose metadata they take over.
-        bare: the new values of leaves that are not Variables, by path.
+        bare: the leaves that are not Variables and get another value, by number: path and value.
         added: the nodes that get Variables at new names, by their ids, and these Variables.
     """
 
@@ -134,8 +133,11 @@ class _Update:
         self.trace = trace_state.value
         self.values: dict[int, tuple[tp.Any, ...]] = {}
         self.others: dict[int, tuple[Variable[tp.Any], tp.Any, Variable[tp.Any] | None]] = {}
-        self.bare: dict[Path, tp.Any] = {}
+        self.bare: dict[int, tuple[Path, tp.Any]] = {}
         self.added: dict[int, tuple[tp.Any, dict[tp.Any, tp.Any]]] = {}
+        self.seen = view(root)
+        if self.seen.graphdef.has_static_items:  # a number in a list is a leaf here
+            self.seen = view(root, trees=EVERY)
 
     # gathering -------------------------------------------------------------------------------
 
@@ -154,38 +156,43 @@ class _Update:
                 "update takes states (State, FlatState or nested dicts), got "
                 f"{type(given).__name__}."
             )
-        leaves, values = [], None
-        with contextlib.suppress(Stale):
-            plan = usual_plan(self.root)
-            if plan is not None and plan.boxes is not None:  # all leaves are Variables
-                leaves, values = plan.leaves(), plan.graphdef.program().read(given)
+        graphdef, _, leaves, *_ = self.seen
+        values = None
+        if not graphdef.decoded.has_arrays and not graphdef.decoded.has_refs:
+            values = graphdef.program().read(given)
         if values is None:
-            self._by_name(given)
+            self._by_name(graphdef.decoded, leaves, given)
             return
         for variable, value in zip(leaves, values):
             self._variable(variable, value)
 
-    def _by_name(self, given: tp.Any) -> None:
-        """Go down a state and the objects together."""
-        pending: list[tuple[Path, tp.Any, tp.Any]] = [((), self.root, given)]
+    def _by_name(self, decoded: Decoded, leaves: list[tp.Any], given: tp.Any) -> None:
+        """Go down a state and the definition together."""
+        pending: list[tuple[Path, Code, tp.Any]] = [((), decoded.roots[0], given)]
         while pending:
-            above, node, mapping = pending.pop()
-            children = children_by_name(node)
+            above, code, mapping = pending.pop()
+            below = dict(decoded.below(code))
             items = mapping._mapping.items() if isinstance(mapping, State) else mapping.items()
             for name, value in items:
-                path, child = (*above, name), children.get(name, MISSING)
-                if isinstance(child, Variable):
-                    self._variable(child, value, path)
-                elif type(value) is State and kind_of(child) == OBJECT:  # quick
-                    pending.append((path, child, value))
-                elif child is MISSING or (child is None and isinstance(value, Variable)):
-                    self._add(path, node, value)
-                elif is_static_child(node, name, child):
-                    raise self._unknown(path, value, "is static")
-                elif child is None and value is not None:
-                    raise self._unknown(path, value, "is None")
-                elif kind_of(child) not in NODES:
-                    self._bare(path, child, value)
+                path, child = (*above, name), below.get(name)
+                number = -1 if child is None else decoded.leaf_of(child)
+                if child is None:
+                    child = dict(decoded.below(code, settings=True)).get(name)
+                if number >= 0 and isinstance(leaves[number], Variable):
+                    self._variable(leaves[number], value, path)
+                elif number >= 0:
+                    self._bare(number, path, leaves[number], value)
+                elif child is None or (
+                    isinstance(value, Variable)
+                    and isinstance(child, StaticDef)
+                    and child.value is None
+                ):
+                    self._add(path, value)
+                elif isinstance(child, StaticDef):
+                    is_data = isinstance(code, NodeCode) and not isinstance(child, Setting)
+                    if value is not None or not is_data:
+                        why = "is None" if is_data else "is static"
+                        raise self._unknown(path, value, why)
                 elif isinstance(value, Mapping):
                     pending.append((path, child, value))
                 else:
@@ -219,25 +226,25 @@ class _Update:
         else:
             self.others[id(variable)] = variable, value, model
 
-    def _bare(self, path: Path, old: tp.Any, value: tp.Any) -> None:
+    def _bare(self, number: int, path: Path, old: tp.Any, value: tp.Any) -> None:
         """Note a new value of a leaf that is not a Variable: an array, a reference, a number, text.
 
         A Variable takes its place, unless it is a reference, which others may hold.
         """
         if isinstance(value, Variable) and is_ref(old):
             value = value.get_raw_value()
-        self.bare.pop(path, None)
+        self.bare.pop(number, None)
         if value is old:
             return
         if not isinstance(value, Variable):
             if isinstance(value, Mapping) and _shape_of(old) is None:
                 raise self._unknown(path, value, "holds a leaf, not a node")
             self._check_fit(path, old, old, value)
-        self.bare[path] = value
+        self.bare[number] = path, value
 
-    def _add(self, path: Path, node: tp.Any, value: tp.Any) -> None:
+    def _add(self, path: Path, value: tp.Any) -> None:
         """Note a whole Variable for a path without a leaf."""
-        name = path[-1]
+        name, (node, owner) = path[-1], _holder(self.root, path)
         if not isinstance(value, Variable) or type(node) is list or not is_edited_in_place(node):
             raise self._unknown(path, value)
         _, added = self.added.setdefault(id(node), (node, {}))
@@ -245,7 +252,7 @@ class _Update:
             size = len(node)
             if name != size + len([n for n in added if isinstance(n, int) and n >= size]):
                 raise self._unknown(path, value, "is not the next item of a list")
-        check_trace(_holder(self.root, path)[1])
+        check_trace(owner)
         if kind_of(node) == OBJECT and name not in node._nnx_status:
             node._nnx_decided(name, value)  # raises where the attribute is declared static
         added[name] = value
@@ -307,8 +314,8 @@ class _Update:
     def _path(self, path: Path | None, leaf: tp.Any) -> Path:
         if path is not None:
             return path
-        graphdef, _, leaves, *_ = view(self.root)
-        return next(p for p, x in zip(graphdef.each_path(), leaves) if x is leaf)
+        pairs = zip(self.seen.graphdef.each_path(), self.seen.leaves)
+        return next(p for p, x in pairs if x is leaf)
 
     def _unknown(self, path: Path, value: tp.Any, why: str = "does not exist") -> ValueError:
         remedy = "Remove it from the state, or bring a Variable to be added to an existing object."
@@ -333,30 +340,19 @@ class _Update:
             if model is not None:
                 note_definition(writes, variable, variable._definition_like(model))
             note_raw(writes, variable, value)
-        if self.bare:
-            self._note_bare(writes)
-        for node, children in self.added.values():
-            note_edit(writes, node, children)
-
-    def _note_bare(self, writes: Writes) -> None:
-        graphdef, nodes, leaves, *_ = view(self.root, trees=EVERY)
-        decoded = graphdef.decoded
-        below = {(): dict(decoded.below(decoded.roots[0]))}  # the codes below each path, by name
+        graphdef, nodes, leaves, *_ = self.seen
         arrays: dict[int, tp.Any] = {}
-        for path, value in self.bare.items():
-            for n in range(1, len(path)):
-                if path[:n] not in below:
-                    below[path[:n]] = dict(decoded.below(below[path[: n - 1]][path[n - 1]]))
-            number = decoded.leaf_of(below[path[:-1]][path[-1]])
-            leaf = leaves[number]
-            if is_ref(leaf):
+        for number, (path, value) in self.bare.items():
+            if is_ref(leaves[number]):
                 check_trace(_holder(self.root, path)[1])
                 new = value[...] if is_ref(value) else value
-                writes.add_foreign(operator.setitem, leaf, ..., new)
+                writes.add_foreign(operator.setitem, leaves[number], ..., new)
             else:
                 arrays[number] = value
         if arrays:
-            note_arrays(writes, decoded, nodes(), arrays, self.root)
+            note_arrays(writes, graphdef.decoded, nodes(), arrays, self.root)
+        for node, children in self.added.values():
+            note_edit(writes, node, children)
 
 
 def note_arrays(
@@ -497,7 +493,18 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
     programs, _ = graphdef.groups(filters, leaves)
     chosen = {number for program in programs for number in program.leaves}
     holders: dict[int, tuple[tp.Any, list[tp.Any]]] = {}
-    for path, holder, owner in _holders(node, graphdef.decoded, chosen) if chosen else ():
+    decoded = graphdef.decoded
+    trail: list[tuple[tp.Any, tp.Any, tp.Any]] = []  # down to here: node, object around, children
+    for path, code in decoded.visit(decoded.roots[0]) if chosen else ():
+        del trail[len(path) :]
+        holder, owner, children = trail[-1] if trail else (None, node, {})
+        number = decoded.leaf_of(code)
+        if number < 0 and not isinstance(code, StaticDef):
+            value = children[path[-1]] if path else node
+            inner = value if isinstance(value, GraphNode) else owner
+            trail.append((value, inner, children_by_name(value)))
+        if number not in chosen:
+            continue
         if not is_edited_in_place(holder):
             raise ValueError(
                 f"pop: '{path_text(path)}' is inside a {type(holder).__name__}, "
@@ -511,27 +518,6 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
         note_edit(writes, holder, {}, removed)
     writes.make()
     return states[0] if len(states) == 1 else states
-
-
-def _holders(
-    root: tp.Any, decoded: Decoded, chosen: tp.Container[int]
-) -> tp.Iterator[tuple[Path, tp.Any, tp.Any]]:
-    """Every path of the chosen leaves, with the node that has it there, and the object around."""
-    pending: list[tuple[Path, tp.Any, tp.Any, Code]] = [((), root, root, decoded.roots[0])]
-    entered: set[Code] = set()
-    while pending:
-        path, node, owner, code = pending.pop()
-        if code in entered:
-            continue
-        entered.add(code)
-        owner = node if isinstance(node, GraphNode) else owner
-        children = children_by_name(node)
-        for name, child in decoded.below(code):
-            number = decoded.leaf_of(child)
-            if number in chosen:
-                yield (*path, name), node, owner
-            elif number < 0 and not isinstance(child, StaticDef):
-                pending.append(((*path, name), children[name], owner, child))
 
 
 def set_metadata(node: tp.Any, /, *, only: Filter = Variable, **metadata: tp.Any) -> None:

@@ -420,24 +420,6 @@ def find_plan(roots: tp.Sequence[tp.Any], trees: int = STRICT) -> Plan | None:
     return now
 
 
-def usual_plan(root: tp.Any) -> Plan | None:
-    """The plan of a root that is used again and again; None the first time.
-
-    For operations that need no plan: making one pays from the second time on. It is what makes a second
-    `update` 30 times as fast as the reference's, and a first one 12 times (bench `functional`).
-    """
-    plan = find_plan((root,))
-    if plan is not None or not isinstance(root, GraphNode):
-        return plan
-    if root._nnx_plans is None:
-        _set_plans(root, Bounded(PLANS_PER_ROOT))
-    elif (
-        root._nnx_plans.pop((id(root), STRICT), None) is None
-    ):  # not one that has just become untrue
-        return view(root).plan
-    return None
-
-
 def checked_view(node: tp.Any, graph: bool | None, caller: str) -> View:
     """A view of one root; with `graph=False` it is one of a tree, and sharing is refused.
 
