@@ -20,14 +20,19 @@ import itertools
 import typing as tp
 
 from nnxlite._base.config import GRAPH_MODE
+from nnxlite._base.versions import Writes
 from nnxlite._state._flat import FlatState
+from nnxlite.boundary._out import note_changes
 from nnxlite.filters import Filter
-from nnxlite.graph._functional import leaves_of, select
+from nnxlite.graph._defs import REF_LEAF
+from nnxlite.graph._functional import copied, leaves_of, listed_leaves, select
 from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._kinds import ARRAY, kind_of
 from nnxlite.graph._plan import View, refuse_sharing
-from nnxlite.graph._rebuild import build_nodes, note_entered, resolve
-from nnxlite.graph._traverse import Traversal, traverse
-from nnxlite.variables._variable import Variable, make
+from nnxlite.graph._rebuild import Decoded, build_nodes, check_trace, note_entered, resolve
+from nnxlite.graph._traverse import Traversal, children_by_name, traverse
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._variable import Variable, make, note_definition, note_raw
 
 N = tp.TypeVar("N")
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
@@ -191,19 +196,11 @@ def unflatten(
     >>> nnx.unflatten(graphdef, flat).kernel.shape
     (2, 3)
     """
-    if isinstance(state, (list, tuple)):
-        leaves = list(state)
-        if len(leaves) != graphdef.num_leaves:
-            raise ValueError(
-                f"Incorrect number of leaves, expected {graphdef.num_leaves} leaves, but got "
-                f"{len(leaves)}. Pass one for each path of the definition, in their order."
-            )
-    else:
-        leaves = leaves_of(graphdef, (state,))
+    is_list = isinstance(state, (list, tuple))
+    leaves = listed_leaves(graphdef, state) if is_list else leaves_of(graphdef, (state,))
     if copy_variables:
-        leaves = [x.copy() if isinstance(x, Variable) else x for x in leaves]
-    decoded = graphdef.decoded
-    first = graphdef.first
+        leaves = [copied(leaf) for leaf in leaves]
+    decoded, first = graphdef.decoded, graphdef.first
     known: list[tp.Any] = [None] * len(decoded.node_defs)
     for number in range(first):
         if index_ref is None or number not in index_ref:
@@ -212,15 +209,47 @@ def unflatten(
                 "that unflatten filled for that one."
             )
         known[number] = index_ref[number]
-    if outer_index_outer_ref and graphdef.outer is not None:
-        for number, outer in enumerate(graphdef.outer, first):
-            known[number] = outer_index_outer_ref.get(outer) if outer is not None else None
-    nodes = build_nodes(decoded, leaves, known, recreate_variables=recreate_variables)
+    for number, outer in enumerate(graphdef.outer or () if outer_index_outer_ref else (), first):
+        known[number] = outer_index_outer_ref.get(outer) if outer is not None else None
+    nodes = build_nodes(decoded, leaves, known, recreate_variables)
+    writes = Writes()
+    for number in range(first, len(known)):
+        if known[number] is not None:
+            _note_refill(writes, decoded, number, nodes, leaves)
+    writes.make()
     if index_ref is not None:
         index_ref.update(enumerate(nodes))
     root = resolve(decoded.roots[0], nodes, leaves)
     note_entered((root,))
     return root  # type: ignore[return-value]
+
+
+def _note_refill(
+    writes: Writes, decoded: Decoded, number: int, nodes: list[tp.Any], leaves: list[tp.Any]
+) -> None:
+    """Note that a node that exists becomes what the definition and the leaves say."""
+    node, definition = nodes[number], decoded.node_defs[number]
+    if isinstance(node, Variable):
+        value = leaves[decoded.node_leaves[number]]
+        if not node._box.definition.matches(definition):
+            note_definition(writes, node, definition.for_variable())
+        note_raw(writes, node, value._box.value if isinstance(value, Variable) else value)
+        return
+    if definition is REF_LEAF:
+        return
+    check_trace(node)
+    after = definition.fresh_template()
+    for name, code in zip(definition.layout.data, decoded.children[number]):
+        after[name] = resolve(code, nodes, leaves)
+    before = children_by_name(node)
+    removed = tuple(name for name in before if name not in after)
+    after = {name: x for name, x in after.items() if before.get(name, MISSING) is not x}
+    arrays = all(kind_of(x) == ARRAY == kind_of(before.get(n)) for n, x in after.items())
+    same = getattr(node, "_nnx_def", None) is definition and not definition.mutable
+    if same and arrays and not removed:  # no change of structure
+        writes.add_all((node._nnx_dict.__setitem__, name, x) for name, x in after.items())
+    else:
+        note_changes(writes, node, definition, after, removed)
 
 
 @dataclasses.dataclass

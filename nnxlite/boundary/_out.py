@@ -25,7 +25,7 @@ from nnxlite.graph._defs import REF_LEAF, ObjectDef, note_definition_of
 from nnxlite.graph._edit import note_arrays
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import GraphNode
-from nnxlite.graph._rebuild import Code, NodeCode, Path, add_nodes, check_trace, resolve
+from nnxlite.graph._rebuild import Code, NodeCode, Path, build_nodes, check_trace, resolve
 from nnxlite.graph._traverse import note_edit
 from nnxlite.variables._definition import VariableDef
 from nnxlite.variables._variable import note_definition, note_raw
@@ -319,8 +319,8 @@ def _replay_graph(inputs: Inputs, left: OutDef, values: tp.Sequence[tp.Any]) -> 
         _note_values(writes, inputs, left.written, written)
     leaves = [pick(source, inputs.values, new) for source in left.sources]
     _make_refs(left, leaves)
-    nodes = [None if old is None else outer[old] for old in left.origin]
-    add_nodes(decoded, leaves, nodes)
+    known = [None if old is None else outer[old] for old in left.origin]
+    nodes = build_nodes(decoded, leaves, known)
     for old, kind in left.kinds:
         note_definition(writes, outer[old], kind.for_variable().keeping(outer[old]._box.definition))
     for number, names, removed in left.edits:
@@ -331,7 +331,7 @@ def _replay_graph(inputs: Inputs, left: OutDef, values: tp.Sequence[tp.Any]) -> 
             else own_copy(node_def.template[name])
             for name in names
         }
-        _note_edit(writes, nodes[number], node_def, changed, removed)
+        note_changes(writes, nodes[number], node_def, changed, removed)
     result = left.result(arrays, [resolve(code, nodes, leaves) for code in left.roots])
     writes.make()
     return result
@@ -351,7 +351,7 @@ def _make_refs(left: OutDef, leaves: list[tp.Any]) -> None:
                 leaves[leaf] = made[source]
 
 
-def _note_edit(
+def note_changes(
     writes: Writes,
     node: tp.Any,
     node_def: ObjectDef,

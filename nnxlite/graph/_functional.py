@@ -315,7 +315,7 @@ def merge(
     definition, states = _unpacked(graphdef_or_graphstate, states)
     leaves = leaves_of(definition, states)
     if copy:
-        leaves = [_copied(leaf) for leaf in leaves]
+        leaves = [copied(leaf) for leaf in leaves]
     return build(definition, leaves, recreate_variables)
 
 
@@ -375,15 +375,20 @@ def leaves_of(definition: GraphDef[tp.Any], states: tp.Sequence[tp.Any]) -> list
         if given.paths == definition.paths:
             return list(given.leaves)
     if len(states) == 1 and isinstance(states[0], (list, tuple)):
-        if len(states[0]) != definition.num_leaves:
-            raise ValueError(
-                f"Incorrect number of leaves, expected {definition.num_leaves} leaves, but got "
-                f"{len(states[0])} in the {type(states[0]).__name__}. Pass one for each path of the "
-                "definition, in their order."
-            )
-        return list(states[0])
+        return listed_leaves(definition, states[0])
     leaves = definition.program().read(*states)
     return _leaves_by_path(definition, states) if leaves is None else leaves
+
+
+def listed_leaves(definition: GraphDef[tp.Any], given: tp.Sequence[tp.Any]) -> list[tp.Any]:
+    """The leaves of a definition, given in order; raises ValueError for another number of them."""
+    if len(given) != definition.num_leaves:
+        raise ValueError(
+            f"Incorrect number of leaves, expected {definition.num_leaves} leaves, but got "
+            f"{len(given)} in the {type(given).__name__}. Pass one for each path of the "
+            "definition, in their order."
+        )
+    return list(given)
 
 
 def root_leaves(states: tp.Iterable[tp.Any]) -> list[tp.Any]:
@@ -452,7 +457,7 @@ def flat_pairs(given: tp.Any, stops: tp.Container[Path] = ()) -> tp.Iterator[tup
     return iter(flatten_to_sequence(given, is_leaf=lambda path, _: path != () and path in stops))
 
 
-def _copied(leaf: tp.Any) -> tp.Any:
+def copied(leaf: tp.Any) -> tp.Any:
     return leaf.copy() if isinstance(leaf, Variable) else leaf
 
 
@@ -480,7 +485,7 @@ def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool 
         leaves = [
             make(leaf._box.definition, leaf._box.value)
             if isinstance(leaf, Variable) and not leaf._box.definition.is_ref
-            else _copied(leaf)
+            else copied(leaf)
             for leaf in leaves
         ]
     if arrays:

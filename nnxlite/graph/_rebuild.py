@@ -32,12 +32,11 @@ from nnxlite.graph._defs import (
     StaticDef,
     Token,
     Values,
-    set_definition,
     values_getter,
 )
-from nnxlite.graph._kinds import ARRAY, CUSTOM_NODES, GraphNode, kind_of, may_hide, notifies
+from nnxlite.graph._kinds import CUSTOM_NODES, GraphNode, may_hide, notifies
 from nnxlite.variables._definition import MISSING, VariableDef
-from nnxlite.variables._variable import Variable, make, write_raw
+from nnxlite.variables._variable import Variable, make
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -326,44 +325,14 @@ def build_nodes(
     decoded: Decoded,
     leaves: tp.Sequence[tp.Any],
     known: tp.Sequence[tp.Any] | None = None,
-    *,
     recreate_variables: bool = True,
 ) -> list[tp.Any]:
     """All nodes of a decoded graph, made of `leaves`; `known[i]`, where not None, is node i itself.
 
     A leaf that is a Variable becomes the node; any other value is put into a new Variable, or, where
-    Variables are not to be recreated, takes its place.  Known objects and Variables keep their
-    identity; they are redefined and refilled as the definition says.
-
-    Raises TraceContextError, before any change, where a known node belongs to another trace.
+    Variables are not to be recreated, takes its place.
     """
     nodes = [None] * len(decoded.node_defs) if known is None else list(known)
-    old = [n for n, node in enumerate(nodes) if node is not None and decoded.node_defs[n]]
-    for number in old:
-        node: tp.Any = nodes[number]
-        node._check_level() if isinstance(node, Variable) else check_trace(node)
-    for number in old:
-        variable, leaf = nodes[number], decoded.node_leaves[number]
-        if isinstance(variable, Variable) and leaf >= 0:
-            definition, value = decoded.node_defs[number], leaves[leaf]
-            if not variable._box.definition.matches(definition):
-                variable._redefine(definition.for_variable().metadata)
-            write_raw(variable, value._box.value if isinstance(value, Variable) else value)
-    add_nodes(decoded, leaves, nodes, recreate_variables)
-    for number in old:
-        if number in decoded.children:
-            values = [resolve(code, nodes, leaves) for code in decoded.children[number]]
-            refill(nodes[number], decoded.node_defs[number], values)
-    return nodes
-
-
-def add_nodes(
-    decoded: Decoded,
-    leaves: tp.Sequence[tp.Any],
-    nodes: list[tp.Any],
-    recreate_variables: bool = True,
-) -> None:
-    """Put new nodes in the places of a list that have None, as `build_nodes` makes them."""
     trace, definitions = trace_state.value, decoded.node_defs
     for number, leaf in zip(decoded.leaf_nodes, leaves):
         if number >= 0 and nodes[number] is None:
@@ -382,6 +351,7 @@ def add_nodes(
     for number, definition, codes, pick in fresh:
         values = [resolve(c, nodes, leaves) for c in codes] if pick is None else pick(nodes)
         fill(nodes[number], definition, values)
+    return nodes
 
 
 def _is_of_an_equal(variable: Variable[tp.Any], definition: VariableDef) -> bool:
@@ -398,22 +368,6 @@ def _is_of_an_equal(variable: Variable[tp.Any], definition: VariableDef) -> bool
 def check_trace(node: tp.Any) -> None:
     """Raise TraceContextError where an object belongs to another trace than the one running."""
     check_level(node, getattr(node, "_nnx_trace", trace_state.value))
-
-
-def refill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> None:
-    """Replace everything in an object that is known already; plans hear of it if it matters."""
-    if definition.type in CUSTOM_NODES:
-        CUSTOM_NODES[definition.type].clear(node)
-    before = getattr(node, "_nnx_dict", {})
-    same = getattr(node, "_nnx_def", None) is definition and not definition.mutable
-    same = same and all(
-        before.get(name) is value or (kind_of(value) == ARRAY == kind_of(before.get(name)))
-        for name, value in zip(definition.layout.data, values)
-    )
-    fill(node, definition, values)
-    if isinstance(node, GraphNode) and not same:
-        _set_status(node, definition.layout.status)
-        set_definition(node, definition)
 
 
 def fill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> None:

@@ -530,13 +530,6 @@ def versioned(node: tp.Any) -> tp.Any:
     return node._box if isinstance(node, Variable) else node
 
 
-def write_raw(variable: Variable[tp.Any], value: tp.Any) -> None:
-    """Replace the raw value, as `note_raw` says."""
-    writes = Writes()
-    note_raw(writes, variable, value)
-    writes.make()
-
-
 def _empty(cls: type[V]) -> V:
     """A Variable that `__setstate__` fills, the user's own one perhaps: it has no metadata yet."""
     return object.__new__(cls)
