@@ -24,15 +24,7 @@ from nnxlite.boundary._prefixes import DiffState, StateAxes, StateSharding
 from nnxlite.flax import _private
 from nnxlite.flax._private import PytreeState
 from nnxlite.graph._functional import graphdef
-from nnxlite.graph._graphdef import (
-    GraphDef,
-    LeafAttr,
-    NodeAttr,
-    NodeDef,
-    NodeRef,
-    Static,
-    VariableRecord,
-)
+from nnxlite.graph._graphdef import GraphDef, NodeDef, NodeRef, Static, VariableRecord
 from nnxlite.objects import _pytree
 from nnxlite.objects._containers import List
 from nnxlite.objects._pytree import Pytree
@@ -70,9 +62,19 @@ class ArrayRefDef:
     outer_index: int | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeAttr:
+    """An attribute that is a node or a Variable, in a `GraphDef` of Flax."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeafAttr:
+    """An attribute that is an array, in a `GraphDef` of Flax."""
+
+
 GRAPH = {
     **_private.GRAPH,
-    **{c.__name__: c for c in (GenericPytree, IndexesPytreeDef, ArrayRefDef)},
+    **{c.__name__: c for c in (GenericPytree, IndexesPytreeDef, ArrayRefDef, NodeAttr, LeafAttr)},
 }
 VARIABLE = {"VariableMeta": type(Variable)}
 """Classes that pickles of Flax name and that have no other use here."""

@@ -26,8 +26,6 @@ from nnxlite.graph._functional import state as state
 from nnxlite.graph._functional import unpack as unpack
 from nnxlite.graph._functional import variables as variables
 from nnxlite.graph._graphdef import GraphDef as GraphDef
-from nnxlite.graph._graphdef import LeafAttr as LeafAttr
-from nnxlite.graph._graphdef import NodeAttr as NodeAttr
 from nnxlite.graph._graphdef import NodeDef as NodeDef
 from nnxlite.graph._graphdef import NodeRef as NodeRef
 from nnxlite.graph._graphdef import Static as Static

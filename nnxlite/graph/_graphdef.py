@@ -24,19 +24,19 @@ from nnxlite._state._definition import State
 from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
 from nnxlite.graph._compare import graphdef_node
 from nnxlite.graph._defs import LEAF, REF_LEAF, ObjectDef, StaticDef, Token
-from nnxlite.graph._rebuild import ArrayCode, ContainerCode, Decoded, NodeCode, Path
+from nnxlite.graph._rebuild import ArrayCode, Decoded, NodeCode, Path
 from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._variable import Variable
 
 N = tp.TypeVar("N")
 
 
-# The public records that spell out a GraphDef, made on demand ------------------------------------
+# The records of the reference, for its pickles and for `isinstance`: a GraphDef here has tokens ------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeDef:
-    """One object or container of a `GraphDef`, spelled out."""
+    """One object or container, in a `GraphDef` of the reference."""
 
     type: type
     index: int | None
@@ -47,14 +47,14 @@ class NodeDef:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeRef:
-    """A reference to an earlier node of a `GraphDef`, spelled out."""
+    """A reference to an earlier node, in a `GraphDef` of the reference."""
 
     index: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VariableRecord:
-    """One Variable of a `GraphDef`, spelled out."""
+    """One Variable, in a `GraphDef` of the reference."""
 
     type: type
     index: int
@@ -63,20 +63,10 @@ class VariableRecord:
     array_refdef: tp.Any = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeAttr:
-    """The attribute is a node or a Variable."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LeafAttr:
-    """The attribute is a leaf."""
-
-
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, slots=True)
 class Static:
-    """The attribute is static; as a pytree, a value without leaves."""
+    """A static value; as a pytree it has no leaves."""
 
     value: tp.Any
 
@@ -403,49 +393,6 @@ class GraphDef(Shown, tp.Generic[N]):
             index = match_index(predicates, path, leaf)
             (rest if index is None else chosen[index]).append(number)
         return [self._program(tuple(c)) for c in chosen], rest
-
-    # the public spelling -----------------------------------------------------------------------
-
-    @property
-    def nodes(self) -> list[NodeDef | NodeRef | VariableRecord]:
-        """The nodes in traversal order, spelled out."""
-        return self._spelled()[0]
-
-    @property
-    def attributes(self) -> list[tuple[tp.Any, NodeAttr | LeafAttr | Static]]:
-        """The attributes in traversal order, spelled out."""
-        return self._spelled()[1]
-
-    def _spelled(self) -> tuple[list[tp.Any], list[tuple[tp.Any, tp.Any]]]:
-        nodes: list[tp.Any] = []
-        attributes: list[tuple[tp.Any, tp.Any]] = []
-        entered = set(range(self.first))
-        for path, code in self.decoded.visit(settings=True):
-            node, attribute = None, LeafAttr()
-            if isinstance(code, StaticDef):
-                attribute = Static(code.value)
-            elif isinstance(code, ContainerCode):
-                form = code.definition
-                node = NodeDef(form.type, None, None, len(form.keys), form.treedef)
-            elif isinstance(code, NodeCode):
-                again = code.number in entered
-                node = NodeRef(code.number) if again else self._record(code.number)
-                entered.add(code.number)
-            if node is not None:
-                nodes.append(node)
-                attribute = NodeAttr()
-            if len(path) > 1:
-                attributes.append((path[-1], attribute))
-        return nodes, attributes
-
-    def _record(self, number: int) -> NodeDef | VariableRecord | None:
-        form = self.decoded.node_defs[number]
-        outer = None if self.outer is None else self.outer[number - self.first]
-        if isinstance(form, VariableDef):
-            return VariableRecord(form.type, number, outer, dict(form.metadata))
-        if form is REF_LEAF:
-            return None
-        return NodeDef(form.type, number, outer, len(form.layout.status), form.type)
 
     # use ---------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.graph._graphdef import LeafAttr, NodeAttr, NodeDef, NodeRef, Static, VariableRecord
 from tests.laws import model as slow
 from tests.laws.graphs import Pair, Size, adder, double
 
@@ -175,42 +174,6 @@ def test_a_pickled_definition_is_made_anew_where_the_original_is_gone():
     assert nnx.merge(graphdef, state).a.kernel.tag == "k"
 
 
-# spelling -----------------------------------------------------------------------------------------
-
-
-def test_the_spelling_of_a_definition():
-    graphdef = nnx.graphdef(Model())
-    assert graphdef.num_leaves == 4
-    nodes = graphdef.nodes
-    assert [type(n) for n in nodes] == [
-        NodeDef,
-        NodeDef,
-        VariableRecord,
-        NodeRef,
-        NodeDef,
-        VariableRecord,
-        NodeDef,
-    ]
-    assert nodes[0] == NodeDef(Model, 0, None, 4, Model)
-    assert nodes[1].type is Layer and nodes[1].index == 1 and nodes[1].num_attributes == 4
-    assert nodes[2].type is nnx.Param and nodes[2].index == 2 and nodes[2].metadata["tag"] == "k"
-    assert nodes[3] == NodeRef(1)
-    assert graphdef.attributes == [
-        ("a", NodeAttr()),
-        ("act", Static(double)),
-        ("array", LeafAttr()),
-        ("kernel", NodeAttr()),
-        ("size", Static(3)),
-        ("b", NodeAttr()),
-        ("items", NodeAttr()),
-        (0, NodeAttr()),
-        (1, Static(3)),
-        (2, NodeAttr()),
-        (0, LeafAttr()),
-        ("none", Static(None)),
-    ]
-
-
 def test_numbers_of_an_outer_graph():
     model = Model()
     index = nnx.graphlib.RefMap()
@@ -220,7 +183,6 @@ def test_numbers_of_an_outer_graph():
     assert inner == nnx.graphdef(model).with_same_outer_index()
     assert inner.with_no_outer_index() == nnx.graphdef(model)
     assert nnx.graphdef(model).with_matching_outer_index(inner) == inner
-    assert [n.outer_index for n in inner.nodes if isinstance(n, VariableRecord)] == [2, 3]
     assert inner != nnx.graphdef(model)
 
 
@@ -283,12 +245,3 @@ def test_the_text_of_a_definition_shows_what_is_in_plain_containers():
         "  e=(Param,)",
         ")",
     ]
-
-
-def test_lists_of_a_definition_belong_to_the_caller():
-    graphdef = nnx.graphdef(nnx.Dict(a=nnx.Param(1.0)))
-    nodes, attributes = list(graphdef.nodes), list(graphdef.attributes)
-    graphdef.nodes.clear()
-    graphdef.attributes.clear()
-    assert graphdef.nodes == nodes
-    assert graphdef.attributes == attributes

@@ -124,9 +124,6 @@ FUNCTIONS: dict[str, tp.Callable[[tp.Any], int]] = {
     "flatten": lambda m: len(nnx.flatten(m)[1]),
     "unflatten": lambda m: count(nnx.unflatten(*nnx.flatten(m))),
     "unflatten values": merge_pure,
-    "spelled out": lambda m: sum(
-        isinstance(n, nnx.graphlib.VariableRecord) for n in nnx.graphdef(m).nodes
-    ),
     "edit and split": edit_and_split,
     "pop": pop,
 }
