@@ -24,7 +24,6 @@ from nnxlite._base.versions import Writes
 from nnxlite._state._flat import FlatState
 from nnxlite.boundary._out import note_changes
 from nnxlite.filters import Filter
-from nnxlite.graph._defs import REF_LEAF
 from nnxlite.graph._functional import copied, leaves_of, listed_leaves, select
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import ARRAY, kind_of
@@ -235,7 +234,7 @@ def _note_refill(
             note_definition(writes, node, definition.for_variable())
         note_raw(writes, node, value._box.value if isinstance(value, Variable) else value)
         return
-    if definition is REF_LEAF:
+    if number not in decoded.children:  # a reference
         return
     check_trace(node)
     after = definition.fresh_template()

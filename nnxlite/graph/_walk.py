@@ -207,12 +207,21 @@ def find_duplicates(node: tp.Any, /, *, only: Filter = ...) -> list[list[Path]]:
     [[('a',), ('b',)]]
     """
     predicate = to_predicate(only)
+    found = [
+        [first, *[path for path in more if predicate(path, value)]]
+        for value, (first, *more) in _duplicates(node)
+    ]
+    return [paths for paths in found if len(paths) > 1]
+
+
+def _duplicates(node: tp.Any) -> list[tuple[tp.Any, list[Path]]]:
+    """What has several paths in a graph, with all of them, in order of the first."""
     counts = collections.Counter(id(value) for _, value in _occurrences(node))
-    paths: dict[int, list[Path]] = {}
+    found: dict[int, tuple[tp.Any, list[Path]]] = {}
     for path, value in _occurrences(node):
-        if counts[id(value)] > 1 and (id(value) not in paths or predicate(path, value)):
-            paths.setdefault(id(value), []).append(path)
-    return [found for found in paths.values() if len(found) > 1]
+        if counts[id(value)] > 1:
+            found.setdefault(id(value), (value, []))[1].append(path)
+    return [*found.values()]
 
 
 def _occurrences(node: tp.Any) -> tp.Iterator[tuple[Path, tp.Any]]:
@@ -479,13 +488,9 @@ def _convert(
 
 def _refuse_duplicates(node: tp.Any, wanted: Predicate) -> None:
     """Raise ValueError where a wanted leaf has several paths."""
-    paths: dict[int, list[Path]] = {}
-    values: dict[int, tp.Any] = {}
-    for path, value in _occurrences(node):
-        if is_node_leaf(value) and (kind_of(value) != ARRAY or wanted(path, value)):
-            paths.setdefault(id(value), []).append(path)
-            values[id(value)] = value
-    for number, found in paths.items():  # an array that is left alone may well have other paths
-        if len(found) > 1 and any(wanted(path, values[number]) for path in found):
+    for value, paths in _duplicates(node):
+        chosen = [path for path in paths if wanted(path, value)] if is_node_leaf(value) else []
+        found = chosen if kind_of(value) == ARRAY else paths  # an array may well have others
+        if chosen and len(found) > 1:
             listed = "".join(f"  {path_text(path)}\n" for path in found)
             raise ValueError(f"Found duplicate at paths:\n  ---\n{listed}  ---")
