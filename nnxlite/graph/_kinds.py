@@ -495,11 +495,6 @@ def note_hidden(values: tp.Iterable[tp.Any]) -> Noted:
     return [(part.value, part.attributes) for part in parts_of(values) if part.attributes]
 
 
-def may_hide(value: tp.Any) -> bool:
-    """Whether a static value is a plain object, or contains one."""
-    return not isinstance(value, NOT_OBJECTS) and bool(note_hidden([value]))
-
-
 def take_back(noted: Noted) -> tuple[tp.Any, str, tp.Any] | None:
     """Take back the writes of data to plain objects; returns owner, name and value of one of them."""
     first = None

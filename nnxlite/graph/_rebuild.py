@@ -34,7 +34,7 @@ from nnxlite.graph._defs import (
     Values,
     values_getter,
 )
-from nnxlite.graph._kinds import CUSTOM_NODES, GraphNode, may_hide, notifies
+from nnxlite.graph._kinds import CUSTOM_NODES, GraphNode, note_hidden, notifies
 from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._variable import Variable, make
 
@@ -203,9 +203,9 @@ class Decoded:
 
     @functools.cached_property
     def plain_objects(self) -> list[tp.Any]:
-        """The static values that are plain objects, or contain some; see `may_hide`."""
+        """The static values that are plain objects, or contain some."""
         values = [v for d in self.node_defs if isinstance(d, ObjectDef) for v in d.statics]
-        return [value for value in values if may_hide(value)]
+        return [value for value in values if note_hidden([value])]
 
     def below(self, code: Code, settings: bool = False) -> list[tuple[tp.Any, Code]]:
         """What is directly below an object or a container, by name; nothing for others.
