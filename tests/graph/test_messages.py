@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import typing as tp
 
@@ -102,20 +103,20 @@ def test_split_names_the_first_few_and_counts_the_rest():
 
 
 @pytest.mark.parametrize(
-    "function",
-    [nnx.split, nnx.state, nnx.graphdef, nnx.clone, nnx.flatten, nnx.variables, nnx.unpack],
-    ids=lambda f: f.__name__,
+    "name", "split state graphdef clone flatten unpack iter_graph map recursive_map".split()
 )
-def test_tree_mode_refuses_sharing_and_names_every_path(function):
+def test_tree_mode_refuses_sharing_and_names_every_path(name):
+    function = getattr(nnx, name)
+    if name.endswith("map"):
+        function = functools.partial(function, lambda path, x: x)
     layer = Layer()
     model = nnx.Dict(a=layer, b=[layer, {"deep": layer}])
-    name = {"variables": "state", "unpack": "split"}.get(function.__name__, function.__name__)
     refused(
         model,
         lambda m: function(m, graph=False),
         ValueError,
         "Duplicate Layer found at paths: 'a', 'b.0', 'b.1.deep'",
-        f"pass graph=True to nnxlite.{name}",
+        f"pass graph=True to nnxlite.{'split' if name == 'unpack' else name}",
     )
     assert function(model, graph=True) is not None
     with nnx.set_graph_mode(False), pytest.raises(ValueError, match="Duplicate Layer"):
@@ -167,20 +168,6 @@ def test_tree_mode_takes_shared_objects_without_state():
     rate.noise = nnx.Variable(ONE)  # now there is something that two places would share
     with pytest.raises(ValueError, match=r"Duplicate Dropout found at paths: 'm\.a', 'm\.b\.0'"):
         apply(model, ONE)
-
-
-@pytest.mark.parametrize(
-    "walk",
-    [
-        lambda m: nnx.iter_graph(m, graph=False),
-        lambda m: nnx.map(lambda p, x: x, m, graph=False),
-        lambda m: nnx.recursive_map(lambda p, x: x, m, graph=False),
-    ],
-    ids=["iter_graph", "map", "recursive_map"],
-)
-def test_tree_mode_of_walks(walk):
-    layer = Layer()
-    refused(nnx.Dict(a=layer, b=layer), walk, ValueError, "Duplicate Layer", "graph=True")
 
 
 @pytest.mark.parametrize(
@@ -298,14 +285,6 @@ def test_a_root_that_is_a_leaf_has_one_value():
     refused(variable, lambda v: nnx.update(v, below), ValueError, text)
     with pytest.raises(ValueError, match=re.escape(text)):
         nnx.unflatten(nnx.graphdef(variable), below)
-
-
-@pytest.mark.parametrize("values", [[], [ONE], (ONE,) * 4])
-def test_unflatten_with_another_number_of_leaves(values):
-    graphdef, _ = nnx.flatten(Layer())
-    text = f"Incorrect number of leaves, expected 3 leaves, but got {len(values)}. Pass one"
-    with pytest.raises(ValueError, match=re.escape(text)):
-        nnx.unflatten(graphdef, values)
 
 
 def test_unflatten_without_the_nodes_of_an_earlier_definition():
@@ -656,15 +635,15 @@ def test_errors_of_frozen_dataclasses_pass_through():
         model.x = ONE
 
 
-@pytest.mark.parametrize("leaves", [[ONE], (ONE,) * 4], ids=["list", "tuple"])
-def test_merge_with_a_sequence_of_another_length(leaves):
-    graphdef, _ = nnx.split(Layer())
+@pytest.mark.parametrize("leaves", [[], [ONE], (ONE,) * 4], ids=["empty", "list", "tuple"])
+@pytest.mark.parametrize("build", [nnx.merge, nnx.unflatten])
+def test_a_sequence_of_leaves_of_another_length(build, leaves):
     text = (
         f"Incorrect number of leaves, expected 3 leaves, but got {len(leaves)} in the "
         f"{type(leaves).__name__}. Pass one for each path of the definition, in their order."
     )
     with pytest.raises(ValueError, match=re.escape(text)):
-        nnx.merge(graphdef, leaves)
+        build(nnx.graphdef(Layer()), leaves)
 
 
 @pytest.mark.parametrize("walk", [nnx.iter_children, nnx.iter_module_children])
