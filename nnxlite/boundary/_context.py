@@ -208,8 +208,9 @@ def unflatten(
                 "that unflatten filled for that one."
             )
         known[number] = index_ref[number]
-    for number, outer in enumerate(graphdef.outer or () if outer_index_outer_ref else (), first):
-        known[number] = outer_index_outer_ref.get(outer) if outer is not None else None
+    outside = outer_index_outer_ref or {}
+    for number, outer in enumerate(graphdef.outer or (), first):
+        known[number] = outside.get(outer) if outer is not None else None
     nodes = build_nodes(decoded, leaves, known, recreate_variables)
     writes = Writes()
     for number in range(first, len(known)):

@@ -496,14 +496,15 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
     decoded = graphdef.decoded
     trail: list[tuple[tp.Any, tp.Any, tp.Any]] = []  # down to here: node, object around, children
     for path, code in decoded.visit(decoded.roots[0]) if chosen else ():
+        number = decoded.leaf_of(code)
+        if isinstance(code, StaticDef) or (number >= 0 and number not in chosen):
+            continue
         del trail[len(path) :]
         holder, owner, children = trail[-1] if trail else (None, node, {})
-        number = decoded.leaf_of(code)
-        if number < 0 and not isinstance(code, StaticDef):
+        if number < 0:
             value = children[path[-1]] if path else node
             inner = value if isinstance(value, GraphNode) else owner
             trail.append((value, inner, children_by_name(value)))
-        if number not in chosen:
             continue
         if not is_edited_in_place(holder):
             raise ValueError(

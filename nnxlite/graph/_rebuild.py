@@ -217,10 +217,10 @@ class Decoded:
         if not isinstance(code, NodeCode) or code.number not in self.children:
             return []
         definition: ObjectDef = self.node_defs[code.number]
-        data = dict(zip(definition.layout.data, self.children[code.number]))
+        pairs = [*zip(definition.layout.data, self.children[code.number])]
         if not settings:
-            return [*data.items()]
-        template = definition.template
+            return pairs
+        data, template = dict(pairs), definition.template
         return [
             (n, data[n] if n in data else Setting(template[n])) for n in definition.layout.status
         ]
@@ -242,14 +242,16 @@ class Decoded:
         roots = enumerate(self.roots)
         pending = [((n,), root) for n, root in roots] if start is None else [((), start)]
         pending.reverse()
-        entered: set[Code] = set()
+        entered: set[int] = set()
         while pending:
             path, code = pending.pop()
             yield path, code
             if isinstance(code, NodeCode):
-                if code in entered:
+                if code.number in entered or code.number not in self.children:
                     continue
-                entered.add(code)
+                entered.add(code.number)
+            elif not isinstance(code, ContainerCode):
+                continue
             below = reversed(self.below(code, settings))
             pending += [((*path, name), child) for name, child in below]
 
@@ -332,7 +334,7 @@ def build_nodes(
     A leaf that is a Variable becomes the node; any other value is put into a new Variable, or, where
     Variables are not to be recreated, takes its place.
     """
-    nodes = [None] * len(decoded.node_defs) if known is None else list(known)
+    nodes: list[tp.Any] = [None] * len(decoded.node_defs) if known is None else list(known)
     trace, definitions = trace_state.value, decoded.node_defs
     for number, leaf in zip(decoded.leaf_nodes, leaves):
         if number >= 0 and nodes[number] is None:
