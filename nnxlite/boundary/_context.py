@@ -20,7 +20,7 @@ import itertools
 import typing as tp
 
 from nnxlite._base.config import GRAPH_MODE
-from nnxlite._base.versions import Writes
+from nnxlite._base.interning import Writes
 from nnxlite._state._flat import FlatState
 from nnxlite.boundary._out import note_changes
 from nnxlite.filters import Filter
