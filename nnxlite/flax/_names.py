@@ -20,7 +20,7 @@ def _of(module: str, table: str) -> tp.Callable[[], dict[str, tp.Any]]:
 EXTRA: dict[str, tp.Callable[[], dict[str, tp.Any]]] = {
     "": _of("_private", "GRAPH"),
     "deprecations": _of("_layers", "DEPRECATIONS"),
-    "graph": _of("_private", "GRAPH"),
+    "graph": _of("_pickles", "GRAPH"),
     "graphlib": _of("_pickles", "GRAPH"),
     "ids": _of("_layers", "IDS"),
     "nn.linear": _of("_layers", "LINEAR"),
