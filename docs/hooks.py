@@ -19,13 +19,6 @@ OUTSIDE = re.compile(
     r"\]\(((?:\.\./)+)(examples/\w+|tests/[\w/]+|\.ci/\w+|CHANGELOG|LICENSE)(\.\w+)?\)"
 )
 """Links of a page to a file of the repository that is not in `docs/`."""
-MOVED = {
-    "how-it-is-tested.md": "contributing.md#how-it-is-tested",
-    "parallelism.md": "sharding.md",
-    "releasing.md": "contributing.md#releasing",
-    "processes.md": "sharding.md#several-processes",
-}
-"""Where the text of pages is now that entries of the changelog link to under an earlier name."""
 ENTRY = re.compile(r"^(::: nnxlite\.([\w.]+))$(?:\n\n> .*)?", re.MULTILINE)
 """The line of a page that stands for the docstring of a name, and the summary below it."""
 
@@ -35,7 +28,7 @@ def source_page(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(ROOT).as_posix()
     if path.suffix == ".md":
-        return re.sub(r"\]\(docs/([^)]+)", lambda m: f"](../{MOVED.get(m[1], m[1])}", text)
+        return text.replace("](docs/", "](../")
     intro = (
         (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
         if path.suffix == ".py"
