@@ -60,6 +60,7 @@ def labels(
     settings: list[tp.Any],
     what: str,
     seen: tp.Sequence[tp.Any] = (),
+    first_decides: tp.Callable[[int, int], bool] = lambda first, again: False,
 ) -> list[tp.Any]:
     """The one setting of each leaf of the arguments, from that of each position of their treedef.
 
@@ -71,6 +72,8 @@ def labels(
         what: the settings, for messages.
         seen: what filters see of each graph leaf. The result is then for these values alone; without it
             a filter that asks for a value raises TypeError.
+        first_decides: whether the first path decides for a leaf that is at two positions; otherwise
+            both must agree.
 
     Raises ValueError where a shared Variable would get two different settings.
     """
@@ -94,7 +97,12 @@ def labels(
         again = again and (place.root == places[leaf].root or isinstance(part, NodePrefix))
         return (part.lookup if again else part.map_prefix)(place.below, variable(leaf))
 
-    out = agreed(what, places, further, setting, variable)
+    deciding = [
+        (leaf, place)
+        for leaf, place in further
+        if not first_decides(places[leaf].position, place.position)
+    ]
+    out = agreed(what, places, deciding, setting, variable)
     every = (*places, *[place for _, place in further])
     for position in call.where:
         part = settings[position]

@@ -217,11 +217,12 @@ class Module(Pytree):
             return recorded.get_value()
         if type(recorded) is not kind:
             found, remedy = type(recorded).__name__, "Record under another name"
+            expected = f"a Variable, got {found}"
             if isinstance(recorded, Variable):
+                expected = f"of type '{kind.__name__}', got '{found}'"
                 remedy += f", or remove it first: nnx.pop(model, nnx.{found})"
             raise ValueError(
-                f"{type(self).__name__}.{method}: Expected {name!r} to be of type "
-                f"'{kind.__name__}', got '{found}'. {remedy}."
+                f"{type(self).__name__}.{method}: Expected {name!r} to be {expected}. {remedy}."
             )
         so_far = recorded.get_value()
         new = change(so_far)

@@ -90,9 +90,10 @@ def numbered_arguments(
         state = entry if isinstance(entry, DiffState) else None
         number = entry.argnum if isinstance(entry, DiffState) else entry
         if not -visible <= number < visible:
+            of = "differentiating with respect to " if option == "argnums" else ""  # JAX's words
             raise (ValueError if number < 0 else error)(
-                f"{name}: {option} has {entry!r}, but the function was called with {visible} "
-                f"positional arguments. Give numbers from {-visible} to {visible - 1}."
+                f"{name}: {of}{option}={number} requires at least {max(number + 1, -number)} positional "
+                f"arguments, but the function was called with {visible}."
             )
         number %= visible
         if first + number in out:
@@ -119,14 +120,22 @@ def differentiated(
             `DiffState` that chooses its Variables.
         seen: see `labels`.
 
-    Raises ValueError where a shared Variable is differentiated by one path and not by another.
+    Raises ValueError where a shared Variable is differentiated by one path and not by another. Where
+    an argument contains a Variable both by itself and in an object, the first path decides.
     """
     settings: list[tp.Any] = [False] * call.treedef.num_leaves
+    argument: dict[int, int] = {}
     args, _ = call.template()
     for number in numbers:
         for position in jax.tree_util.tree_leaves(args[number]):
-            settings[position] = setting(number, position)
-    return Partition(tuple(map(bool, labels(call, settings, "differentiation", seen))))
+            settings[position], argument[position] = setting(number, position), number
+
+    def first_decides(first: int, again: int) -> bool:
+        together = argument.get(first, -1) == argument.get(again, -2)
+        return together and (settings[first] is True or settings[again] is True)
+
+    flags = labels(call, settings, "differentiation", seen, first_decides)
+    return Partition(tuple(map(bool, flags)))
 
 
 # Tangents -----------------------------------------------------------------------------------------

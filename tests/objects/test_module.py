@@ -48,8 +48,8 @@ def test_kinds_may_be_given_by_name():
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("noop", r"Expected 'noop' to be of type .*, got 'bool'"),
-        ("train", r"Expected 'train' to be of type .*, got 'method'"),
+        ("noop", r"Expected 'noop' to be a Variable, got bool"),
+        ("train", r"Expected 'train' to be a Variable, got method"),
         (
             "w",
             r"Expected 'w' to be of type '\w+', got 'Param'.*nnx.pop\(model, nnx.Param\)",

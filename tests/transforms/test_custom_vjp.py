@@ -517,13 +517,13 @@ def test_a_failed_rule_leaves_objects_as_they_were(mode):
 
 @pytest.mark.parametrize(
     ("argnums", "wrong"),
-    [(2, "2"), (-3, "-3"), (nnx.DiffState(2, ...), r"DiffState\(argnum=2.*\)")],
+    [(2, "2"), (-3, "-3"), (nnx.DiffState(2, ...), "2")],
 )
 def test_a_number_that_no_argument_has(argnums, wrong):
     f = rules(None, lambda r, g: (None, None), nondiff_argnums=(argnums,))
     m = Foo()
     before = snapshot(m)
-    message = f"nondiff_argnums has {wrong}, but .* with 2 positional arguments. Give numbers"
+    message = f"nondiff_argnums={wrong} requires at least . positional arguments, .* with 2"
     with pytest.raises(ValueError, match=message):
         f(m, 1.0)
     assert snapshot(m) == before

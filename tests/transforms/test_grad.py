@@ -282,15 +282,17 @@ def test_a_diff_state_that_matches_only_a_later_place_of_a_shared_variable():
         nnx.grad(lambda m: m(X).sum(), argnums=nnx.DiffState(0, nnx.PathContains("b")))(m)
 
 
-def test_a_variable_and_the_object_that_has_it_must_agree_on_what_is_differentiated():
+@pytest.mark.parametrize("kind", [nnx.BatchStat, nnx.Param])
+def test_the_first_place_decides_between_a_variable_and_the_object_that_has_it(kind):
     m = nnx.Dict(n=nnx.BatchStat(jnp.array(3.0)))
-    square = lambda pair: pair[0] * pair[1].n
-    g, rest = nnx.grad(square, argnums=nnx.DiffState(0, nnx.BatchStat))([m.n, m])
+    of = nnx.DiffState(0, kind)
+    g, rest = nnx.grad(lambda pair: pair[0] * pair[1].n, argnums=of)([m.n, m])
     assert g.value == 6.0 and not rest
-    with pytest.raises(
-        ValueError, match="shared BatchStat: at 'pair.0' it is True, at 'pair.1.n' it"
-    ):
-        nnx.grad(square)([m.n, m])
+    state, g = nnx.grad(lambda pair: pair[1] * pair[0].n, argnums=of)([m, m.n])
+    assert {name: x.value.item() for name, x in state.items()} == (
+        {"n": 6.0} if kind is nnx.BatchStat else {}
+    )
+    assert g == nnx.State({})
 
 
 def test_a_variable_that_one_argument_differentiates_and_another_does_not():
@@ -384,14 +386,10 @@ def test_the_value_must_be_a_real_scalar(fun, message):
         ((0, 1.5), TypeError, "got 1.5 of type float"),
         (None, TypeError, "got None of type NoneType"),
         ((), ValueError, "argnums is empty"),
-        (
-            3,
-            TypeError,
-            "argnums has 3, but .* with 2 positional arguments. Give numbers from -2 to 1",
-        ),
-        ((0, 2), TypeError, "argnums has 2, but the function was called"),
-        (-3, ValueError, "argnums has -3, but .* with 2 positional arguments"),
-        (nnx.DiffState(5, ...), TypeError, r"argnums has DiffState\(argnum=5"),
+        (3, TypeError, "argnums=3 requires at least 4 positional arguments, .* called with 2"),
+        ((0, 2), TypeError, "with respect to argnums=2 requires at least 3 positional"),
+        (-3, ValueError, "argnums=-3 requires at least 3 positional arguments, .* with 2"),
+        (nnx.DiffState(5, ...), TypeError, "argnums=5 requires at least 6"),
         ((0, 0), ValueError, "argnums names argument 0 twice"),
         ((1, -1), ValueError, "argnums names argument 1 twice"),
         (
@@ -411,13 +409,9 @@ def test_bad_argnums(transform, argnums, kind, message):
 
 
 def test_argnums_count_what_is_given_not_what_is_bound():
-    with pytest.raises(
-        TypeError, match="argnums has 1, but the function was called with 1 positional"
-    ):
+    with pytest.raises(TypeError, match="at least 2 positional arguments, .* called with 1"):
         nnx.grad(Counted().__call__, argnums=1)(1.0)
-    with pytest.raises(
-        TypeError, match="argnums has 0, but the function was called with 0 positional"
-    ):
+    with pytest.raises(TypeError, match="at least 1 positional arguments, .* called with 0"):
         nnx.grad(lambda: 1.0)()
 
 
