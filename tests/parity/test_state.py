@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnxlite as nnx
-
-flax = pytest.importorskip("flax")
-ref = pytest.importorskip("flax.nnx")
+from tests.parity import programs
+from tests.parity.layers import ref
+from tests.parity.programs import Lines, attempt, plain
 
 # The reference plans to replace its State by dicts, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -29,47 +29,12 @@ TREES = st.recursive(
 )
 
 
-def plain(x):
-    """Results of both libraries in one form: classes by name, States as dicts in their order."""
-    if isinstance(x, (nnx.FlatState, ref.FlatState)):
-        return ["flat", *[(path, plain(leaf)) for path, leaf in x]]
-    if isinstance(x, (nnx.State, ref.State, dict)):
-        return {k: plain(v) for k, v in x.items()}
-    if isinstance(x, (tuple, list)):
-        return [plain(v) for v in x]
-    if isinstance(x, (nnx.Variable, ref.Variable)):
-        return type(x).__name__, x.get_raw_value()
-    return x
-
-
-def outcome(call, lib):
-    """What a call gives, or the class of what it raises."""
-    try:
-        return plain(call(lib))
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        return type(error)
-
-
 def agree(call, *, in_order=True):
     """Both libraries give the same, keys in the same order, or raise the same class of error."""
-    ours, theirs = outcome(call, nnx), outcome(call, ref)
+    ours, theirs = (attempt(lambda lib=lib: plain(lib, call(lib))) for lib in (nnx, ref))
     assert ours == theirs
     if in_order:
         assert repr(ours) == repr(theirs)
-
-
-def variables(lib):
-    return lib.State(
-        {
-            "a": {
-                "kernel": lib.Param(1, tag="x"),
-                "mean": lib.BatchStat(2),
-                "deep": {"count": lib.Variable(3, tag="y")},
-            },
-            "b": {"cache": lib.Cache(4)},
-            "z": 5,
-        }
-    )
 
 
 @given(TREES)
@@ -109,163 +74,10 @@ def test_algebra(x, y):
     same(lambda lib: lib.FlatState.merge(*map(lib.to_flat_state, map(lib.State, (x, y)))).paths)
 
 
-def filters(lib):
-    return [
-        lib.Param,
-        lib.Variable,
-        int,
-        "x",
-        ...,
-        None,
-        True,
-        False,
-        [lib.Param, "y"],
-        (),
-        lib.PathContains("a"),
-        lib.PathContains("e", exact=False),
-        lib.Not(lib.Param),
-        lib.All(lib.Variable, lib.PathContains("deep")),
-        lib.Any("x", lib.Cache),
-        lib.WithTag("y"),
-        lib.OfType(lib.BatchStat),
-        lib.Everything(),
-        lib.Nothing(),
-        lambda path, x: len(path) == 2,
-    ]
-
-
-@pytest.mark.parametrize("i", range(len(filters(nnx))))
-def test_filters(i):
-    agree(lambda lib: variables(lib).filter(filters(lib)[i]))
-    agree(lambda lib: lib.filter_state(variables(lib), filters(lib)[i], ...))
-    agree(lambda lib: variables(lib).split(filters(lib)[i]))
-    agree(lambda lib: lib.split_state(variables(lib), filters(lib)[i], lib.Param, ...))
-    agree(lambda lib: variables(lib).flat_state().split(lib.BatchStat, filters(lib)[i], ...))
-    agree(lambda lib: variables(lib).flat_state().filter(filters(lib)[i]))
-
-
-@pytest.mark.parametrize("i", range(len(filters(nnx))))
-def test_filters_print_alike(i):
-    def text(lib):
-        return repr(lib.filterlib.to_predicate(filters(lib)[i]))
-
-    if "function" not in text(nnx):
-        assert re.sub(r"'nnxlite[\w.]*\.", "'", text(nnx)) == re.sub(
-            r"'flax[\w.]*\.", "'", text(ref)
-        )
-
-
-@pytest.mark.parametrize(
-    "positions",
-    [[], [...], ["x", ...], [..., ...], ["x", ..., True], [..., "x"], ["x", True, None]],
-)
-def test_where_everything_may_stand(positions):
-    agree(lambda lib: len(lib.filterlib.filters_to_predicates(positions)))
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda s: s.__setitem__("b", 1),
-        lambda s: s.__setitem__("new", {"x": {"y": 1}}),
-        lambda s: setattr(s, "new", 1),
-        lambda s: s["a"].__setitem__("mean", 1),
-        lambda s: s.a.deep.update(count=1, more=2),
-        lambda s: s.update({"a": {"only": 1}}),
-        lambda s: s.__delitem__("a"),
-        lambda s: s["a"].__delitem__("deep"),
-        lambda s: s.__delitem__("none"),
-        lambda s: s.pop("z"),
-        lambda s: s.pop("none"),
-        lambda s: s.pop("none", 3),
-        lambda s: s.popitem(),
-        lambda s: s.setdefault("z", 7),
-        lambda s: s.clear(),
-        lambda s: s["none"],
-        lambda s: s.none,
-        lambda s: s.get("none"),
-    ],
-)
-def test_edits(edit):
-    def call(lib):
-        state = variables(lib)
-        return edit(state), state
-
-    agree(call)
-
-
-@pytest.mark.parametrize(
-    "pure",
-    [
-        {},
-        {"z": 6},
-        {"a": {"kernel": 7, "deep": {"count": 8}}},
-        {"a": {"deep": {}}},
-        {"a": {"none": 7}},
-        {"none": 7},
-        {"a": 7},
-        {"z": {"none": 7}},
-    ],
-)
-@pytest.mark.parametrize("replace", [None, lambda leaf, value: ("new", plain(leaf), value)])
-def test_replace_by_pure_dict(pure, replace):
-    def call(lib):
-        state = variables(lib)
-        return state.replace_by_pure_dict(pure, replace), state
-
-    agree(call, in_order=False)
-
-
-def test_replace_by_pure_dict_with_string_numbers():
-    def call(lib):
-        state = lib.State({0: {"k": lib.Param(1)}, 1: {"k": lib.Param(2)}})
-        lib.replace_by_pure_dict(state, {"0": {"k": 3}, 1: {"k": 4}})
-        return state
-
-    agree(call)
-
-
 @given(st.dictionaries(st.sampled_from(["0", "12", "-1", "01", "a", "1.5", "²"]), TREES))
 def test_restore_int_paths(pure):
     if not {"0", "01", "-1", "1"} >= set(pure):
         agree(lambda lib: lib.restore_int_paths(pure))
-
-
-@pytest.mark.parametrize("function", ["pure", "as_pure"])
-@pytest.mark.parametrize(
-    "tree",
-    [
-        lambda lib: variables(lib),
-        lambda lib: variables(lib).flat_state(),
-        lambda lib: {"a": [lib.Param(1), 2], "b": None},
-        lambda lib: lib.Param({"x": lib.Cache(1)}),
-        lambda lib: lib.Param(1, on_get_value=lambda v, x: x + 1),
-        lambda lib: 3,
-    ],
-)
-def test_pure(function, tree):
-    agree(lambda lib: getattr(lib, function)(tree(lib)), in_order=False)
-
-
-def test_to_pure_dict():
-    agree(lambda lib: lib.to_pure_dict(variables(lib)))
-    agree(lambda lib: variables(lib).to_pure_dict(lambda leaf: plain(leaf)))
-    agree(
-        lambda lib: lib.State({"a": lib.Param(1, on_get_value=lambda v, x: 2 * x)}).to_pure_dict()
-    )
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        {},
-        {"a": {"b": 1}, "c": 2},
-        {"a": {}, "s": "x", "t": (1, 2), "n": None},
-    ],
-)
-def test_states_print_alike(state):
-    assert repr(nnx.State(state)) == repr(ref.State(state))
-    assert repr(nnx.State(state).flat_state()) == repr(ref.State(state).flat_state())
 
 
 @given(TREES, st.booleans(), st.sampled_from([None, "/"]))
@@ -284,12 +96,134 @@ def test_traversals(tree, keep, sep):
     agree(lambda lib: lib.traversals.flatten_to_sequence(tree, is_leaf=short))
 
 
-def test_states_of_models_have_the_same_paths():
-    ours, theirs = (
-        lib.State({"w": {"kernel": lib.Param(jnp.ones((2, 3)))}, "b": lib.Param(jnp.ones(3))})
-        for lib in (nnx, ref)
+def states(lib):
+    """A state of Variables, and what is said of others."""
+
+    def variables():
+        deep = {"count": lib.Variable(3, tag="y")}
+        a = {"kernel": lib.Param(1, tag="x"), "mean": lib.BatchStat(2), "deep": deep}
+        return lib.State({"a": a, "b": {"cache": lib.Cache(4)}, "z": 5})
+
+    def text(filter):
+        found = repr(lib.filterlib.to_predicate(filter))
+        return re.sub(r"'(nnxlite|flax)[\w.]*\.", "'", found)
+
+    def by_path(state):
+        return sorted(lib.to_flat_state(state), key=lambda item: repr(item[0]))
+
+    def replaced(*args):
+        changed = variables()
+        return changed.replace_by_pure_dict(*args), by_path(changed)
+
+    def by_number(pure):
+        changed = lib.State({0: {"k": lib.Param(1)}, 1: {"k": lib.Param(2)}})
+        lib.replace_by_pure_dict(changed, pure)
+        return changed
+
+    def unordered(x):
+        is_mapping = isinstance(x, (dict, lib.State))
+        return {k: unordered(x[k]) for k in sorted(x)} if is_mapping else x
+
+    return {
+        "s": variables(),
+        "unordered": unordered,
+        "replaced": replaced,
+        "by_number": by_number,
+        "text": text,
+        "short": lambda path, x: len(path) == 2,
+        "paths": lambda t: [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(t)],
+        "new": lambda leaf, value: ("new", leaf, value),
+        "hook": {"on_get_value": lambda v, x: 2 * x},
+        "tree": {"a": [lib.Param(1), 2], "b": None},
+        "model": lib.State({"w": {"kernel": lib.Param(jnp.ones((2, 3)))}, "b": lib.Param(1)}),
+    }
+
+
+lines = Lines()
+FILTERS = """lib.Param lib.Variable int 'x' ... None True False [lib.Param,'y'] () lib.PathContains('a')
+    lib.PathContains('e',exact=False) lib.Not(lib.Param) lib.All(lib.Variable,lib.PathContains('deep'))
+    lib.Any('x',lib.Cache) lib.WithTag('y') lib.OfType(lib.BatchStat) lib.Everything() lib.Nothing()
+    short""".split()
+for _filter in FILTERS:
+    lines(
+        "filter",
+        states,
+        f"""
+    s.filter({_filter})
+    lib.filter_state(s, {_filter}, ...)
+    s.split({_filter})
+    lib.split_state(s, {_filter}, lib.Param, ...)
+    s.flat_state().split(lib.BatchStat, {_filter}, ...)
+    s.flat_state().filter({_filter})
+    """,
     )
-    keys = lambda tree: [
-        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
-    ]
-    assert keys(ours) == keys(theirs)
+    if _filter != "short":
+        lines("filter", states, f"text({_filter})")
+for _pure in (
+    "{}",
+    "{'z': 6}",
+    "{'a': {'kernel': 7, 'deep': {'count': 8}}}",
+    "{'a': {'deep': {}}}",
+    "{'a': {'none': 7}}",
+    "{'none': 7}",
+    "{'a': 7}",
+    "{'z': {'none': 7}}",
+):
+    lines("replace by a pure dict", states, f"replaced({_pure})\nreplaced({_pure}, new)")
+for _tree in (
+    "s",
+    "s.flat_state()",
+    "tree",
+    "lib.Param({'x': lib.Cache(1)})",
+    "lib.Param(1, **hook)",
+    "3",
+):
+    lines("pure", states, f"unordered(lib.pure({_tree}))\nunordered(lib.as_pure({_tree}))")
+for _state in ("{}", "{'a': {'b': 1}, 'c': 2}", "{'a': {}, 's': 'x', 't': (1, 2), 'n': None}"):
+    lines("texts", states, f"repr(lib.State({_state}))\nrepr(lib.State({_state}).flat_state())")
+for _filters in (
+    "",
+    "...",
+    "'x', ...",
+    "..., ...",
+    "'x', ..., True",
+    "..., 'x'",
+    "'x', True, None",
+):
+    lines(
+        "where everything may be", states, f"len(lib.filterlib.filters_to_predicates([{_filters}]))"
+    )
+lines(
+    "edits",
+    states,
+    """
+    s['b'] = 1
+    s['new'] = {'x': {'y': 1}}
+    s.new = 1
+    s['a']['mean'] = 1
+    s.a.deep.update(count=1, more=2)
+    s.update({'a': {'only': 1}})
+    del s['a']
+    del s['a']['deep']
+    del s['none']
+    s.pop('z')
+    s.pop('none')
+    s.pop('none', 3)
+    s.popitem()
+    s.setdefault('z', 7)
+    s.clear()
+    s['none']
+    s.none
+    s.get('none')
+    by_number({'0': {'k': 3}, 1: {'k': 4}})
+    lib.to_pure_dict(s)
+    s.to_pure_dict(lambda leaf: ('leaf', leaf))
+    lib.State({'a': lib.Param(1, **hook)}).to_pure_dict()
+    paths(model)
+    """,
+)
+
+
+@pytest.mark.parametrize("scope, line, mode", lines.params)
+def test_line(scope, line, mode):
+    programs.agree(scope, line, mode)
