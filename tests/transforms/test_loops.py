@@ -1,6 +1,9 @@
-"""while_loop and fori_loop: values, state, constants, gradients, refusals."""
+"""The carries of while_loop, fori_loop and scan: values, state, constants, gradients, refusals."""
 
 from __future__ import annotations
+
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -29,24 +32,39 @@ def fori_of(lower, upper):
     return lambda f, carry, **mode: nnx.fori_loop(lower, upper, lambda i, c: f(c), carry, **mode)
 
 
+def scan_of(length):
+    scan = functools.partial(nnx.scan, in_axes=nnx.Carry, out_axes=nnx.Carry, length=length)
+    return lambda f, carry, **mode: scan(lambda c: f(c), **mode)(carry)
+
+
 LOOPS = {
     "while": while_of(4),
     "fori": fori_of(1, 5),
+    "scan": scan_of(4),
     "fori, traced bound": fori_of(1, jnp.int32(5)),
     "fori, Variables as bounds": fori_of(nnx.Variable(1), nnx.Variable(jnp.int32(5))),
 }
-every_loop = pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+
+
+def loops(*names):
+    return pytest.mark.parametrize("loop", [LOOPS[name] for name in names], ids=names)
+
+
+every_loop = loops(*LOOPS)
+all_but_scan = loops(*(name for name in LOOPS if name != "scan"))
+jitted_or_not = pytest.mark.parametrize("outer", [lambda f: f, nnx.jit], ids=["eager", "jit"])
 
 
 # values and state ----------------------------------------------------------------------------------
 
 
 @every_loop
+@jitted_or_not
 @pytest.mark.parametrize("mode", MODES)
-def test_the_carry_is_the_callers_own_object(loop, mode):
+def test_the_carry_is_the_callers_own_object(loop, outer, mode):
     m = Foo(2.0)
     n, x, raw = m.n, m.x, m.x.value
-    out = loop(step, m, **mode)
+    out = outer(lambda m: loop(step, m, **mode))(m)
     assert out is m or mode  # without updates an object of its own, with the caller's Variables
     assert out.n is m.n is n and float(n.value) == 8.0
     assert out.x is m.x is x and x.value is raw  # only read: not even returned
@@ -102,17 +120,19 @@ def test_variables_that_hold_pytrees_are_carried(loop):
 @every_loop
 def test_inside_jit_and_with_other_carries_beside(loop):
     m, v = Foo(2.0), nnx.Variable(jnp.zeros(2))
+    shared = m.x
 
     def f(carry):
+        assert carry["k"][0].x is carry["x"]
         carry["v"][...] += 1
         return {**carry, "k": [step(carry["k"][0]), carry["k"][1] * 2]}
 
-    out = nnx.jit(lambda c: loop(f, c))({"v": v, "k": [m, jnp.array(1.0)], "none": None})
-    assert out["v"] is v and out["k"][0] is m and float(out["k"][1]) == 16.0
+    out = nnx.jit(lambda c: loop(f, c))({"v": v, "k": [m, jnp.array(1.0)], "x": m.x, "none": None})
+    assert out["v"] is v and out["k"][0] is m and out["x"] is shared and float(out["k"][1]) == 16.0
     assert v.value.tolist() == [4.0, 4.0] and float(m.n.value) == 8.0 and out["none"] is None
 
 
-@every_loop
+@all_but_scan
 def test_new_objects_of_the_same_structure_are_results_of_their_own(loop):
     m = Foo(2.0)
     before = snapshot(m)
@@ -289,12 +309,16 @@ def rebinds(m):
     return m
 
 
-@pytest.mark.parametrize("loop", ["fori", "fori, traced bound"])
-def test_a_variable_may_be_replaced_by_a_new_one(loop):
+@jitted_or_not
+@loops("fori", "fori, traced bound", "scan")
+def test_a_variable_may_be_replaced_by_a_new_one(loop, outer):
     foo = Foo()
     x = foo.x
-    assert LOOPS[loop](rebinds, foo) is foo
+    assert outer(lambda foo: loop(rebinds, foo))(foo) is foo
     assert foo.x is not x and [float(v.value) for v in (x, foo.x, foo.n)] == [1, 16, 4]
+    if loop is not LOOPS["fori, traced bound"]:
+        grads = outer(nnx.grad(lambda foo: loop(rebinds, foo).x * 1))(Foo())
+        assert float(grads.x.value) == 16
     with pytest.raises(ValueError, match=f"{START}: the body changes attributes .'x'. of 'm'"):
         nnx.while_loop(lambda m: m.n[...] < 5, rebinds, foo)
     assert [float(v.value) for v in (foo.x, foo.n)] == [16, 4]
@@ -316,10 +340,9 @@ def test_variables_may_move_to_new_objects(loop, mode):
         return step(new)
 
     m = Foo(2.0, 5.0)
-    if loop is LOOPS["while"] and not mode:
-        with pytest.raises(
-            ValueError, match=f"{START}: the body puts a new Foo in the place of 'c.*'"
-        ):
+    if loop in (LOOPS["while"], LOOPS["scan"]) and not mode:
+        match = f"({START}|{REFERENCES}): the body puts a new Foo in the place of 'c.*'"
+        with pytest.raises(ValueError, match=match):
             loop(f, m)
         return
     out = loop(f, m, **mode)
@@ -372,43 +395,48 @@ def reshapes(m):
     return m
 
 
-def text(m):
-    return "x"
-
-
 START = (
-    "(?:fori_loop body function carry input and carry output must have the same pytree structure"
-    "|(?:while|fori)_loop requires body function's input and output to have the same reference and "
-    "pytree structure), but they differ"
+    "(?:(?:scan|fori_loop) body function carry input and carry output must have the same pytree "
+    "structure|(?:while|fori)_loop requires body function's input and output to have the same "
+    "reference and pytree structure), but they differ"
 )
+REFERENCES = "Carry references must be the same between iterations of scan, but they differ"
 TYPES = "body function carry input and carry output must have equal types, but they differ at "
+# The classes are those of the reference: of while_loop a ValueError, of fori_loop, of scan
 REFUSED = {
-    "sets": (sets, START + r": the body changes attributes \['extra'\] of 'c'. Do this before the loop"),
-    "adds": (adds, START + r": the body changes attributes \['new'\] of 'c'"),
-    "removes": (removes, START + r": the body changes attributes \['y'\]"),
-    "annotates": (annotates, START + ": the body changes metadata of 'c.x'. Do this before"),
-    "to a dict": (lambda m: {"m": m}, START + r": the output is .* in place of "),
-    "to an array": (lambda m: m.x * 1, START + ": at 'c' the input is an object, "
-                    "the output an array. Return objects and Variables where they came in"),
-    "to another object": (lambda m: nnx.Dict(x=nnx.Param(m.x * 1)), START + ": 'c': Foo became Dict"),
-    "to another kind": (lambda m: nnx.Dict(x=nnx.Param(m.x * 1)).x, START + ": 'c': Foo became Param"),
-    "to nothing": (lambda m: None, START + ": "),
+    "sets": (sets, r": the body changes attributes \['extra'\] of 'c'. Do this before the loop",
+             TypeError, None),
+    "adds": (adds, r": the body changes attributes \['new'\] of 'c'.*Do this before the loop",
+             TypeError, TypeError),
+    "removes": (removes, r": the body changes attributes \['y'\] of 'c'", TypeError, TypeError),
+    "annotates": (annotates, ": the body changes metadata of 'c.x'.*Do this before",
+                  TypeError, TypeError),
+    "to a dict": (lambda m: {"m": m}, ": the output is .* in place of ", ValueError, ValueError),
+    "to an array": (lambda m: m.x * 1, ": at 'c' the input is an object, the output an array. Return",
+                    TypeError, ValueError),
+    "to another object": (lambda m: nnx.Dict(x=nnx.Param(m.x * 1)),
+                          "(?:: 'c': Foo became Dict|: the body puts a new Dict in the place of 'c')",
+                          TypeError, ValueError),
+    "to another kind": (lambda m: nnx.Dict(x=nnx.Param(m.x * 1)).x, ": 'c': Foo became Param",
+                        TypeError, ValueError),
+    "to nothing": (lambda m: None, ": the output is None in place of ", ValueError, ValueError),
 }  # fmt: skip
 
 
 @every_loop
-@pytest.mark.parametrize(("f", "match"), REFUSED.values(), ids=REFUSED)
-def test_a_carry_of_another_structure_is_told_of_by_path(loop, f, match):
+@pytest.mark.parametrize(("f", "match", "fori", "scan"), REFUSED.values(), ids=REFUSED)
+def test_a_carry_of_another_structure_is_told_of_by_path(loop, f, match, fori, scan):
     m = Foo()
     before = snapshot(m)
-    nested = match.replace("'c'", "'c.1'").replace("metadata of 'c.x'", "metadata of 'c.1.x'")
-    is_while = loop is LOOPS["while"]
-    tree = f(Foo()) is None or "place of" in match
-    if tree:
-        nested = START + ": the output is " if is_while else match
-    # the classes of the reference: while_loop compares references first
-    error = ValueError if is_while or tree else TypeError
-    with pytest.raises(error, match=nested if is_while else match):
+    if f is sets and loop is LOOPS["scan"]:
+        assert loop(f, m) is m and m.extra == 1
+        return
+    error = {LOOPS["while"]: ValueError, LOOPS["scan"]: scan}.get(loop, fori)
+    if loop is LOOPS["while"]:  # the carry is a part of its pytree
+        match = match.replace("'c'", "'c.1'").replace("'c.x'", "'c.1.x'")
+        match = re.sub("(?<=the output is ).*", "", match)
+    start = REFERENCES if loop is LOOPS["scan"] and scan is not fori else START
+    with pytest.raises(error, match=start + match):
         loop(f, m)
     assert snapshot(m) == before
 
@@ -470,7 +498,12 @@ def test_failures_and_writes_to_captured_objects_change_nothing(loop):
 
 @pytest.mark.parametrize(
     ("loop", "error"),
-    [("while", ValueError), ("fori", TypeError), ("fori, traced bound", TypeError)],
+    [
+        ("while", ValueError),
+        ("fori", TypeError),
+        ("fori, traced bound", TypeError),
+        ("scan", ValueError),
+    ],
 )
 def test_objects_must_come_back_where_they_came_in(loop, error):
     a, b = Foo(), Foo()
@@ -489,7 +522,8 @@ def test_objects_must_come_back_where_they_came_in(loop, error):
         (lambda c: (c[0], nnx.Variable(c[1])), (a, 1.0), "1' the input is an array, the output an"),
         (lambda c: (c[0], nnx.clone(c[1])), (a, a), "that is shared with another, at '.*1'"),
     ):
-        with pytest.raises(error, match=match):
+        shared = loop == "scan" and "that is shared" in match
+        with pytest.raises(TypeError if shared else error, match=match):
             LOOPS[loop](f, carry)
         assert snapshot(a, b) == before
 
@@ -563,6 +597,9 @@ LOST = {
 def test_without_graph_updates_structure_must_stay(loop, mode, f, match):
     m = Foo(2.0)
     before = snapshot(m)
+    if f is sets and loop is LOOPS["scan"]:  # of an object of its own
+        assert loop(f, m, **mode).extra == 1 and snapshot(m) == before
+        return
     with pytest.raises(ValueError, match=match):
         loop(f, m, **mode)
     assert snapshot(m) == before
