@@ -149,6 +149,13 @@ lines(
     small,
     """
     swaps(m, n)
+    (lambda x: (x is m, x.w is m.w, x.c is m.c, x))(lib.clone(m, variables=False))
+    (lambda x: (x.a is pair.a, x.b[0] is x.a, x.b is pair.b, x))(lib.clone(pair, variables=False))
+    lib.pop(m, lib.Param, lib.BatchStat)
+    lib.pop([m, n], lib.BatchStat, lib.Param)
+    lib.pop(m, lib.Cache, lib.Param)
+    lib.pop(m, lib.Param, ...)
+    lib.pop(m)
     lib.jit(swaps)(m, n)
     lib.jit(adds)(m).new is m.new
     lib.jit(Counted)(3.0)  # newer
@@ -196,6 +203,10 @@ lines(
     small,
     """
     lib.switch(i, [lambda m: m.w * 2, lambda m: m.w * 3], m, **mode)
+    lib.jvp(lambda x, y: (x * y, {'y': y * 2}), (2.0, 3.0), (1.0, 0.5), has_aux=True, **mode)
+    lib.jvp(lambda m, x: (m.w * x, m(x)), (m, 2.0), (jax.tree.map(jnp.ones_like, m), 0.5), has_aux=True, **mode)
+    lib.jvp(lambda x: x, (2.0,), (1.0,), has_aux=True, **mode)
+    lib.vjp(lambda m, x: (m.w * x, m(x)), m, 2.0, has_aux=True, **mode)[::2]
     lib.jvp(lambda *x: 1.0, 1.0, 1.0, **mode)
     lib.jvp(lambda *x: 1.0, (1.0,), (1.0, 2.0), **mode)
     lib.jvp(lambda *x: 1.0, (1.0,), (jnp.ones(2),), **mode)
@@ -236,6 +247,7 @@ lines(
     lib.split(pair, graph=False)
     lib.state(pair, graph=False)
     lib.clone(pair, graph=False)
+    [x.w is m.w for x in (lib.clone(m, variables=False, graph=False), lib.clone(m, graph=False))]
     list(lib.iter_modules(pair, graph=False))
     lib.merge(*lib.split(m, lib.Param, ..., graph=False))
     lib.map(lambda path, x: x[...] * 2, m, graph=False).w
