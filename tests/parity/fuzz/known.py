@@ -53,26 +53,29 @@ def _mentions(d: Difference, pattern: str) -> bool:
     return re.search(pattern, "\n".join(d.program)) is not None
 
 
-def _theirs(name: str, reason: str, message: str, *example: str, text: str = "") -> None:
-    """The reference refuses, with a certain message; nnxlite does not, or for another reason."""
-    rule(name, reason, *example)(
-        lambda d: (
-            d.kind in ("passes", "class")
-            and re.search(message, _message(d.theirs), re.DOTALL) is not None
-            and _mentions(d, text)
-        )
-    )
+def _refusal(block: str) -> None:
+    """One library refuses, with a certain message; the other does not, or for another reason.
 
+    `block` has the name and the reason, the message of one side, what is in the program, an example.
+    """
+    head, *lines = block.splitlines()
+    given, example = {"program": ""}, []
+    for line in map(str.strip, lines):
+        key, _, value = line.partition(": ")
+        if key in ("theirs", "ours", "program"):
+            given[key] = value
+        else:
+            example.append(
+                {"MODEL": MODEL, "REFERENCE": REFERENCE}.get(line, line.replace(r"\n", "\n"))
+            )
+    side = "theirs" if "theirs" in given else "ours"
+    kinds = ("passes", "class") if side == "theirs" else ("raises",)
 
-def _ours(name: str, reason: str, message: str, *example: str, text: str = "") -> None:
-    """nnxlite refuses, with a certain message, and the reference does not."""
-    rule(name, reason, *example)(
-        lambda d: (
-            d.kind == "raises"
-            and re.search(message, _message(d.ours), re.DOTALL) is not None
-            and _mentions(d, text)
-        )
-    )
+    def matches(d: Difference) -> bool:
+        said = re.search(given[side], _message(getattr(d, side)), re.DOTALL) is not None
+        return d.kind in kinds and said and _mentions(d, given["program"])
+
+    rule(*head.split(": ", 1), *example)(matches)
 
 
 def _is_reference(x: tp.Any) -> bool:
@@ -83,130 +86,241 @@ def _is_reference(x: tp.Any) -> bool:
 MODEL = "m = Box(a=nnx.Param(jnp.ones(2)), b=Count(jnp.zeros(2)))"
 REFERENCE = "m = Box(a=nnx.Param(jnp.ones(2), ref=True), b=nnx.Param(jnp.ones(2)))"
 
-_theirs(
-    "captured objects are handed on",
-    "Every transform takes what is bound: an object from outside may be an argument inside.",
-    "^TraceContextError: Cannot mutate|^ValueError: Cannot extract graph node from different trace"
-    "|^TraceContextError: Trying to extract graph node|^UnexpectedTracerError",
-    MODEL,
-    "f1 = nnx.scan(lambda c, v, x: (c + v.sum(), x), in_axes=(nnx.Carry, None, 0), graph_updates=False)",
-    "r = nnx.jit(lambda x: f1(x, m.a, jnp.ones(2)))(0.0)",
-)
-_theirs(
-    "jit_partial takes Variables",
-    "Every transform propagates structure, and takes what is bound.",
-    "jit_partial only supports Var",
-    MODEL,
-    "r = nnx.jit_partial(lambda x, m: m.a * x, 2.0, graph_updates=False)(m)",
-)
-_theirs(
-    "prefixes in every mode",
-    "Settings work in every mode.",
-    "TreeState|NodeStates|Graph nodes are not allowed as prefixes|cannot contain `State(Axes|Sharding)`",
-    MODEL,
-    "r = nnx.vmap(lambda m: m.a * 2, in_axes=(nnx.prefix(m, {...: 0}, graph=True),), graph=False)(m)",
-)
-_theirs(
-    "annotations without a mesh",
-    "Sharding annotations need no mesh, and one mesh may follow another.",
-    "does not match the mesh shape of the target sharding|An auto mesh context or metadata is required"
-    "|^ValueError: Resource axis: .* is not found in mesh",
-    "m = Box(a=nnx.Param(jnp.ones((8, 4)), sharding=('d', None)))",
-)
-_theirs(
-    "with_rngs in every mode",
-    "Settings work in every mode.",
-    "graph_updates=True is not supported for `with_rngs`",
-    "r = nnx.with_rngs(nnx.Rngs(0), split=2)",
-)
-_theirs(
-    "partial objects with arrays",
-    "An object with arrays as attributes may be a cached argument, and be given twice.",
-    r"'(jaxlib._jax.ArrayImpl|TypedNdArray)' object has no attribute 'get_raw_value'|^KeyError: \d+$",
-    "m = Box(a=nnx.Param(jnp.ones(2)), b=jnp.ones(2))",
-    "r = nnx.cached_partial(nnx.jit(lambda m: m.a * m.b), m)()",
-    text="cached_partial",
-)
-_theirs(
-    "static values in place of cached Variables",
-    "A cached argument may have lost a Variable since it was made.",
-    "^AttributeError: 'int' object has no attribute 'get_raw_value'",
-    MODEL,
-    "n = nnx.with_attributes(m, a=11)",
-    "r = nnx.cached_partial(nnx.jit(lambda m: m.b * 2), n)()",
-)
-_theirs(
-    "averages of sown values",
-    "An average is taken of every array, those in tuples included.",
-    "^TypeError: copy requires ndarray or scalar arguments, got <class 'tuple'>",
-    MODEL,
-    "m.sow(nnx.Intermediate, 'seen', jnp.ones(2))",
-    "e = nnx.EMA(m, 0.5, only=nnx.Variable)",
-)
-_theirs(
-    "other names in a carry",
-    "A carried object may get another name for a Variable; the reference refuses one that sorts first.",
-    "^TypeError: scan body function carry input and carry output must have the same pytree structure",
-    MODEL,
-    "r = nnx.scan(lambda m, x: (setattr(m, 'a0', m.b), (m, x))[1])(m, jnp.ones(2))",
-    text=r"scan\(",
-)
-_theirs(
-    "objects on several devices",
-    "What a jitted function does not use may be on any devices.",
-    "^ValueError: Received incompatible devices for jitted computation. Got argument",
-    "with jax.set_mesh(mesh_of(2, 2)):\n    w = Box(a=nnx.Param(jnp.ones((8, 4)), sharding=('d', None)))",
-    "x = jax.device_put(jnp.ones(2), jax.devices()[0])",
-    "r = nnx.jit(lambda w, x: x * 0.5)(w, x)",
-)
-_theirs(
-    "arrays of references",
-    "`clone(arrays=True)` copies what is in a reference; the other library passes the reference on.",
-    "copy got a Ref of type|copy requires ndarray or scalar arguments, got .*Ref'",  # JAX 0.10
-    REFERENCE,
-    "r = nnx.clone(m, arrays=True)",
-)
-_theirs(
-    "the same prefix twice",
-    "What a filter leaves out and what is no argument to differentiate are both constants.",
-    r"Inconsistent aliasing.*: (False.*: None|None.*: False)",
-    MODEL,
-    "r = nnx.grad(lambda m, b: (m.a * b).sum(), argnums=0)(m, m.b)",
-    text="grad",
-)
-_theirs(
-    "eval_shape of objects given twice",
-    "Without graph updates an object may be given twice everywhere; the reference refuses it here.",
-    "^ValueError: Duplicate",
-    MODEL,
-    "u = nnx.eval_shape(lambda m, v: m.a * v, m, m.a, graph_updates=False)",
-    text="eval_shape",
-)
-_theirs(
-    "recursive_map of a cycle",
-    "A cycle is walked like any other graph.",
-    "Found cycle in the graph",
-    MODEL,
-    "m.c = m",
-    "r = nnx.recursive_map(lambda path, x: x, m)",
-    text="recursive_map|view|with_attributes",
-)
-_theirs(
-    "averages of keys",
-    "An average of keys is the latest one; the reference multiplies them.",
-    "multiply does not accept dtypes float32, key",
-    "k = nnx.Rngs(0)",
-    "e = nnx.EMA(k, 0.5)",
-    "e.update(k)",
-    text="EMA",
-)
-_theirs(
-    "bookkeeping of references",
-    "A Variable with `ref=True` may be in a loop; the reference trips over marks of its own.",
-    "NoUpdate|mutable array references cannot be returned",
-    REFERENCE,
-    "r = nnx.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, c[1]), (0, m))",
-)
+REFUSALS = r"""
+captured objects are handed on: Every transform takes what is bound: an object from outside may be an argument inside.
+    theirs: ^TraceContextError: Cannot mutate|^ValueError: Cannot extract graph node from different trace|^TraceContextError: Trying to extract graph node|^UnexpectedTracerError
+    MODEL
+    f1 = nnx.scan(lambda c, v, x: (c + v.sum(), x), in_axes=(nnx.Carry, None, 0), graph_updates=False)
+    r = nnx.jit(lambda x: f1(x, m.a, jnp.ones(2)))(0.0)
+jit_partial takes Variables: Every transform propagates structure, and takes what is bound.
+    theirs: jit_partial only supports Var
+    MODEL
+    r = nnx.jit_partial(lambda x, m: m.a * x, 2.0, graph_updates=False)(m)
+prefixes in every mode: Settings work in every mode.
+    theirs: TreeState|NodeStates|Graph nodes are not allowed as prefixes|cannot contain `State(Axes|Sharding)`
+    MODEL
+    r = nnx.vmap(lambda m: m.a * 2, in_axes=(nnx.prefix(m, {...: 0}, graph=True),), graph=False)(m)
+annotations without a mesh: Sharding annotations need no mesh, and one mesh may follow another.
+    theirs: does not match the mesh shape of the target sharding|An auto mesh context or metadata is required|^ValueError: Resource axis: .* is not found in mesh
+    m = Box(a=nnx.Param(jnp.ones((8, 4)), sharding=('d', None)))
+with_rngs in every mode: Settings work in every mode.
+    theirs: graph_updates=True is not supported for `with_rngs`
+    r = nnx.with_rngs(nnx.Rngs(0), split=2)
+partial objects with arrays: An object with arrays as attributes may be a cached argument, and be given twice.
+    theirs: '(jaxlib._jax.ArrayImpl|TypedNdArray)' object has no attribute 'get_raw_value'|^KeyError: \d+$
+    program: cached_partial
+    m = Box(a=nnx.Param(jnp.ones(2)), b=jnp.ones(2))
+    r = nnx.cached_partial(nnx.jit(lambda m: m.a * m.b), m)()
+static values in place of cached Variables: A cached argument may have lost a Variable since it was made.
+    theirs: ^AttributeError: 'int' object has no attribute 'get_raw_value'
+    MODEL
+    n = nnx.with_attributes(m, a=11)
+    r = nnx.cached_partial(nnx.jit(lambda m: m.b * 2), n)()
+averages of sown values: An average is taken of every array, those in tuples included.
+    theirs: ^TypeError: copy requires ndarray or scalar arguments, got <class 'tuple'>
+    MODEL
+    m.sow(nnx.Intermediate, 'seen', jnp.ones(2))
+    e = nnx.EMA(m, 0.5, only=nnx.Variable)
+other names in a carry: A carried object may get another name for a Variable; the reference refuses one that sorts first.
+    theirs: ^TypeError: scan body function carry input and carry output must have the same pytree structure
+    program: scan\(
+    MODEL
+    r = nnx.scan(lambda m, x: (setattr(m, 'a0', m.b), (m, x))[1])(m, jnp.ones(2))
+objects on several devices: What a jitted function does not use may be on any devices.
+    theirs: ^ValueError: Received incompatible devices for jitted computation. Got argument
+    with jax.set_mesh(mesh_of(2, 2)):\n    w = Box(a=nnx.Param(jnp.ones((8, 4)), sharding=('d', None)))
+    x = jax.device_put(jnp.ones(2), jax.devices()[0])
+    r = nnx.jit(lambda w, x: x * 0.5)(w, x)
+arrays of references: `clone(arrays=True)` copies what is in a reference; the other library passes the reference on.
+    theirs: copy got a Ref of type|copy requires ndarray or scalar arguments, got .*Ref'
+    REFERENCE
+    r = nnx.clone(m, arrays=True)
+the same prefix twice: What a filter leaves out and what is no argument to differentiate are both constants.
+    theirs: Inconsistent aliasing.*: (False.*: None|None.*: False)
+    program: grad
+    MODEL
+    r = nnx.grad(lambda m, b: (m.a * b).sum(), argnums=0)(m, m.b)
+eval_shape of objects given twice: Without graph updates an object may be given twice everywhere; the reference refuses it here.
+    theirs: ^ValueError: Duplicate
+    program: eval_shape
+    MODEL
+    u = nnx.eval_shape(lambda m, v: m.a * v, m, m.a, graph_updates=False)
+recursive_map of a cycle: A cycle is walked like any other graph.
+    theirs: Found cycle in the graph
+    program: recursive_map|view|with_attributes
+    MODEL
+    m.c = m
+    r = nnx.recursive_map(lambda path, x: x, m)
+averages of keys: An average of keys is the latest one; the reference multiplies them.
+    theirs: multiply does not accept dtypes float32, key
+    program: EMA
+    k = nnx.Rngs(0)
+    e = nnx.EMA(k, 0.5)
+    e.update(k)
+bookkeeping of references: A Variable with `ref=True` may be in a loop; the reference trips over marks of its own.
+    theirs: NoUpdate|mutable array references cannot be returned
+    REFERENCE
+    r = nnx.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, c[1]), (0, m))
+callbacks and abstract values: `as_abstract` reads raw values; callbacks belong to concrete ones.
+    theirs: unsupported operand type.*ShapeDtypeStruct
+    program: on_get_value
+    m = Box(a=nnx.Param(jnp.ones(2), on_get_value=doubled))
+    u = nnx.as_abstract(nnx.eval_shape(lambda: m))
+writes that would be lost: A write to what is broadcast to `scan` raises; the reference drops it.
+    ours: which is broadcast .axis None.: the writes of the iterations would be lost
+    MODEL
+    def f1(c, m, x):\n    m.b[...] = m.b + x\n    return c, x
+    r = nnx.scan(f1, in_axes=(nnx.Carry, None, 0))(0.0, m, jnp.ones(2))
+objects twice with graph=False: graph=False refuses every object that is found twice; the reference looks at Variables only, and not in loops.
+    ours: Duplicate .* with graph=False does not support Variable aliasing: objects must form a tree|Duplicate .* Tree mode .graph=False. does not support shared references
+    program: graph=False|set_graph_mode\(False
+    m = Box(a=jnp.ones(2))
+    r = nnx.jit(lambda a, b: a.a + b.a, graph=False)(m, m)
+a shared array with two axes: A prefix that contradicts itself raises; the reference looks at Variables only.
+    ours: Inconsistent aliasing detected: different ((in|out)_axes|differentiation) for a shared array
+    m = Box(a=jnp.ones(2), b=nnx.Param(jnp.ones(2)))
+    axes = nnx.StateAxes({nnx.Variable: 0, ...: None})
+    r = nnx.vmap(lambda m, n: m.b * 2, in_axes=(0, axes))(m, m)
+metadata of a body of a branch: Metadata set in a jitted body reaches the branch that calls it, so every branch must do it.
+    ours: branch.* metadata of '
+    program: nnx\.jit
+    MODEL
+    def f1(m):\n    nnx.jit(lambda m: m.a.set_metadata(note=3))(m)
+    r = nnx.cond(True, f1, lambda m: None, m)
+differentiated values in references: A reference that a differentiated function writes is written, and JAX refuses a differentiated value in one that is not differentiated; the reference drops the write.
+    ours: performing a set/swap operation with a differentiated value on a non-differentiated array ref
+    program: ref=True
+    v = nnx.BatchStat(jnp.zeros(2), ref=True)
+    def f1(x, v):\n    v[...] = x * 2\n    return (v[...] * x).sum()
+    r = nnx.grad(f1)(jnp.ones(2), v)
+metadata of a body of a loop: Metadata set in a jitted body reaches the loop that calls it, which cannot change it; the reference drops it.
+    ours: the body changes metadata of
+    program: nnx\.jit
+    MODEL
+    def f1(i, m):\n    nnx.jit(lambda m: m.a.set_metadata(note=3))(m)\n    return m
+    r = nnx.fori_loop(0, 2, f1, m)
+keyword arguments of checkify: A function under `checkify` takes keyword arguments.
+    theirs: got an unexpected keyword argument
+    program: checkify
+    MODEL
+    f1 = nnx.checkify(lambda m: m.a * 2, graph=False)
+    r = f1(m=m)
+writes to captured objects through a transform: An object from outside cannot be written inside a transform; the reference lets an inner transform do it, and may leave a tracer there.
+    ours: TraceContextError: Cannot mutate .* from different trace level
+    program: \n +f\d+ = nnx\.
+    m = Box(a=jnp.ones(2))
+    def f1(x):\n    f2 = nnx.remat(lambda m: setattr(m, 'c', Count(jnp.ones(()))))\n    f2(m)
+    r = nnx.vmap(f1)(jnp.ones(2))
+items of NumPy scalars: `variable[...] = x` writes whatever the value is.
+    theirs: 'numpy\.\w+' object does not support item assignment
+    m = Box(a=nnx.Param(np.float32(2.0)))
+    m.a[...] = jnp.ones(())
+arrays in tuples: `update` writes an array that is found in a tuple.
+    theirs: Cannot set key .* on immutable node of type tuple
+    m = Box(a=nnx.data((nnx.Param(jnp.ones(2)), jnp.ones(2))))
+    nnx.update(m, nnx.state(m))
+an object of a loop in its results: The same, where the object came in as a sequence.
+    theirs: nnx.scan with graph_updates=False does not support Variable aliasing
+    program: nnx\.scan
+    MODEL
+    f1 = nnx.scan(lambda c, x: (c, [x]), graph=False)
+    r = f1(0.0, m.a)
+annotated axes of another number: `update` refuses a value whose axes the annotation does not fit.
+    ours: update: the value at .* its axes are annotated as
+    with jax.set_mesh(mesh_of(2, 4)):\n    w = Box(a=nnx.Param(jnp.ones((8, 4)), sharding=('d', 'e')))
+    nnx.update(w, jax.tree.map(lambda x: jnp.stack([x, x]), nnx.state(w)))
+items of numbers: `variable[...]` reads whatever the value is.
+    theirs: '(int|float|bool|complex)' object is not subscriptable
+    m = Box(a=nnx.Param(2.0))
+    r = m.a[...]
+objects in auxiliary outputs: A differentiated function may return a new object beside its value in every mode.
+    theirs: GraphDef index 0 already used
+    MODEL
+    f1 = nnx.value_and_grad(lambda v: (v.sum(), Box(a=1)), has_aux=True, graph_updates=False)
+    r = f1(m.a)
+pop from plain lists: `pop` takes Variables out of plain lists, too.
+    theirs: Cannot pop key .* from node of type list
+    m = Box(a=nnx.data([jnp.ones(2), nnx.Param(jnp.ones(2))]))
+    s = nnx.pop(m, nnx.Param)
+metadata of a bare Variable: `set_metadata` takes a Variable as a root, like every function on graphs.
+    theirs: IndexError: tuple index out of range
+    program: nnx\.set_metadata\(
+    v = nnx.Param(jnp.ones(2))
+    nnx.set_metadata(v, note=9)
+entries of a State in a branch: What a branch puts into a State stays inside it, as under `jit` in both; the reference raises.
+    theirs: branch outputs must have the same pytree structure
+    program: replace_by_pure_dict
+    MODEL
+    s = jax.tree.map(lambda x: x + 1, nnx.state(m))
+    def f1(s):\n    s.replace_by_pure_dict(s.to_pure_dict())
+    r = nnx.cond(True, f1, lambda s: None, s)
+metadata of a body in cached_partial: Metadata set in a jitted body reaches the cached argument, whose structure must stay; the reference drops it.
+    ours: structure of a \w+ was changed where it must stay the same \('metadata'\).*of cached_partial
+    program: nnx\.jit
+    MODEL
+    def f1(m):\n    nnx.jit(lambda m: m.a.set_metadata(note=3))(m)
+    r = nnx.cached_partial(nnx.jit(f1), m)()
+loops that remove attributes: A loop that changes the structure of its carry is refused with the reason; the reference fails inside.
+    theirs: 'NodeRef' object has no attribute 'outer_index'|^ValueError: Incorrect number of leaves, expected
+    m = Box(a=nnx.Param(jnp.ones(2)), c=Count(jnp.ones(2)))
+    m.u = m.c
+    def f1(i, c):\n    nnx.pop(c[0], nnx.Param)\n    return c
+    r = nnx.fori_loop(0, 2, f1, (m, jnp.ones(2)))
+items inserted before static ones: `List.insert` moves items with their kind; the reference keeps the kind of each position.
+    theirs: Cannot assign data value of type .* to static attribute
+    program: \.insert\(
+    m = Box(a=nnx.List([(1, 2), nnx.Param(jnp.ones(2))]))
+    m.a.insert(0, nnx.Param(jnp.ones(2)))
+shared Variables that were popped: `pop` takes a shared Variable away from every place; the reference leaves the others.
+    ours: ^AttributeError: '\w+' object has no attribute
+    program: nnx\.pop\(
+    m = Box(a=nnx.Param(jnp.ones(2)))
+    def f1(m):\n    m.u = m.a\n    nnx.pop(m, nnx.Param)\n    return m.u.sum()
+    r = nnx.eval_shape(f1, m)
+recursive_map in tuples: `recursive_map` makes a tuple anew where its elements have changed.
+    theirs: Cannot update key .* because the node does not support mutation
+    m = Box(a=nnx.Param(jnp.ones(2)))
+    r = nnx.recursive_map(lambda path, x: nnx.List([x]) if type(x).__name__ == 'Box' else x, (m,))
+references that are passed twice: A reference may be a cached argument and another one, and be updated with itself.
+    theirs: only one reference to a mutable array may be passed as an argument
+    m = Box(a=nnx.Param(jnp.ones(2), ref=True))
+    r = nnx.jit_partial(lambda p, m: None, m, graph_updates=False)(m)
+metadata of one branch: With graph_updates=False metadata of a branch stays inside it; the reference raises.
+    theirs: branch outputs must have the same pytree structure.*metadata
+    program: graph_updates=False|set_graph_updates
+    MODEL
+    def f1(m):\n    m.a.set_metadata(note=3)
+    r = nnx.cond(True, f1, lambda m: None, m, graph_updates=False)
+states with texts: A State takes texts from a pure dict, too.
+    theirs: replace(\(\) takes| expected) at least 2 (positional )?arguments
+    m = nnx.with_attributes(Box(a=nnx.Param(jnp.ones(2))), a='other')
+    s = nnx.state(m)
+    nnx.replace_by_pure_dict(s, s.to_pure_dict())
+writes to references under vmap: JAX refuses to write to a reference that is broadcast; the reference drops the write.
+    ours: performing a set/swap operation with vmapped value on an unbatched array ref
+    m = Box(a=nnx.Param(jnp.ones(2), ref=True))
+    def f1(m, x):\n    m.a[...] = jnp.zeros(2)
+    r = nnx.vmap(f1, in_axes=(None, 0))(m, jnp.ones(2))
+captures of Variables that are numbers: `capture` takes a module whose Variables were mapped to numbers.
+    theirs: 'int' object does not support item assignment
+    program: nnx\.capture\(
+    m = Affine(jnp.ones(()), jnp.ones(()))
+    n = jax.tree_util.tree_map_with_path(lambda path, x: len(path), m)
+    r = nnx.capture(n, nnx.Perturbation, method_outputs=nnx.Intermediate)(jnp.ones(()))
+constants in a carry: The next carry may be a constant; the reference takes one from a transform for an object.
+    theirs: Carry references must be the same between iterations. Got arg=.*Typed
+    MODEL
+    def f1(c, m):\n    r = nnx.checkify(lambda x: (x, jnp.float32(0.5)), graph_updates=False)(c)\n    return r[1][1], c
+    axes = nnx.StateAxes({nnx.Variable: 0, ...: nnx.Carry})
+    r = nnx.scan(f1, in_axes=(nnx.Carry, axes))(0.0, m)
+jvp of references: `jvp` differentiates the value in a reference.
+    theirs: `get` must be called on `Ref` types
+    v = nnx.Param(jnp.array(0.75), ref=True)
+    t = jax.tree.map(jnp.ones_like, v)
+    r = nnx.jvp(lambda v: v[...] * 2, (v,), (t,), graph=False, graph_updates=False)
+"""
+for _block in re.split(r"\n(?=\S)", REFUSALS.strip()):
+    _refusal(_block)
 
 
 @rule(
@@ -219,16 +333,6 @@ _theirs(
 def _(d: Difference) -> bool:
     marked = "NoUpdate" in repr(d.theirs) or d.theirs == ("some",)
     return d.kind == "value" and marked and _mentions(d, "ref=True")
-
-
-_theirs(
-    "callbacks and abstract values",
-    "`as_abstract` reads raw values; callbacks belong to concrete ones.",
-    "unsupported operand type.*ShapeDtypeStruct",
-    "m = Box(a=nnx.Param(jnp.ones(2), on_get_value=doubled))",
-    "u = nnx.as_abstract(nnx.eval_shape(lambda: m))",
-    text="on_get_value",
-)
 
 
 @rule(
@@ -296,34 +400,6 @@ def _(d: Difference) -> bool:
     return bool(mine & set(re.findall(r"\b[a-z]\d*\b", functions.replace("TICKS", ""))))
 
 
-_ours(
-    "writes that would be lost",
-    "A write to what is broadcast to `scan` raises; the reference drops it.",
-    "which is broadcast .axis None.: the writes of the iterations would be lost",
-    MODEL,
-    "def f1(c, m, x):\n    m.b[...] = m.b + x\n    return c, x",
-    "r = nnx.scan(f1, in_axes=(nnx.Carry, None, 0))(0.0, m, jnp.ones(2))",
-)
-_ours(
-    "objects twice with graph=False",
-    "graph=False refuses every object that is found twice; the reference looks at Variables only, "
-    "and not in loops.",
-    "Duplicate .* with graph=False does not support Variable aliasing: objects must form a tree|"
-    "Duplicate .* Tree mode .graph=False. does not support shared references",
-    "m = Box(a=jnp.ones(2))",
-    "r = nnx.jit(lambda a, b: a.a + b.a, graph=False)(m, m)",
-    text=r"graph=False|set_graph_mode\(False",
-)
-_ours(
-    "a shared array with two axes",
-    "A prefix that contradicts itself raises; the reference looks at Variables only.",
-    "Inconsistent aliasing detected: different ((in|out)_axes|differentiation) for a shared array",
-    "m = Box(a=jnp.ones(2), b=nnx.Param(jnp.ones(2)))",
-    "axes = nnx.StateAxes({nnx.Variable: 0, ...: None})",
-    "r = nnx.vmap(lambda m, n: m.b * 2, in_axes=(0, axes))(m, m)",
-)
-
-
 @rule(
     "metadata of a body",
     "Metadata set in a body reaches the caller's Variable; the reference drops it.",
@@ -334,80 +410,16 @@ def _(d: Difference) -> bool:
     return d.kind == "value" and 3 in d.where[-2:] and _mentions(d, "set_metadata")
 
 
-_ours(
-    "metadata of a body of a branch",
-    "Metadata set in a jitted body reaches the branch that calls it, so every branch must do it.",
-    r"branch.* metadata of '",
-    MODEL,
-    "def f1(m):\n    nnx.jit(lambda m: m.a.set_metadata(note=3))(m)",
-    "r = nnx.cond(True, f1, lambda m: None, m)",
-    text=r"nnx\.jit",
-)
-_ours(
-    "differentiated values in references",
-    "A reference that a differentiated function writes is written, and JAX refuses a differentiated "
-    "value in one that is not differentiated; the reference drops the write.",
-    "performing a set/swap operation with a differentiated value on a non-differentiated array ref",
-    "v = nnx.BatchStat(jnp.zeros(2), ref=True)",
-    "def f1(x, v):\n    v[...] = x * 2\n    return (v[...] * x).sum()",
-    "r = nnx.grad(f1)(jnp.ones(2), v)",
-    text="ref=True",
-)
-_ours(
-    "metadata of a body of a loop",
-    "Metadata set in a jitted body reaches the loop that calls it, which cannot change it; the "
-    "reference drops it.",
-    "the body changes metadata of",
-    MODEL,
-    "def f1(i, m):\n    nnx.jit(lambda m: m.a.set_metadata(note=3))(m)\n    return m",
-    "r = nnx.fori_loop(0, 2, f1, m)",
-    text=r"nnx\.jit",
-)
-_theirs(
-    "keyword arguments of checkify",
-    "A function under `checkify` takes keyword arguments.",
-    "got an unexpected keyword argument",
-    MODEL,
-    "f1 = nnx.checkify(lambda m: m.a * 2, graph=False)",
-    "r = f1(m=m)",
-    text="checkify",
-)
 if jax.__version_info__ >= (0, 11):  # before, the reference refuses as well
-    _ours(
-        "references among arrays on several devices",
-        "A reference that a branch writes is written, and JAX wants it where the other arrays are; the "
-        "reference drops the write.",
-        "Received incompatible devices for jitted computation",
-        "w = jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh_of(2, 4), P('d')))",
-        "m = Box(a=nnx.Param(w), b=Count(jnp.ones(()), ref=True))",
-        "def f1(m):\n    m.b[...] = m.b + 1\n    m.a[...] = m.a * 2",
-        "r = nnx.cond(True, f1, lambda m: None, m)",
-        text="ref=True",
+    _refusal(
+        r"""references among arrays on several devices: A reference that a branch writes is written, and JAX wants it where the other arrays are; the reference drops the write.
+        ours: Received incompatible devices for jitted computation
+        program: ref=True
+        w = jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh_of(2, 4), P('d')))
+        m = Box(a=nnx.Param(w), b=Count(jnp.ones(()), ref=True))
+        def f1(m):\n    m.b[...] = m.b + 1\n    m.a[...] = m.a * 2
+        r = nnx.cond(True, f1, lambda m: None, m)"""
     )
-_ours(
-    "writes to captured objects through a transform",
-    "An object from outside cannot be written inside a transform; the reference lets an inner "
-    "transform do it, and may leave a tracer there.",
-    "TraceContextError: Cannot mutate .* from different trace level",
-    "m = Box(a=jnp.ones(2))",
-    "def f1(x):\n    f2 = nnx.remat(lambda m: setattr(m, 'c', Count(jnp.ones(()))))\n    f2(m)",
-    "r = nnx.vmap(f1)(jnp.ones(2))",
-    text=r"\n +f\d+ = nnx\.",
-)
-_theirs(
-    "items of NumPy scalars",
-    "`variable[...] = x` writes whatever the value is.",
-    r"'numpy\.\w+' object does not support item assignment",
-    "m = Box(a=nnx.Param(np.float32(2.0)))",
-    "m.a[...] = jnp.ones(())",
-)
-_theirs(
-    "arrays in tuples",
-    "`update` writes an array that is found in a tuple.",
-    "Cannot set key .* on immutable node of type tuple",
-    "m = Box(a=nnx.data((nnx.Param(jnp.ones(2)), jnp.ones(2))))",
-    "nnx.update(m, nnx.state(m))",
-)
 
 
 @rule(
@@ -455,41 +467,6 @@ def _(d: Difference) -> bool:
     return d.kind == "value" and _mentions(d, "EMA") and _mentions(d, "on_[a-z]+_value|ref=True")
 
 
-_theirs(
-    "an object of a loop in its results",
-    "The same, where the object came in as a sequence.",
-    "nnx.scan with graph_updates=False does not support Variable aliasing",
-    MODEL,
-    "f1 = nnx.scan(lambda c, x: (c, [x]), graph=False)",
-    "r = f1(0.0, m.a)",
-    text=r"nnx\.scan",
-)
-
-
-_ours(
-    "annotated axes of another number",
-    "`update` refuses a value whose axes the annotation does not fit.",
-    r"update: the value at .* its axes are annotated as",
-    "with jax.set_mesh(mesh_of(2, 4)):\n    w = Box(a=nnx.Param(jnp.ones((8, 4)), sharding=('d', 'e')))",
-    "nnx.update(w, jax.tree.map(lambda x: jnp.stack([x, x]), nnx.state(w)))",
-)
-_theirs(
-    "items of numbers",
-    "`variable[...]` reads whatever the value is.",
-    "'(int|float|bool|complex)' object is not subscriptable",
-    "m = Box(a=nnx.Param(2.0))",
-    "r = m.a[...]",
-)
-_theirs(
-    "objects in auxiliary outputs",
-    "A differentiated function may return a new object beside its value in every mode.",
-    "GraphDef index 0 already used",
-    MODEL,
-    "f1 = nnx.value_and_grad(lambda v: (v.sum(), Box(a=1)), has_aux=True, graph_updates=False)",
-    "r = f1(m.a)",
-)
-
-
 @rule(
     "numbers that are only read",
     "A number that a body only reads stays what it is; `remat` of the reference leaves another.",
@@ -500,15 +477,6 @@ def _(d: Difference) -> bool:
     typed = type(d.theirs).__name__.startswith("Typed")
     scalar = isinstance(d.theirs, tuple) and d.theirs[:3] == ("array", "int32", ())
     return d.kind == "value" and (typed or (scalar and type(d.ours) is int))
-
-
-_theirs(
-    "pop from plain lists",
-    "`pop` takes Variables out of plain lists, too.",
-    "Cannot pop key .* from node of type list",
-    "m = Box(a=nnx.data([jnp.ones(2), nnx.Param(jnp.ones(2))]))",
-    "s = nnx.pop(m, nnx.Param)",
-)
 
 
 @rule(
@@ -558,26 +526,6 @@ def _(d: Difference) -> bool:
     return d.kind == "value" and more and _mentions(d, r"nnx\.pop\(")
 
 
-_theirs(
-    "metadata of a bare Variable",
-    "`set_metadata` takes a Variable as a root, like every function on graphs.",
-    "IndexError: tuple index out of range",
-    "v = nnx.Param(jnp.ones(2))",
-    "nnx.set_metadata(v, note=9)",
-    text=r"nnx\.set_metadata\(",
-)
-_theirs(
-    "entries of a State in a branch",
-    "What a branch puts into a State stays inside it, as under `jit` in both; the reference raises.",
-    "branch outputs must have the same pytree structure",
-    MODEL,
-    "s = jax.tree.map(lambda x: x + 1, nnx.state(m))",
-    "def f1(s):\n    s.replace_by_pure_dict(s.to_pure_dict())",
-    "r = nnx.cond(True, f1, lambda s: None, s)",
-    text="replace_by_pure_dict",
-)
-
-
 @rule(
     "writes of what a body removes",
     "A Variable that a body writes and removes is written, as without the transform; the reference "
@@ -607,36 +555,6 @@ def _(d: Difference) -> bool:
     return bool(kept) and _mentions(d, r"\bnp\.ones")
 
 
-_ours(
-    "metadata of a body in cached_partial",
-    "Metadata set in a jitted body reaches the cached argument, whose structure must stay; the "
-    "reference drops it.",
-    r"structure of a \w+ was changed where it must stay the same \('metadata'\).*of cached_partial",
-    MODEL,
-    "def f1(m):\n    nnx.jit(lambda m: m.a.set_metadata(note=3))(m)",
-    "r = nnx.cached_partial(nnx.jit(f1), m)()",
-    text=r"nnx\.jit",
-)
-_theirs(
-    "loops that remove attributes",
-    "A loop that changes the structure of its carry is refused with the reason; the reference fails "
-    "inside.",
-    "'NodeRef' object has no attribute 'outer_index'|^ValueError: Incorrect number of leaves, expected",
-    "m = Box(a=nnx.Param(jnp.ones(2)), c=Count(jnp.ones(2)))",
-    "m.u = m.c",
-    "def f1(i, c):\n    nnx.pop(c[0], nnx.Param)\n    return c",
-    "r = nnx.fori_loop(0, 2, f1, (m, jnp.ones(2)))",
-)
-_theirs(
-    "items inserted before static ones",
-    "`List.insert` moves items with their kind; the reference keeps the kind of each position.",
-    "Cannot assign data value of type .* to static attribute",
-    "m = Box(a=nnx.List([(1, 2), nnx.Param(jnp.ones(2))]))",
-    "m.a.insert(0, nnx.Param(jnp.ones(2)))",
-    text=r"\.insert\(",
-)
-
-
 @rule(
     "states of other paths",
     "`merge` finds leaves by their paths; the reference counts them, and takes them in order.",
@@ -645,65 +563,6 @@ _theirs(
 )
 def _(d: Difference) -> bool:
     return (d.ours, d.theirs) == ("raised", "passed") and _mentions(d, r"fails\(.*nnx\.merge\(")
-
-
-_ours(
-    "shared Variables that were popped",
-    "`pop` takes a shared Variable away from every place; the reference leaves the others.",
-    r"^AttributeError: '\w+' object has no attribute",
-    "m = Box(a=nnx.Param(jnp.ones(2)))",
-    "def f1(m):\n    m.u = m.a\n    nnx.pop(m, nnx.Param)\n    return m.u.sum()",
-    "r = nnx.eval_shape(f1, m)",
-    text=r"nnx\.pop\(",
-)
-_theirs(
-    "recursive_map in tuples",
-    "`recursive_map` makes a tuple anew where its elements have changed.",
-    "Cannot update key .* because the node does not support mutation",
-    "m = Box(a=nnx.Param(jnp.ones(2)))",
-    "r = nnx.recursive_map(lambda path, x: nnx.List([x]) if type(x).__name__ == 'Box' else x, (m,))",
-)
-_theirs(
-    "references that are passed twice",
-    "A reference may be a cached argument and another one, and be updated with itself.",
-    "only one reference to a mutable array may be passed as an argument",
-    "m = Box(a=nnx.Param(jnp.ones(2), ref=True))",
-    "r = nnx.jit_partial(lambda p, m: None, m, graph_updates=False)(m)",
-)
-_theirs(
-    "metadata of one branch",
-    "With graph_updates=False metadata of a branch stays inside it; the reference raises.",
-    "branch outputs must have the same pytree structure.*metadata",
-    MODEL,
-    "def f1(m):\n    m.a.set_metadata(note=3)",
-    "r = nnx.cond(True, f1, lambda m: None, m, graph_updates=False)",
-    text="graph_updates=False|set_graph_updates",
-)
-_theirs(
-    "states with texts",
-    "A State takes texts from a pure dict, too.",
-    r"replace(\(\) takes| expected) at least 2 (positional )?arguments",
-    "m = nnx.with_attributes(Box(a=nnx.Param(jnp.ones(2))), a='other')",
-    "s = nnx.state(m)",
-    "nnx.replace_by_pure_dict(s, s.to_pure_dict())",
-)
-_ours(
-    "writes to references under vmap",
-    "JAX refuses to write to a reference that is broadcast; the reference drops the write.",
-    "performing a set/swap operation with vmapped value on an unbatched array ref",
-    "m = Box(a=nnx.Param(jnp.ones(2), ref=True))",
-    "def f1(m, x):\n    m.a[...] = jnp.zeros(2)",
-    "r = nnx.vmap(f1, in_axes=(None, 0))(m, jnp.ones(2))",
-)
-_theirs(
-    "captures of Variables that are numbers",
-    "`capture` takes a module whose Variables were mapped to numbers.",
-    "'int' object does not support item assignment",
-    "m = Affine(jnp.ones(()), jnp.ones(()))",
-    "n = jax.tree_util.tree_map_with_path(lambda path, x: len(path), m)",
-    "r = nnx.capture(n, nnx.Perturbation, method_outputs=nnx.Intermediate)(jnp.ones(()))",
-    text=r"nnx\.capture\(",
-)
 
 
 @rule(
@@ -746,25 +605,6 @@ def _(d: Difference) -> bool:
 def _(d: Difference) -> bool:
     kinds = [x[0] if isinstance(x, tuple) else None for x in (d.ours, d.theirs)]
     return d.kind == "value" and kinds == ["same", "Object"] and _mentions(d, "graph=False")
-
-
-_theirs(
-    "constants in a carry",
-    "The next carry may be a constant; the reference takes one from a transform for an object.",
-    "Carry references must be the same between iterations. Got arg=.*Typed",
-    MODEL,
-    "def f1(c, m):\n    r = nnx.checkify(lambda x: (x, jnp.float32(0.5)), graph_updates=False)(c)\n    return r[1][1], c",
-    "axes = nnx.StateAxes({nnx.Variable: 0, ...: nnx.Carry})",
-    "r = nnx.scan(f1, in_axes=(nnx.Carry, axes))(0.0, m)",
-)
-_theirs(
-    "jvp of references",
-    "`jvp` differentiates the value in a reference.",
-    "`get` must be called on `Ref` types",
-    "v = nnx.Param(jnp.array(0.75), ref=True)",
-    "t = jax.tree.map(jnp.ones_like, v)",
-    "r = nnx.jvp(lambda v: v[...] * 2, (v,), (t,), graph=False, graph_updates=False)",
-)
 
 
 @rule(
