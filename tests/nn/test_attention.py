@@ -56,10 +56,6 @@ def arrays(batch=(2,), heads=4, kv_heads=4, lq=5, lk=7, depth=8, value_depth=8):
     )
 
 
-def random_mask(*shape):
-    return np.random.default_rng(4).random(shape) < 0.6
-
-
 @pytest.mark.parametrize(
     ("dtype", "implementation"),
     # XLA compiles no fused attention of float16 for a CPU

@@ -1,8 +1,6 @@
-"""Comparing a layer with the reference's: states bit for bit, results, gradients."""
+"""Comparing a layer with the reference's: states bit for bit, results."""
 
 from __future__ import annotations
-
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -37,26 +35,6 @@ def bits(value):
     return np.asarray(value)
 
 
-def program(lib, layer, x, run=lambda layer, x: layer(x)):
-    """Loss, output and gradients as a function of the parameters' values (and the input)."""
-    graphdef, params, rest = lib.split(layer, lib.Param, ...)
-    paths = [path for path, _ in lib.to_flat_state(params)]
-    kinds = dict(lib.to_flat_state(params))
-
-    def loss(values, x):
-        flat = [(p, kinds[p].replace(v)) for p, v in zip(paths, values, strict=True)]
-        y = run(lib.merge(graphdef, lib.from_flat_state(flat), rest, copy=True), x)
-        total = jnp.zeros(())
-        for part in jax.tree.leaves(y):
-            weights = jnp.cos(jnp.arange(part.size, dtype=jnp.float32)).reshape(part.shape)
-            total = total + jnp.sum(part.astype(jnp.float32) * weights)
-        return total, y
-
-    argnums = (0, 1) if jnp.issubdtype(x.dtype, jnp.inexact) else 0
-    values = [kinds[p].get_value() for p in paths]
-    return jax.value_and_grad(loss, argnums, has_aux=True), values
-
-
 def assert_equal_results(ours, theirs, factor=1.0):
     """Equal shapes and dtypes, and values within `factor` times the tolerance of the dtype."""
     ours, theirs = jax.tree.leaves(ours), jax.tree.leaves(theirs)
@@ -75,15 +53,6 @@ def assert_equal_state(ours, theirs):
     ):
         assert (path, kind, value.dtype) == (path_, kind_, value_.dtype)
         np.testing.assert_array_equal(bits(value), bits(value_))
-
-
-def assert_same_programs(ours, theirs, x, run=lambda layer, x: layer(x), factor=1.0):
-    """Equal loss, output and gradients; they are run only where the traced programs differ."""
-    f, values = program(nnx, ours, x, run)
-    g, values_ = program(ref, theirs, x, run)
-    if str(jax.make_jaxpr(f)(values, x)) != str(jax.make_jaxpr(g)(values_, x)):
-        quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-        assert_equal_results(quick(f)(values, x), quick(g)(values_, x), factor)
 
 
 def static_attributes(lib, layer):

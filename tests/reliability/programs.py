@@ -238,7 +238,6 @@ EDITS = (
 )
 EDIT = {step.__name__: step for step in EDITS}
 VALUE_STEPS = tuple(step.__name__ for step in VALUES)
-ALWAYS = (AssertionError,)
 
 
 def run(w: World, program: Program, here: tuple[tp.Any, ...]) -> list[Exception]:

@@ -412,8 +412,8 @@ REFUSED = {
     "annotates": (annotates, ": the body changes metadata of 'c.x'.*Do this before",
                   TypeError, TypeError),
     "to a dict": (lambda m: {"m": m}, ": the output is .* in place of ", ValueError, ValueError),
-    "to an array": (lambda m: m.x * 1, ": at 'c' the input is an object, the output an array. Return",
-                    TypeError, ValueError),
+    "to an array": (lambda m: m.x * 1, (": at 'c' the input is an object, the output an array. "
+                    "Return objects and Variables where they came in"), TypeError, ValueError),
     "to another object": (lambda m: nnx.Dict(x=nnx.Param(m.x * 1)),
                           "(?:: 'c': Foo became Dict|: the body puts a new Dict in the place of 'c')",
                           TypeError, ValueError),

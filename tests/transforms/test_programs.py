@@ -19,7 +19,6 @@ import nnxlite as nnx
 from nnxlite.transforms import _control
 
 X = jnp.arange(1.0, 5.0)
-XS = X[None]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ import pytest
 import nnxlite as nnx
 from tests.transforms.models import Block, Counted, Foo, Tied, lane, snapshot
 
-MODES = [{}, {"graph_updates": False}, {"graph": False}]
 CARRY = nnx.Carry
 
 
