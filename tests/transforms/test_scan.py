@@ -70,6 +70,31 @@ def test_the_carry_may_be_any_argument_and_any_part_of_the_result(f, in_axes, ou
         assert out[0]["z"].tolist() == ys.tolist() and out[2].shape == (3,)
 
 
+@pytest.mark.parametrize("outer", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+def test_gradients_are_accumulated_beside_an_object(outer):
+    m, kept = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), Foo()
+    loss = lambda m, x: (m(x) ** 2).sum()
+
+    @outer
+    def accumulated(m, kept, zeros, xs):
+        def body(carry, x):
+            kept, total, last = carry
+            kept.n[...] += 1
+            value, grads = nnx.value_and_grad(loss)(m, x)
+            return (kept, jax.tree.map(jnp.add, total, grads), nnx.Cache(last + value)), grads
+
+        return nnx.scan(body)((kept, zeros, nnx.Cache(0.0)), xs)
+
+    xs = jnp.arange(12.0).reshape(3, 2, 2)
+    zeros = jax.tree.map(jnp.zeros_like, nnx.state(m))
+    (same, total, last), each = accumulated(m, kept, zeros, xs)
+    wanted = [nnx.grad(loss)(m, x) for x in xs]
+    assert same is kept and float(kept.n.value) == 3.0 and isinstance(last, nnx.Cache)
+    np.testing.assert_allclose(total["kernel"][...], sum(g["kernel"][...] for g in wanted), 1e-5)
+    np.testing.assert_allclose(each["bias"][...], jnp.stack([g["bias"][...] for g in wanted]), 1e-5)
+    np.testing.assert_allclose(last.value, sum(loss(m, x) for x in xs), 1e-5)
+
+
 @pytest.mark.parametrize("graph_updates", [True, False])
 def test_states_of_arrays_are_carries(graph_updates):
     start = nnx.State({"a": jnp.zeros(2), "b": {"c": jnp.ones(())}})
