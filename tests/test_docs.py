@@ -23,8 +23,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "docs/first-model.md": ("orbax.checkpoint", "sklearn", "matplotlib"),
     "docs/serving.md": ("flatbuffers",),
     "docs/migrating/linen.md": ("flax",),
-    "docs/recipes/data-loading.md": ("orbax.checkpoint",),
     "docs/recipes/training.md": ("orbax.checkpoint",),
+    "docs/training.md": ("orbax.checkpoint",),
     "docs/weights.md": ("orbax.checkpoint", "safetensors"),
     "docs/recipes/quantization.md": ("qwix", "sklearn"),
 }
