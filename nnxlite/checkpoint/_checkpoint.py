@@ -261,15 +261,15 @@ def check_sharding(leaf: Leaf, sharding: jax.sharding.Sharding | None) -> None:
         return
     if not sharding.addressable_devices:
         raise CheckpointError(
-            f"'{leaf.name}' is to lie on {len(sharding.device_set)} devices of other processes, of "
-            f"which process {jax.process_index()} has none. Make the mesh of jax.devices()."
+            f"'{leaf.name}' has no shard on process {jax.process_index()}: its sharding is over "
+            f"{len(sharding.device_set)} devices of other processes. Build the mesh from jax.devices()."
         )
     try:
         sharding.shard_shape(leaf.spec.shape)
     except ValueError as error:
         raise CheckpointError(
-            f"'{leaf.name}' was saved as {leaf.spec} and is to lie as {sharding}, which does not "
-            f"divide it: {error}. Restore on a mesh of a size that divides it, or give it another "
+            f"'{leaf.name}' was saved as {leaf.spec}, which {sharding} does not divide: "
+            f"{error}. Restore on a mesh of a size that divides it, or give it another "
             "sharding."
         ) from error
 

@@ -165,8 +165,8 @@ def content_of(contents: Contents) -> Content:
             value = jax.random.key_data(leaf.value) if leaf.spec.key_impl else leaf.value
             if isinstance(value, jax.Array) and not value.addressable_shards:
                 raise CheckpointError(
-                    f"'{name}' lies on devices of other processes only; a checkpoint needs arrays of "
-                    "which each process has a part. Make its mesh of jax.devices()."
+                    f"'{name}' has no shard on this process; a checkpoint needs arrays of which each "
+                    "process has a part. Build its mesh from jax.devices()."
                 )
             if not isinstance(value, jax.Array) or value.is_fully_addressable:
                 mine.append(name)

@@ -399,7 +399,7 @@ def _local_part(path: tp.Any, leaf: tp.Any) -> tp.Any:
     local = np.empty([len(rows) for rows in numbers], leaf.dtype)
     if local.size != sum(part.size for part in parts.values()):
         raise ValueError(
-            f"{where}: what the devices of this process have of {leaf.shape} is no "
+            f"{where}: what the devices of this process have of {leaf.shape} is not a "
             "rectangular block; order the mesh so that it is (jax.make_mesh does)."
         )
     for spans, part in parts.items():

@@ -28,7 +28,7 @@ M = tp.TypeVar("M")
 
 
 def plan_layout(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
-    """What `shard` would do: where the arrays of a model would lie on a mesh. Nothing is moved.
+    """What `shard` would do: the sharding of each array of a model on a mesh. Nothing is moved.
 
     Args:
         tree: a module, also an abstract one of `nnx.eval_shape`; or a tuple of objects, such as

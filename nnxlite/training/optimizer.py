@@ -328,26 +328,34 @@ class Optimizer(Pytree, tp.Generic[M]):
             raise ValueError(
                 f"The gradients do not have the parameters' shapes: {wrong}."
             ) from error
+        states = jax.tree.leaves(self.opt_state, is_leaf=lambda x: isinstance(x, State))
+        differ = [
+            compare(part, params, what="model", of="parameters the optimizer knows")
+            for part in states
+            if isinstance(part, State) and error is not None  # else it may be about some parameters
+        ]
+        wrong = next(filter(None, differ), "")
+        wrong = wrong or listed(self._nnx_other_shapes(params, values), between="; ")
+        if wrong:
+            raise ValueError(
+                f"The model is not like the one this {type(self).__name__} was made for: {wrong}. Make "
+                "a new Optimizer after changing, freezing or unfreezing parts of a model."
+            ) from error
+
+    def _nnx_other_shapes(self, params: tp.Any, values: list[tp.Any]) -> list[str]:
+        """The parameters whose state has another shape than `tx` begins with for them, in words."""
         try:
             begins = jax.eval_shape(self.tx.init, flatten(params)[1].unflatten(values))
         except Exception:  # a transformation that needs values; then nothing is known
-            return
-        then, now = dict(pairs(self.opt_state)), dict(pairs(begins))
-        known = dict(zip(paths(params), values, strict=True))
-        wrong_ones: dict[str, None] = {}
-        for path in {**then, **now}:
-            if path not in then or path not in now or not _same_shape(then[path], now[path]):
-                parameter = parameter_of(path, known)
-                state = short_type(read(then[path])) if path in then else "none"
-                value = "none" if parameter is None else short_type(known[parameter])
-                shown = path_text(path if parameter is None else parameter)
-                wrong_ones[f"{shown}: state {state}, parameter {value}"] = None
-        if wrong_ones:
-            raise ValueError(
-                f"The model is not like the one this {type(self).__name__} was made for: "
-                f"{listed(list(wrong_ones), between='; ')}. Make a new Optimizer after changing, "
-                "freezing or unfreezing parts of a model."
-            ) from error
+            return []
+        now, known = dict(pairs(begins)), dict(zip(paths(params), values, strict=True))
+        texts: dict[str, None] = {}
+        for path, state in pairs(self.opt_state):
+            parameter = parameter_of(path, known)
+            if parameter is not None and path in now and not _same_shape(state, now[path]):
+                of_state, of_value = short_type(read(state)), short_type(known[parameter])
+                texts[f"{path_text(parameter)}: state {of_state}, parameter {of_value}"] = None
+        return list(texts)
 
     def _nnx_new_state(
         self, leaves: list[tp.Any], treedef: TreeDef, values: list[tp.Any]

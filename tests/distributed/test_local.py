@@ -236,7 +236,7 @@ def test_parts_that_are_no_block(monkeypatch):
     monkeypatch.setattr(type(whole), "is_fully_addressable", False)
     monkeypatch.setattr(type(whole), "addressable_shards", three)
     message = (
-        r"to_local: array: what the devices of this process have of \(4, 4\) is no rectangular"
+        r"to_local: array: what the devices of this process have of \(4, 4\) is not a rectangular"
     )
     with pytest.raises(ValueError, match=message):
         nnx.distributed.to_local(whole)

@@ -63,7 +63,8 @@ def test_parts_that_do_not_match_are_refused_in_all_processes(saved):
     assert "process 1 has batch['x']: " in zero["odd"]
     assert "batch: this array is global already; pass the part of this process." in zero["global"]
     assert (
-        "have of (4, 2) is no rectangular block; order the mesh so that it is" in zero["no block"]
+        "have of (4, 2) is not a rectangular block; order the mesh so that it is"
+        in zero["no block"]
     )
     assert zero["to_local"] == (
         "ValueError: nnx.distributed.to_local: array['far']: no part of it is on the devices of this "
@@ -101,7 +102,7 @@ def test_what_cannot_be_saved_by_all_is_refused_by_all(saved):
     for report in (zero, one):
         assert "'seen' is on no mesh of all processes, and differs: in p" in report["differs"]
         assert "'seen' is on no mesh of all processes, and differs: in p" in report["shape"]
-        assert "'far' lies on devices of other processes only; a checkpoint needs" in report["far"]
+        assert "'far' has no shard on this process; a checkpoint needs" in report["far"]
         assert "it is not saved, in process 1 Python int 1. A checkpoint" in report["lacks"]
         assert "'first.kernel' is spread over several processes. Gather it" in report["weights"]
     assert not (saved[0] / "none").exists() and not (saved[0] / "w.safetensors").exists()
@@ -136,10 +137,10 @@ def test_four_processes_go_on_where_two_have_stopped(saved, alone):
     for index, report in enumerate(reports):
         if index < 3:
             assert report["uneven"].startswith(
-                "CheckpointError: 'model.first.kernel' was saved as float32[8,16] and is to lie as "
+                "CheckpointError: 'model.first.kernel' was saved as float32[8,16], which "
             )
             assert "Restore on a mesh of a size that divides it" in report["uneven"]
-    assert "'model.first.kernel' is to lie on 3 devices of other processes" in reports[3]["uneven"]
+    assert "'model.first.kernel' has no shard on process" in reports[3]["uneven"]
 
 
 def test_one_process_goes_on_where_two_have_stopped(saved, alone):
