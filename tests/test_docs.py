@@ -22,6 +22,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "docs/ecosystem.md": ("flax", "equinox"),
     "docs/first-model.md": ("orbax.checkpoint", "sklearn", "matplotlib"),
     "docs/serving.md": ("flatbuffers",),
+    "docs/migrating/flax-nnx.md": ("orbax.checkpoint",),
     "docs/migrating/linen.md": ("flax",),
     "docs/recipes/training.md": ("orbax.checkpoint",),
     "docs/training.md": ("orbax.checkpoint",),
