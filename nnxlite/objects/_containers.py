@@ -209,7 +209,7 @@ class List(Module, tp.MutableSequence[T]):
 class Dict(Module, tp.MutableMapping[str, T]):
     """A dict of layers, Variables, arrays or static values; items are attributes as well.
 
-    It has the methods of a dict (`update` is that of dicts; for states use `nnx.update`).
+    It has the methods of a dict.
 
     Args:
         args: a mapping, or an iterable of (key, value) pairs.
@@ -224,8 +224,6 @@ class Dict(Module, tp.MutableMapping[str, T]):
     __slots__ = ()
 
     _nnx_key = staticmethod(functools.partial(_key, jax.tree_util.DictKey))
-
-    update = tp.MutableMapping.update  # instead of that of Module
 
     @tp.overload
     def __init__(self, /, **kwargs: T) -> None: ...

@@ -20,8 +20,6 @@ import numpy as np
 from nnxlite._base.config import GRAPH_MODE, SOW_ONLY_IN_CAPTURE
 from nnxlite._base.errors import short_type
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph._edit import update
-from nnxlite.graph._functional import split
 from nnxlite.graph._plan import checked_view, nodes_by_number
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import children_of_node, iter_children, iter_graph
@@ -41,19 +39,6 @@ CAPTURES = "__captures__"
 
 def _append(values: tp.Any, value: tp.Any) -> tp.Any:
     return (*values, value)
-
-
-class _OfInstances:
-    """A method that instances have and the class does not, as a dataclass may have such a field."""
-
-    def __init__(self, function: tp.Callable[..., tp.Any]) -> None:
-        self.function = function
-        self.__doc__ = function.__doc__
-
-    def __get__(self, owner: tp.Any, cls: type) -> tp.Any:
-        if owner is None:
-            raise AttributeError("a method of instances only")
-        return types.MethodType(self.function, owner)
 
 
 class Module(Pytree):
@@ -210,7 +195,7 @@ class Module(Pytree):
             refuses = kind not in record.__kinds__
         if refuses:
             return MISSING
-        recorded = _attribute(owner, name)
+        recorded = getattr(owner, name, MISSING)
         if recorded is MISSING:
             recorded = kind(change(MISSING))
             setattr(owner, name, recorded)
@@ -317,36 +302,6 @@ class Module(Pytree):
         """The (name, child) pairs of the direct children; see `nnx.iter_children`."""
         return iter_children(self)
 
-    # the functional API as methods -----------------------------------------------------------
-
-    if tp.TYPE_CHECKING:  # untyped: a subclass may define methods of these names
-        split: tp.Any
-        update: tp.Any
-    else:
-
-        @_OfInstances
-        def split(self, *filters: Filter, graph: bool | None = None) -> tuple[tp.Any, ...]:
-            """The same as `nnx.split(self, *filters)`.
-
-            >>> import nnxlite as nnx
-            >>> graphdef, state = nnx.Linear(2, 3, rngs=nnx.Rngs(0)).split()
-            >>> graphdef.merge(state).kernel.shape
-            (2, 3)
-            """
-            return split(self, *filters, graph=graph)
-
-        @_OfInstances
-        def update(self, state: tp.Any, /, *states: tp.Any) -> None:
-            """The same as `nnx.update(self, state, *states)`."""
-            update(self, state, *states)
-
-
-def _attribute(owner: Pytree, name: str) -> tp.Any:
-    """An attribute of an object, MISSING if it has none, or only our method `split` or `update`."""
-    value = getattr(owner, name, MISSING)
-    ours = getattr(vars(Module).get(name), "function", MISSING)  # of an `_OfInstances`
-    return MISSING if getattr(value, "__func__", None) is ours else value
-
 
 def is_kind(value: tp.Any) -> tp.TypeGuard[Kind]:
     """Whether a value is a kind of Variable."""
@@ -403,7 +358,7 @@ def set_existing(
             if module is None:
                 continue
             old = module._nnx_dict.get(name, MISSING)
-            if old is MISSING and _attribute(module, name) is MISSING:
+            if old is MISSING and getattr(module, name, MISSING) is MISSING:
                 continue
             missing.discard(name)
             if old is not value:

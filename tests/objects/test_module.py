@@ -173,22 +173,7 @@ def test_a_deep_model_is_walked_without_recursion():
     assert sum(1 for _ in model.iter_modules()) == 3001
 
 
-# The functional API as methods -------------------------------------------------------------------
-
-
-def test_split_and_update_are_methods_too():
-    stage = Stage()
-    graphdef, params, rest = stage.split(nnx.Param, ...)
-    assert list(params) == ["w"] and not rest
-    new = graphdef.merge(params, rest)
-    assert type(new) is Stage and new.w is stage.w
-    stage.update({"w": jnp.array(5.0)}, {})
-    assert stage.w.value == 5.0
-    with pytest.raises(ValueError, match="Duplicate"):
-        nnx.Dict(a=stage, b=stage).split(graph=False)
-
-
-def test_a_subclass_may_define_methods_of_these_names():
+def test_a_subclass_may_define_methods_with_the_names_of_functions():
     class Own(nnx.Module):
         def __init__(self):
             self.w = nnx.Param(jnp.ones(1))
@@ -203,11 +188,6 @@ def test_a_subclass_may_define_methods_of_these_names():
     nnx.update(own, nnx.state(nnx.merge(*nnx.split(own))))
     nnx.jit(lambda m: setattr(m.w, "value", m.w * 2))(own)
     assert own.w.value.tolist() == [2.0]
-
-
-def test_methods_of_instances_are_not_there_on_the_class():
-    with pytest.raises(AttributeError, match="a method of instances only"):
-        nnx.Module.split
 
 
 def test_the_first_flag_that_is_given():
