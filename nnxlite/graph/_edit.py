@@ -5,6 +5,7 @@ Every edit is worked out whole before the first write, so that a refused one cha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 import typing as tp
@@ -22,7 +23,7 @@ from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import AnyState, GraphState, root_leaves
 from nnxlite.graph._kinds import EVERY, OBJECT, PYTREE, GraphNode, kind_of
-from nnxlite.graph._plan import view
+from nnxlite.graph._plan import Stale, usual_plan, view
 from nnxlite.graph._rebuild import (
     ArrayCode,
     Code,
@@ -30,30 +31,21 @@ from nnxlite.graph._rebuild import (
     Decoded,
     NodeCode,
     Path,
-    Setting,
     check_trace,
 )
 from nnxlite.graph._traverse import (
     NODES,
     children_by_name,
     is_edited_in_place,
+    is_static_child,
     note_edit,
 )
 from nnxlite.graph._walk import iter_graph
-from nnxlite.variables._definition import set_value
+from nnxlite.variables._definition import MISSING, set_value
 from nnxlite.variables._variable import Variable, note_definition, note_raw
 
 Below: tp.TypeAlias = list[tuple[tp.Any, Code]]
 """Children by name."""
-
-
-def _holder(root: tp.Any, path: Path) -> tuple[tp.Any, tp.Any]:
-    """The node that has the child at a path, and the innermost object around that child."""
-    owner = root
-    for name in path[:-1]:
-        root = children_by_name(root)[name]
-        owner = root if isinstance(root, GraphNode) else owner
-    return root, owner
 
 
 def update(node: tp.Any, state: tp.Any, /, *states: tp.Any) -> None:
@@ -124,7 +116,7 @@ class _Update:
     Attributes:
         values: the writes of Variables that get another value and nothing else, by their ids.
         others: the Variables with more to be done, their values, and whose metadata they take over.
-        bare: the leaves that are not Variables and get another value, by number: path and value.
+        bare: the new values of leaves that are not Variables, by path, with the object around each.
         added: the nodes that get Variables at new names, by their ids, and these Variables.
     """
 
@@ -133,11 +125,8 @@ class _Update:
         self.trace = trace_state.value
         self.values: dict[int, tuple[tp.Any, ...]] = {}
         self.others: dict[int, tuple[Variable[tp.Any], tp.Any, Variable[tp.Any] | None]] = {}
-        self.bare: dict[int, tuple[Path, tp.Any]] = {}
+        self.bare: dict[Path, tuple[tp.Any, tp.Any]] = {}
         self.added: dict[int, tuple[tp.Any, dict[tp.Any, tp.Any]]] = {}
-        self.seen = view(root)
-        if self.seen.graphdef.has_static_items:  # a number in a list is a leaf here
-            self.seen = view(root, trees=EVERY)
 
     # gathering -------------------------------------------------------------------------------
 
@@ -156,45 +145,40 @@ class _Update:
                 "update takes states (State, FlatState or nested dicts), got "
                 f"{type(given).__name__}."
             )
-        graphdef, _, leaves, *_ = self.seen
-        values = None
-        if not graphdef.decoded.has_arrays and not graphdef.decoded.has_refs:
-            values = graphdef.program().read(given)
+        plan, leaves, values = usual_plan(self.root), [], None
+        with contextlib.suppress(Stale):
+            if plan is not None and plan.boxes is not None:  # all leaves are Variables
+                leaves, values = plan.leaves(), plan.graphdef.program().read(given)
         if values is None:
-            self._by_name(graphdef.decoded, leaves, given)
+            self._by_name(given)
             return
         for variable, value in zip(leaves, values):
             self._variable(variable, value)
 
-    def _by_name(self, decoded: Decoded, leaves: list[tp.Any], given: tp.Any) -> None:
-        """Go down a state and the definition together."""
-        pending: list[tuple[Path, Code, tp.Any]] = [((), decoded.roots[0], given)]
+    def _by_name(self, given: tp.Any) -> None:
+        """Go down a state and the objects together."""
+        pending: list[tuple[Path, tp.Any, tp.Any, tp.Any]] = [((), self.root, self.root, given)]
         while pending:
-            above, code, mapping = pending.pop()
-            below = dict(decoded.below(code))
+            above, node, owner, mapping = pending.pop()
+            owner = node if isinstance(node, GraphNode) else owner
+            children = children_by_name(node)
             items = mapping._mapping.items() if isinstance(mapping, State) else mapping.items()
             for name, value in items:
-                path, child = (*above, name), below.get(name)
-                number = -1 if child is None else decoded.leaf_of(child)
-                if child is None:
-                    child = dict(decoded.below(code, settings=True)).get(name)
-                if number >= 0 and isinstance(leaves[number], Variable):
-                    self._variable(leaves[number], value, path)
-                elif number >= 0:
-                    self._bare(number, path, leaves[number], value)
-                elif child is None or (
-                    isinstance(value, Variable)
-                    and isinstance(child, StaticDef)
-                    and child.value is None
-                ):
-                    self._add(path, value)
-                elif isinstance(child, StaticDef):
-                    is_data = isinstance(code, NodeCode) and not isinstance(child, Setting)
-                    if value is not None or not is_data:
-                        why = "is None" if is_data else "is static"
-                        raise self._unknown(path, value, why)
+                path, child = (*above, name), children.get(name, MISSING)
+                if isinstance(child, Variable):
+                    self._variable(child, value, path)
+                elif type(value) is State and kind_of(child) == OBJECT:  # quick
+                    pending.append((path, child, owner, value))
+                elif child is MISSING or (child is None and isinstance(value, Variable)):
+                    self._add(path, node, owner, value)
+                elif is_static_child(node, name, child):
+                    raise self._unknown(path, value, "is static")
+                elif child is None and value is not None:
+                    raise self._unknown(path, value, "is None")
+                elif kind_of(child) not in NODES:
+                    self._bare(path, child, owner, value)
                 elif isinstance(value, Mapping):
-                    pending.append((path, child, value))
+                    pending.append((path, child, owner, value))
                 else:
                     raise self._unknown(path, value, "holds a node, not a leaf")
 
@@ -226,32 +210,32 @@ class _Update:
         else:
             self.others[id(variable)] = variable, value, model
 
-    def _bare(self, number: int, path: Path, old: tp.Any, value: tp.Any) -> None:
+    def _bare(self, path: Path, old: tp.Any, owner: tp.Any, value: tp.Any) -> None:
         """Note a new value of a leaf that is not a Variable: an array, a reference, a number, text.
 
         A Variable takes its place, unless it is a reference, which others may hold.
         """
         if isinstance(value, Variable) and is_ref(old):
             value = value.get_raw_value()
-        self.bare.pop(number, None)
+        self.bare.pop(path, None)
         if value is old:
             return
         if not isinstance(value, Variable):
             if isinstance(value, Mapping) and _shape_of(old) is None:
                 raise self._unknown(path, value, "holds a leaf, not a node")
             self._check_fit(path, old, old, value)
-        self.bare[number] = path, value
+        self.bare[path] = value, owner
 
-    def _add(self, path: Path, value: tp.Any) -> None:
+    def _add(self, path: Path, node: tp.Any, owner: tp.Any, value: tp.Any) -> None:
         """Note a whole Variable for a path without a leaf."""
-        name, (node, owner) = path[-1], _holder(self.root, path)
+        name = path[-1]
         if not isinstance(value, Variable) or type(node) is list or not is_edited_in_place(node):
-            raise self._unknown(path, value)
+            raise self._unknown(path, value, node=node)
         _, added = self.added.setdefault(id(node), (node, {}))
         if isinstance(tp.cast(tp.Any, node), MutableSequence):
             size = len(node)
             if name != size + len([n for n in added if isinstance(n, int) and n >= size]):
-                raise self._unknown(path, value, "is not the next item of a list")
+                raise self._unknown(path, value, "is not the next item of a list", node)
         check_trace(owner)
         if kind_of(node) == OBJECT and name not in node._nnx_status:
             node._nnx_decided(name, value)  # raises where the attribute is declared static
@@ -314,14 +298,16 @@ class _Update:
     def _path(self, path: Path | None, leaf: tp.Any) -> Path:
         if path is not None:
             return path
-        pairs = zip(self.seen.graphdef.each_path(), self.seen.leaves)
-        return next(p for p, x in pairs if x is leaf)
+        graphdef, _, leaves, *_ = view(self.root)
+        return next(p for p, x in zip(graphdef.each_path(), leaves) if x is leaf)
 
-    def _unknown(self, path: Path, value: tp.Any, why: str = "does not exist") -> ValueError:
+    def _unknown(
+        self, path: Path, value: tp.Any, why: str = "does not exist", node: tp.Any = None
+    ) -> ValueError:
         remedy = "Remove it from the state, or bring a Variable to be added to an existing object."
         name = path[-1] if path else None
         if isinstance(name, str) and name.isdecimal():
-            if int(name) in children_by_name(_holder(self.root, path)[0]):
+            if int(name) in children_by_name(node):
                 remedy = (
                     f"The key there is the number {int(name)}, not a text: files have only keys of "
                     "text. Pass nnx.restore_int_paths(state), which makes numbers of them."
@@ -340,19 +326,30 @@ class _Update:
             if model is not None:
                 note_definition(writes, variable, variable._definition_like(model))
             note_raw(writes, variable, value)
-        graphdef, nodes, leaves, *_ = self.seen
+        if self.bare:
+            self._note_bare(writes)
+        for node, children in self.added.values():
+            note_edit(writes, node, children)
+
+    def _note_bare(self, writes: Writes) -> None:
+        graphdef, nodes, leaves, *_ = view(self.root, trees=EVERY)  # a number in a list is a leaf
+        decoded = graphdef.decoded
+        codes: dict[Path, Code] = {(): decoded.roots[0]}
         arrays: dict[int, tp.Any] = {}
-        for number, (path, value) in self.bare.items():
+        for path, (value, owner) in self.bare.items():
+            for n in range(len(path)):
+                if path[: n + 1] not in codes:
+                    below = decoded.below(codes[path[:n]])
+                    codes |= {(*path[:n], name): code for name, code in below}
+            number = decoded.leaf_of(codes[path])
             if is_ref(leaves[number]):
-                check_trace(_holder(self.root, path)[1])
+                check_trace(owner)
                 new = value[...] if is_ref(value) else value
                 writes.add_foreign(operator.setitem, leaves[number], ..., new)
             else:
                 arrays[number] = value
         if arrays:
-            note_arrays(writes, graphdef.decoded, nodes(), arrays, self.root)
-        for node, children in self.added.values():
-            note_edit(writes, node, children)
+            note_arrays(writes, decoded, nodes(), arrays, self.root)
 
 
 def note_arrays(

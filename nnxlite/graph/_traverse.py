@@ -80,6 +80,14 @@ def children_by_name(value: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
     return value if kind == DICT else dict(children_of(value))
 
 
+def is_static_child(value: tp.Any, name: tp.Any, child: tp.Any) -> bool:
+    """Whether a child of a node is not part of its state, not even with `graph=False`."""
+    kind = kind_of(value)
+    if kind == OBJECT:
+        return not value._nnx_status.get(name, True)
+    return is_setting(child) if kind == CUSTOM else child is None
+
+
 def is_edited_in_place(value: tp.Any) -> bool:
     """Whether children are replaced in the node itself, not by building another node.
 
