@@ -303,9 +303,9 @@ from nnxlite.variables import var_defaults as var_defaults
 from nnxlite.variables import variable_name_from_type as variable_name_from_type
 from nnxlite.variables import variable_type_from_name as variable_type_from_name
 from nnxlite.variables import with_metadata as with_metadata
-from nnxlite.variables._definition import ArrayRef as ArrayRef
-from nnxlite.variables._definition import array_ref as array_ref
-from nnxlite.variables._definition import is_array_ref as is_array_ref
+from nnxlite.variables._kinds import ArrayRef as ArrayRef
+from nnxlite.variables._kinds import array_ref as array_ref
+from nnxlite.variables._kinds import is_array_ref as is_array_ref
 
 _LATER = {
     "bridge": "",

@@ -24,8 +24,7 @@ import types
 import typing as tp
 
 from nnxlite._base.errors import under_own_name
-from nnxlite.variables._definition import MISSING
-from nnxlite.variables._metadata import FROZEN
+from nnxlite.variables._definition import FROZEN, MISSING
 from nnxlite.variables._variable import Variable
 
 PathParts: tp.TypeAlias = tuple[tp.Any, ...]

@@ -9,7 +9,7 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite.graph._walk import to_arrays, to_refs, vars_as, with_vars
-from nnxlite.variables._definition import ArrayRef, array_ref, is_array_ref
+from nnxlite.variables._kinds import ArrayRef, array_ref, is_array_ref
 
 
 class Model(nnx.Module):

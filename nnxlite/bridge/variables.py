@@ -20,9 +20,13 @@ from nnxlite._state._definition import State
 from nnxlite.graph._kinds import ARRAY, kind_of
 from nnxlite.graph._walk import children_of_node, is_node
 from nnxlite.sharding import get_partition_spec
-from nnxlite.variables._definition import MISSING
-from nnxlite.variables._kinds import RngState, variable_name_from_type, variable_type_from_name
-from nnxlite.variables._metadata import PARTITION_NAME, add_axis, remove_axis, with_metadata
+from nnxlite.variables._definition import MISSING, PARTITION_NAME, add_axis, remove_axis
+from nnxlite.variables._kinds import (
+    RngState,
+    variable_name_from_type,
+    variable_type_from_name,
+    with_metadata,
+)
 from nnxlite.variables._variable import Variable, is_variable
 
 A = tp.TypeVar("A")

@@ -39,7 +39,7 @@ from nnxlite.graph._plan import view
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import find_duplicates, is_graph_node, iter_graph
 from nnxlite.sharding import abstract_with_sharding
-from nnxlite.variables._metadata import FROZEN
+from nnxlite.variables._definition import FROZEN
 from nnxlite.variables._variable import Variable, note_raw
 
 KINDS = {

@@ -30,7 +30,7 @@ from nnxlite.objects._containers import List
 from nnxlite.objects._pytree import Pytree
 from nnxlite.tracers import TraceState
 from nnxlite.training.metrics import Struct
-from nnxlite.variables._definition import is_array_ref
+from nnxlite.variables._kinds import is_array_ref
 from nnxlite.variables._variable import Variable
 
 NODES, STATE = "_pytree__nodes", "_pytree__state"

@@ -48,7 +48,7 @@ from nnxlite.graph._walk import to_arrays as to_arrays
 from nnxlite.graph._walk import to_refs as to_refs
 from nnxlite.graph._walk import vars_as as vars_as
 from nnxlite.graph._walk import with_vars as with_vars
-from nnxlite.variables._definition import is_array_ref as is_array_ref
+from nnxlite.variables._kinds import is_array_ref as is_array_ref
 from nnxlite.variables._variable import Variable as Variable
 
 VariableDef = VariableRecord  # the reference's name; inside, a VariableDef is what is interned

@@ -16,7 +16,7 @@ from nnxlite._base.errors import filter_text, listed, path_text
 from nnxlite.filters import Filter, OfType, PathContains, WithTag, to_predicate
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import iter_graph
-from nnxlite.variables._metadata import FROZEN
+from nnxlite.variables._definition import FROZEN
 from nnxlite.variables._variable import Variable, is_variable
 
 Pairs = list[tuple[Path, tp.Any]]

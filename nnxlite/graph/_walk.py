@@ -40,7 +40,7 @@ from nnxlite.graph._traverse import (
     define_container,
     define_custom,
 )
-from nnxlite.variables._definition import array_ref
+from nnxlite.variables._kinds import array_ref
 from nnxlite.variables._variable import Variable
 
 N = tp.TypeVar("N")

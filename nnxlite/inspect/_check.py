@@ -30,8 +30,8 @@ from nnxlite.inspect._subject import Subject, is_float, parameters_in_state
 from nnxlite.objects._module import Module
 from nnxlite.objects._rngs import RngStream
 from nnxlite.training import OptVariable
+from nnxlite.variables._definition import FROZEN
 from nnxlite.variables._kinds import BatchStat, Param
-from nnxlite.variables._metadata import FROZEN
 from nnxlite.variables._variable import Variable
 
 Kind = tp.Literal[

@@ -50,7 +50,7 @@ from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.lora_kernel import Adapter, LoRAKernel, Product, adapter_of, add_adapter, weight_of
 from nnxlite.objects._rngs import Rngs
 from nnxlite.objects._scopes import layer_name, note_layer
-from nnxlite.variables._metadata import VariableMetadata
+from nnxlite.variables._definition import VariableMetadata
 
 default_kernel_init: tp.Final[Initializer] = initializers.lecun_normal()
 default_bias_init: tp.Final[Initializer] = initializers.zeros_init()

@@ -11,4 +11,4 @@ from nnxlite.sharding._annotations import logical_axis_rules as logical_axis_rul
 from nnxlite.sharding._annotations import remove_axis as remove_axis
 from nnxlite.sharding._annotations import transform_metadata as transform_metadata
 from nnxlite.sharding._annotations import with_partitioning as with_partitioning
-from nnxlite.variables._metadata import PARTITION_NAME as PARTITION_NAME
+from nnxlite.variables._definition import PARTITION_NAME as PARTITION_NAME

@@ -26,10 +26,10 @@ from nnxlite.boundary._prefixes import by_path
 from nnxlite.graph._walk import iter_graph
 from nnxlite.transforms._call import positional
 from nnxlite.transforms._wrapper import name_of
-from nnxlite.variables._definition import MISSING
-from nnxlite.variables._metadata import PARTITION_NAME, VariableMetadata, plug, with_metadata
-from nnxlite.variables._metadata import add_axis as _add_axis
-from nnxlite.variables._metadata import remove_axis as _remove_axis
+from nnxlite.variables._definition import MISSING, PARTITION_NAME, VariableMetadata, plug
+from nnxlite.variables._definition import add_axis as _add_axis
+from nnxlite.variables._definition import remove_axis as _remove_axis
+from nnxlite.variables._kinds import with_metadata
 from nnxlite.variables._variable import Variable, is_variable
 
 Rules = tp.Sequence[tuple[str, tp.Any]]

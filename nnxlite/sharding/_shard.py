@@ -21,7 +21,7 @@ from nnxlite.sharding._layout import Layout
 from nnxlite.sharding._plan import AnyMesh, PlanLike, as_plan
 from nnxlite.transforms._jit import jit
 from nnxlite.transforms._shapes import eval_shape
-from nnxlite.variables._metadata import PLACEMENT
+from nnxlite.variables._definition import PLACEMENT
 from nnxlite.variables._variable import Variable
 
 M = tp.TypeVar("M")

@@ -23,7 +23,7 @@ from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._containers import List
-from nnxlite.variables._metadata import PLACEMENT, changed_names
+from nnxlite.variables._definition import PLACEMENT, changed_names
 from nnxlite.variables._variable import Variable, is_variable
 
 M = tp.TypeVar("M")

@@ -48,8 +48,8 @@ from nnxlite.training._leaves import (
     read,
     write_together,
 )
+from nnxlite.variables._definition import changed_names, place
 from nnxlite.variables._kinds import Param
-from nnxlite.variables._metadata import changed_names, place
 from nnxlite.variables._variable import Variable, is_variable
 
 M = tp.TypeVar("M")

@@ -30,4 +30,4 @@ from nnxlite.transforms._shapes import checkify as checkify
 from nnxlite.transforms._shapes import eval_shape as eval_shape
 from nnxlite.transforms._shapes import make_jaxpr as make_jaxpr
 from nnxlite.transforms._shapes import remat as remat
-from nnxlite.variables._metadata import PARTITION_NAME as PARTITION_NAME
+from nnxlite.variables._definition import PARTITION_NAME as PARTITION_NAME

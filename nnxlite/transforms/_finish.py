@@ -34,7 +34,7 @@ from nnxlite._base.errors import RuntimeCheckError, listed
 from nnxlite._base.jax import Tracer, constrained, drop_hidden_frames, is_compiling
 from nnxlite.boundary._call_def import CallDef, paths_of
 from nnxlite.boundary._out import Outputs
-from nnxlite.variables._metadata import PLACEMENT
+from nnxlite.variables._definition import PLACEMENT
 
 R = tp.TypeVar("R")
 

@@ -57,8 +57,7 @@ from nnxlite.transforms._wrapper import (
     inputs_in_mode,
     name_of,
 )
-from nnxlite.variables._definition import MISSING
-from nnxlite.variables._metadata import PARTITION_NAME
+from nnxlite.variables._definition import MISSING, PARTITION_NAME
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import ScanKeywords

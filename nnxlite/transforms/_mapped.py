@@ -27,8 +27,7 @@ from nnxlite.transforms._wrapper import (
     inputs_in_mode,
     program,
 )
-from nnxlite.variables._definition import MISSING
-from nnxlite.variables._metadata import PARTITION_NAME
+from nnxlite.variables._definition import MISSING, PARTITION_NAME
 
 if tp.TYPE_CHECKING:
     from nnxlite.transforms._signatures import G, PmapKeywords, ShardMapKeywords, VmapKeywords

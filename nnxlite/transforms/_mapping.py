@@ -41,8 +41,7 @@ from nnxlite.graph._graphdef import GraphDef
 from nnxlite.transforms._call import check_arguments, positional, refuse_shared_result
 from nnxlite.transforms._finish import has_several_cpus, raise_failed, wait_in_turn
 from nnxlite.transforms._wrapper import Transform, Unbound, name_of, program, weakly
-from nnxlite.variables._definition import VariableDef
-from nnxlite.variables._metadata import add_axis, add_unnamed_axis, remove_axis
+from nnxlite.variables._definition import VariableDef, add_axis, add_unnamed_axis, remove_axis
 from nnxlite.variables._variable import Variable
 
 T = tp.TypeVar("T")

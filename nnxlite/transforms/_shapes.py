@@ -35,8 +35,7 @@ from nnxlite.transforms._wrapper import (
     decorated,
     unbind,
 )
-from nnxlite.variables._definition import MISSING
-from nnxlite.variables._metadata import place
+from nnxlite.variables._definition import MISSING, place
 from nnxlite.variables._variable import Variable
 
 if tp.TYPE_CHECKING:

@@ -8,24 +8,26 @@ Metadata that may be edited, or are equal without being interchangeable (a list,
 hook that is defined again), stay with their Variable, whose definition is then private; see
 `_base/interning.py`.
 
-Array references, JAX's own `Ref`, can be written in place and shared.  One may be wherever an array may:
-in an attribute, in a plain container, inside a Variable (`ref=True`).  Two places that hold one
-reference share its content, inside transforms too.
+A transform that adds an axis names it: `{PARTITION_NAME: name, other: name, ...}`. The first entry is
+for the sharding annotation and the callbacks; each other one is for the tuple of names that a
+Variable has under that entry of its metadata, if it has one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import typing as tp
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format
+from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite._base.config import REF_VARIABLES, switch
-from nnxlite._base.errors import short_type
-from nnxlite._base.interning import ELSEWHERE, Definition, Table, touch
-from nnxlite._base.jax import Ref, TraceRef, is_ref, new_ref, trace_state
+from nnxlite._base.errors import check_level, short_type
+from nnxlite._base.interning import ELSEWHERE, LOCK, Definition, Table, touch
+from nnxlite._base.jax import TraceRef, is_ref, new_ref, trace_state
 from nnxlite._base.statics import alike, facts, own_copy
 
 if tp.TYPE_CHECKING:
@@ -214,49 +216,6 @@ def current_definition(box: Box) -> VariableDef:
     return definition
 
 
-# Array references ------------------------------------------------------------------------------
-
-
-ArrayRef = Ref
-"""The class of array references; `isinstance(x, ArrayRef)` is true for traced ones as well."""
-
-
-def array_ref(value: tp.Any) -> tp.Any:
-    """A fresh array reference with the content of an array or a number.
-
-    Reading and writing go through indexing: `ref[...]`, `ref[0] = 1.0`.
-
-    Args:
-        value: an array or a number.
-
-    Returns:
-        A reference of the same shape and dtype.
-
-    >>> import nnxlite as nnx, jax.numpy as jnp
-    >>> ref = nnx.array_ref(jnp.zeros(2))
-    >>> ref[0] = 1.0
-    >>> ref[...]
-    Array([1., 0.], dtype=float32)
-    """
-    return new_ref(jnp.asarray(value))
-
-
-def is_array_ref(value: tp.Any) -> bool:
-    """Whether a value is an array reference.
-
-    Args:
-        value: anything.
-
-    Returns:
-        A bool.
-
-    >>> import nnxlite as nnx, jax.numpy as jnp
-    >>> nnx.is_array_ref(nnx.array_ref(1.0)), nnx.is_array_ref(jnp.array(1.0))
-    (True, False)
-    """
-    return is_ref(value)
-
-
 def held_by(definition: VariableDef, value: tp.Any, *, copy: bool = True) -> tp.Any:
     """A value as a Variable of this definition contains it: in a reference of its own, or bare.
 
@@ -286,77 +245,351 @@ def refuse_hijax(what: str) -> tp.NoReturn:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class VarDefaults(tp.Mapping[str, bool]):
-    """The defaults of `Variable(hijax=..., ref=...)`; a mapping as well.
+# Metadata --------------------------------------------------------------------------------------
+
+FROZEN = "nnx_frozen"
+"""The metadata entry of a frozen Variable; only those have it."""
+
+PLACEMENT = "nnx_placement"
+"""The metadata entry with the spec by which a Variable was put on a mesh, with a part for each axis."""
+
+PARTITION_NAME = "partition_name"
+"""Key in `transform_metadata` for the name of the axis that a transform adds."""
+
+_SHARDING_NAMES = ("sharding", "sharding_names")  # spellings of the entry "out_sharding"
+
+T = tp.TypeVar("T")
+Hook = tp.Callable[..., tp.Any]
+
+
+@dataclasses.dataclass
+class VariableMetadata(tp.Generic[T]):
+    """A value together with the metadata that its Variable shall carry.
+
+    Passing one to `Variable(...)` as the value sets both; an entry here wins over metadata of the
+    same name given to the Variable by keyword.
 
     Args:
-        hijax: accepted for compatibility; False.
-        ref: whether new Variables hold their values in array references.
+        raw_value: the value.
+        on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis: callbacks, as for
+            `Variable`.
+        metadata: further entries.
 
-    >>> from nnxlite.variables import VarDefaults
-    >>> VarDefaults(ref=True)["ref"], dict(VarDefaults())
-    (True, {'hijax': False, 'ref': False})
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.Param(nnx.VariableMetadata(jnp.zeros(2), metadata={"tag": "bias"})).tag
+    'bias'
     """
 
-    hijax: bool = False
-    ref: bool = False
+    raw_value: T
+    on_set_value: tuple[Hook, ...] = ()
+    on_get_value: tuple[Hook, ...] = ()
+    on_create_value: tuple[Hook, ...] = ()
+    on_add_axis: tuple[Hook, ...] = ()
+    on_remove_axis: tuple[Hook, ...] = ()
+    metadata: dict[str, tp.Any] = dataclasses.field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> bool:
-        return dataclasses.asdict(self)[name]
-
-    def __iter__(self) -> tp.Iterator[str]:
-        return iter(("hijax", "ref"))
-
-    def __len__(self) -> int:
-        return 2
+    def to_metadata(self) -> dict[str, tp.Any]:
+        """All entries as one dict; event names only where there is a callback."""
+        hooks = {name: as_hooks(getattr(self, name)) for name in HOOKS}
+        return {**self.metadata, **{name: given for name, given in hooks.items() if given}}
 
 
-class VarDefaultsContext(switch):
-    """What `var_defaults(...)` gives: leaving its `with` block brings the former defaults back.
+def normal_entries(entries: dict[str, tp.Any]) -> dict[str, tp.Any]:
+    """Metadata under its one spelling, `out_sharding`."""
+    return {"out_sharding" if k in _SHARDING_NAMES else k: v for k, v in entries.items()}
 
-    As a decorator it sets the defaults for each call of the function, and for nothing else.
+
+def normal(metadata: dict[str, tp.Any], ref: bool, eager_sharding: bool) -> dict[str, tp.Any]:
+    required = {"hijax": False, "ref": ref, "eager_sharding": eager_sharding}
+    return {**normal_entries(metadata), **required} if metadata else required
+
+
+class HasMetadata:
+    """The methods of a Variable for its metadata.
+
+    Attributes:
+        required_metadata: names of the entries that every Variable has.
     """
 
-    _setting = REF_VARIABLES
+    __slots__ = ()
 
-    def __enter__(self) -> VarDefaults:
-        super().__enter__()
-        return var_defaults()
+    required_metadata: tp.ClassVar[frozenset[str]] = frozenset(REQUIRED)
+
+    _box: Box
+
+    @property
+    def sharding_names(self) -> tp.Any:
+        """The axis names given as `sharding=` (or `sharding_names=`), or None."""
+        return self._box.definition.metadata.get("out_sharding")
+
+    @classmethod
+    def from_metadata(cls, value: tp.Any, attributes: tp.Mapping[str, tp.Any]) -> tp.Self:
+        """A Variable with exactly these metadata entries, made without running any callback.
+
+        Args:
+            value: the value.
+            attributes: the metadata.
+        """
+        new = object.__new__(cls)
+        definition = define(tp.cast(tp.Any, cls), {**REQUIRED, **attributes})
+        object.__setattr__(new, "_box", boxed(definition, value))
+        return new
+
+    def get_metadata(
+        self,
+        name: str | None = None,
+        default: tp.Any = MISSING,
+        *,
+        exclude_required: bool | None = None,
+    ) -> tp.Any:
+        """One entry (or `default`), or, without a name, a dict of all.
+
+        Args:
+            name: of the entry.
+            default: what to return where there is none.
+            exclude_required: leave out the entries every Variable has (`hijax`, `ref`, ...).
+
+        Raises:
+            KeyError: when there is no such entry and no default.
+            TypeError: for a name together with `exclude_required`, or a default without a name.
+        """
+        entries = self._box.definition.metadata
+        if name is not None:
+            if exclude_required is not None:
+                raise TypeError(
+                    f"{type(self).__name__}.get_metadata takes a name or exclude_required, not "
+                    f"both; got name={name!r}, exclude_required={exclude_required!r}."
+                )
+            if name in entries:
+                return entries[name]
+            if default is not MISSING:
+                return default
+            raise KeyError(
+                f"{type(self).__name__} has no metadata {name!r}; it has {sorted(entries)}."
+            )
+        if default is not MISSING:
+            raise TypeError(
+                f"{type(self).__name__}.get_metadata: Cannot provide a default value when 'name' is "
+                f"not provided; got default={default!r}. Without a name it gives all the metadata."
+            )
+        if exclude_required:
+            return {k: v for k, v in entries.items() if k not in REQUIRED}
+        return dict(entries)
+
+    def set_metadata(self, *args: tp.Any, **kwargs: tp.Any) -> None:
+        """`set_metadata(name, value)`, `set_metadata(name=value)`, or a mapping that replaces all.
+
+        Args:
+            args: a name and a value, or one mapping.
+            kwargs: entries by name.
+
+        Raises:
+            TypeError: for other arguments, or none.
+            ValueError: for a change of `hijax` or `ref`.
+        """
+        replaces = len(args) == 1 and isinstance(args[0], tp.Mapping) and not kwargs
+        if replaces:
+            kwargs = dict(args[0])
+        elif len(args) == 2 and isinstance(args[0], str) and not kwargs:
+            kwargs = {args[0]: args[1]}
+        elif args or not kwargs:
+            call = f"{type(self).__name__}.set_metadata"
+            if args and kwargs:
+                call = f"Cannot mix positional and keyword arguments in {call}: it"
+            raise TypeError(
+                f"{call} takes (name, value), keywords, or one mapping; got {len(args)} positional "
+                f"and {len(kwargs)} keyword arguments."
+            )
+        self._check_fixed(kwargs)
+        new = normal_entries(kwargs)
+        with LOCK:  # what another thread sets at the same time stays, too
+            # No comprehension here: on CPython 3.13 one that a trace function stops keeps the lock.
+            kept = self._box.definition.metadata
+            if replaces:
+                kept = dict(zip(REQUIRED, itemgetter(*REQUIRED)(kept)))
+            self._redefine({**kept, **new})
+
+    def has_metadata(self, name: str) -> bool:
+        """Whether there is an entry of this name.
+
+        Args:
+            name: of the entry.
+        """
+        return name in self._box.definition.metadata
+
+    def del_metadata(self, name: str) -> None:
+        """Remove one entry.
+
+        Args:
+            name: of the entry.
+
+        Raises:
+            KeyError: where there is none.
+            ValueError: for one that every Variable has.
+        """
+        self._check_level(name)
+        self.get_metadata(name)
+        if name in REQUIRED:
+            raise ValueError(
+                f"Cannot delete `{name}` metadata of {type(self).__name__}: every Variable has it."
+            )
+        with LOCK:
+            entries = dict(self._box.definition.metadata)
+            entries.pop(name, None)
+            self._redefine(entries)
+
+    def _check_fixed(self, updates: tp.Mapping[str, tp.Any]) -> None:
+        for name in ("hijax", "ref"):
+            if name in updates and bool(updates[name]) != bool(
+                self._box.definition.metadata.get(name)
+            ):
+                raise ValueError(
+                    f"Cannot change `{name}` metadata of {type(self).__name__} from "
+                    f"{bool(self._box.definition.metadata.get(name))} to {updates[name]!r}; make a new "
+                    "Variable, or use vars_as."
+                )
+
+    def _redefine(self, entries: dict[str, tp.Any]) -> None:
+        self._check_level("metadata")
+        self._define_as(entries)
+
+    def _define_as(self, entries: dict[str, tp.Any]) -> None:
+        """Have these metadata, at whatever trace level."""
+        definition = define(tp.cast(tp.Any, type(self)), entries)
+        if definition is not self._box.definition:
+            redefine(self._box, definition)
+
+    def add_axis(self, axis_index: int, axis_name: str | None) -> None:
+        """Tell the `on_add_axis` callbacks of a new axis; `spmd.add_axis` names it in metadata as well.
+
+        Args:
+            axis_index: the position of the axis.
+            axis_name: its name, or None.
+        """
+        for hook in self._box.definition.hooks("on_add_axis"):
+            hook(self, axis_index, axis_name)
+
+    def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
+        """Tell the `on_remove_axis` callbacks of a removed axis; see `add_axis`.
+
+        Args:
+            axis_index: the position of the axis.
+            axis_name: its name, or None.
+        """
+        for hook in self._box.definition.hooks("on_remove_axis"):
+            hook(self, axis_index, axis_name)
+
+    def _check_level(self, what: str = "value") -> None:
+        """Raise TraceContextError for a write from another trace level than the Variable's own."""
+        check_level(self, self._box.trace, what, variable=True)
 
 
-@tp.overload
-def var_defaults() -> VarDefaults: ...  # pyright: ignore[reportOverlappingOverload]
-@tp.overload
-def var_defaults(*, hijax: bool | None = ..., ref: bool | None = ...) -> VarDefaultsContext: ...
-def var_defaults(
-    *, hijax: bool | None = None, ref: bool | None = None
-) -> VarDefaults | VarDefaultsContext:
-    """Set the defaults of `Variable(ref=...)`, at once, for a `with` block or a function; or read them.
+# Names of axes --------------------------------------------------------------------------------
 
-    They hold for the present context: other threads and tasks have their own.
+Names: tp.TypeAlias = tp.Mapping[str, tp.Any]
+Change: tp.TypeAlias = tp.Callable[[tuple[tp.Any, ...]], tp.Iterable[tp.Any]]
 
-    Args:
-        hijax: accepted for compatibility; True raises ValueError.
-        ref: the new default of `ref`.
 
-    Returns:
-        Without arguments the `VarDefaults` in force, otherwise a context manager, which is also a
-        decorator.
+def add_axis(variable: HasMetadata, index: int, names: Names) -> None:
+    """Put the names of a new axis into the metadata."""
+    new = {
+        key: changed_names(axes, _inserted(index, name))
+        for key, name, axes in _axis_names(variable, names)
+    }
+    variable.add_axis(index, names[PARTITION_NAME])
+    if new:
+        variable.set_metadata(**new)
 
-    >>> import nnxlite as nnx
-    >>> with nnx.var_defaults(ref=True):
-    ...     v = nnx.Param(nnx.initializers.ones_init()(None, (2,)))
-    >>> v.ref, nnx.var_defaults().ref
-    (True, False)
-    >>> @nnx.var_defaults(ref=True)
-    ... def make():
-    ...     return nnx.Param(1.0).ref
-    >>> make(), nnx.var_defaults().ref
-    (True, False)
+
+def add_unnamed_axis(variable: HasMetadata, index: int, ndim: int) -> None:
+    """Put None for a new axis into the annotation, if that is one for `ndim` axes without it."""
+    annotation = variable.sharding_names
+    if isinstance(annotation, (tuple, list, PartitionSpec, NamedSharding, Format)):
+        if len(_names_in(annotation)) <= ndim:
+            new = changed_names(annotation, _inserted(index, None))
+            variable.set_metadata(out_sharding=new)
+
+
+def remove_axis(variable: HasMetadata, index: int, names: Names) -> None:
+    """Take the names of a removed axis out of the metadata.
+
+    Raises ValueError, with nothing changed, where that axis has another name.
     """
-    if hijax is None and ref is None:
-        return VarDefaults(ref=REF_VARIABLES.get())
-    if hijax:
-        refuse_hijax("var_defaults")
-    return VarDefaultsContext(bool(REF_VARIABLES.given(ref)))
+    new: dict[str, tp.Any] = {}
+    for key, name, axes in _axis_names(variable, names):
+        left = list(_names_in(axes))
+        removed = left.pop(index) if -len(left) <= index < len(left) else None
+        if removed != name:
+            where = "the sharding names" if key == "out_sharding" else "the names"
+            under = "" if key == "out_sharding" else f" under {key!r}"
+            raise ValueError(
+                f"{type(variable).__name__} has {where} {_names_in(axes)}{under}: axis {index} "
+                f"is {removed!r}, not {name!r} as the transform says. Give both the same name."
+            )
+        new[key] = changed_names(axes, lambda _, left=left: left)
+    variable.remove_axis(index, names[PARTITION_NAME])
+    if new:
+        variable.set_metadata(**new)
+
+
+def changed_names(annotation: tp.Any, change: Change) -> tp.Any:
+    """A sharding annotation of the same kind with other names: `change` of those that it has."""
+    names = change(_names_in(annotation))
+    if isinstance(annotation, Format):  # its layout is for other axes
+        annotation = annotation.sharding
+    if not isinstance(annotation, NamedSharding):
+        return tuple(names)
+    spec = PartitionSpec(*names)
+    return NamedSharding(annotation.mesh, spec, memory_kind=annotation.memory_kind)
+
+
+def _axis_names(variable: HasMetadata, names: Names) -> tp.Iterator[tuple[str, tp.Any, tp.Any]]:
+    """Entries of the metadata that name axes: the key, the name of the axis there, the entry."""
+    metadata = variable.get_metadata() if len(names) > 1 else {}
+    for key, name in names.items():
+        axes = metadata.get(key)
+        if key not in HOOKS and key != "out_sharding" and isinstance(axes, tuple):
+            yield key, name, axes
+    annotation, name = variable.sharding_names, names[PARTITION_NAME]
+    if isinstance(annotation, NamedSharding) and name not in annotation.mesh.axis_names:
+        name = None  # it has a mesh, and only that mesh's axes have names
+    if annotation is not None:
+        yield "out_sharding", name, annotation
+
+
+def _names_in(annotation: tp.Any) -> tuple[tp.Any, ...]:
+    if isinstance(annotation, Format):
+        annotation = annotation.sharding
+    return tuple(annotation.spec if isinstance(annotation, NamedSharding) else annotation)
+
+
+def _inserted(index: int, name: tp.Any) -> Change:
+    """Adds the name of a new axis to those of others, which may be fewer than the shape has."""
+
+    def change(names: tuple[tp.Any, ...]) -> list[tp.Any]:
+        longer = [*names, *[None] * (index - len(names))]
+        longer.insert(index if index >= 0 else index + len(longer) + 1, name)
+        return longer
+
+    return change
+
+
+# Placing values --------------------------------------------------------------------------------
+
+Placer = tp.Callable[[tp.Any, tp.Mapping[str, tp.Any]], tp.Any]
+
+_placer: list[Placer] = []
+
+
+def place(value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
+    """A new value placed as its metadata say, or unchanged.
+
+    Variables are a layer below sharding: until that installs its function (`plug`), an annotation is
+    metadata, and the value stays where it is.
+    """
+    return _placer[0](value, metadata) if _placer else value
+
+
+def plug(placer: Placer) -> None:
+    """Install the function that places annotated values."""
+    _placer[:] = [placer]

@@ -1,19 +1,32 @@
-"""The kinds of Variables, and the registry of their collection names.
+"""The kinds of Variables, with the registry of their collection names, and array references.
 
 A kind is a subclass of `Variable`; filters select by it.  Each kind that corresponds to a named
 collection of other libraries ("params", "batch_stats", ...) has a registered name.
+
+Array references, JAX's own `Ref`, can be written in place and shared.  One may be wherever an array may:
+in an attribute, in a plain container, inside a Variable (`ref=True`).  Two places that hold one
+reference share its content, inside transforms too.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import typing as tp
 
+import jax.numpy as jnp
+
+from nnxlite._base.config import REF_VARIABLES, switch
 from nnxlite._base.interning import LOCK
-from nnxlite.variables._variable import MISSING, T, Variable
+from nnxlite._base.jax import Ref, is_ref, new_ref
+from nnxlite.variables._definition import MISSING, Hook, VariableMetadata, as_hooks, refuse_hijax
+from nnxlite.variables._variable import T, Variable
 
 _types: dict[str, type[Variable[tp.Any]]] = {}
 
 C = tp.TypeVar("C", bound=type[Variable[tp.Any]])
+P = tp.ParamSpec("P")
+Hooks = Hook | tp.Sequence[Hook]
 
 
 @tp.overload
@@ -254,3 +267,157 @@ for _name, _type in {
     "perturbations": Perturbation,
 }.items():
     register_variable_name(_name, _type)
+
+
+def with_metadata(
+    initializer: tp.Callable[P, T],
+    on_set_value: Hooks = (),
+    on_get_value: Hooks = (),
+    on_create_value: Hooks = (),
+    on_add_axis: Hooks = (),
+    on_remove_axis: Hooks = (),
+    **metadata: tp.Any,
+) -> tp.Callable[P, VariableMetadata[T]]:
+    """An initializer whose result carries metadata into the Variable that is made of it.
+
+    Args:
+        initializer: any function that returns an initial value.
+        on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis: callbacks
+            `(variable, ...)`, one or several for each event.
+        metadata: further entries for `Variable.get_metadata`.
+
+    Returns:
+        An initializer of the same arguments, which returns a `VariableMetadata`.
+
+    >>> import nnxlite as nnx, jax
+    >>> init = nnx.with_metadata(nnx.initializers.zeros_init(), tag="head")
+    >>> nnx.Param(init(jax.random.key(0), (3,))).get_metadata("tag")
+    'head'
+    """
+    given = (on_set_value, on_get_value, on_create_value, on_add_axis, on_remove_axis)
+    hooks = tuple(map(as_hooks, given))
+
+    @functools.wraps(initializer)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> VariableMetadata[T]:
+        return VariableMetadata(initializer(*args, **kwargs), *hooks, metadata=dict(metadata))
+
+    return wrapper
+
+
+# Array references ------------------------------------------------------------------------------
+
+
+ArrayRef = Ref
+"""The class of array references; `isinstance(x, ArrayRef)` is true for traced ones as well."""
+
+
+def array_ref(value: tp.Any) -> tp.Any:
+    """A fresh array reference with the content of an array or a number.
+
+    Reading and writing go through indexing: `ref[...]`, `ref[0] = 1.0`.
+
+    Args:
+        value: an array or a number.
+
+    Returns:
+        A reference of the same shape and dtype.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> ref = nnx.array_ref(jnp.zeros(2))
+    >>> ref[0] = 1.0
+    >>> ref[...]
+    Array([1., 0.], dtype=float32)
+    """
+    return new_ref(jnp.asarray(value))
+
+
+def is_array_ref(value: tp.Any) -> bool:
+    """Whether a value is an array reference.
+
+    Args:
+        value: anything.
+
+    Returns:
+        A bool.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.is_array_ref(nnx.array_ref(1.0)), nnx.is_array_ref(jnp.array(1.0))
+    (True, False)
+    """
+    return is_ref(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class VarDefaults(tp.Mapping[str, bool]):
+    """The defaults of `Variable(hijax=..., ref=...)`; a mapping as well.
+
+    Args:
+        hijax: accepted for compatibility; False.
+        ref: whether new Variables hold their values in array references.
+
+    >>> from nnxlite.variables import VarDefaults
+    >>> VarDefaults(ref=True)["ref"], dict(VarDefaults())
+    (True, {'hijax': False, 'ref': False})
+    """
+
+    hijax: bool = False
+    ref: bool = False
+
+    def __getitem__(self, name: str) -> bool:
+        return dataclasses.asdict(self)[name]
+
+    def __iter__(self) -> tp.Iterator[str]:
+        return iter(("hijax", "ref"))
+
+    def __len__(self) -> int:
+        return 2
+
+
+class VarDefaultsContext(switch):
+    """What `var_defaults(...)` gives: leaving its `with` block brings the former defaults back.
+
+    As a decorator it sets the defaults for each call of the function, and for nothing else.
+    """
+
+    _setting = REF_VARIABLES
+
+    def __enter__(self) -> VarDefaults:
+        super().__enter__()
+        return var_defaults()
+
+
+@tp.overload
+def var_defaults() -> VarDefaults: ...  # pyright: ignore[reportOverlappingOverload]
+@tp.overload
+def var_defaults(*, hijax: bool | None = ..., ref: bool | None = ...) -> VarDefaultsContext: ...
+def var_defaults(
+    *, hijax: bool | None = None, ref: bool | None = None
+) -> VarDefaults | VarDefaultsContext:
+    """Set the defaults of `Variable(ref=...)`, at once, for a `with` block or a function; or read them.
+
+    They hold for the present context: other threads and tasks have their own.
+
+    Args:
+        hijax: accepted for compatibility; True raises ValueError.
+        ref: the new default of `ref`.
+
+    Returns:
+        Without arguments the `VarDefaults` in force, otherwise a context manager, which is also a
+        decorator.
+
+    >>> import nnxlite as nnx
+    >>> with nnx.var_defaults(ref=True):
+    ...     v = nnx.Param(nnx.initializers.ones_init()(None, (2,)))
+    >>> v.ref, nnx.var_defaults().ref
+    (True, False)
+    >>> @nnx.var_defaults(ref=True)
+    ... def make():
+    ...     return nnx.Param(1.0).ref
+    >>> make(), nnx.var_defaults().ref
+    (True, False)
+    """
+    if hijax is None and ref is None:
+        return VarDefaults(ref=REF_VARIABLES.get())
+    if hijax:
+        refuse_hijax("var_defaults")
+    return VarDefaultsContext(bool(REF_VARIABLES.given(ref)))

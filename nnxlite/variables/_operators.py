@@ -24,12 +24,80 @@ import numpy as np
 
 from nnxlite._base.jax import same_form
 
+T = tp.TypeVar("T")
+R = tp.TypeVar("R")
+
 if tp.TYPE_CHECKING:
-    from nnxlite.variables._members import ValueMembers
+
+    class Member(tp.Generic[R]):
+        """What type checkers know of a member of the value: its type for an array, else Any."""
+
+        def __init__(self, read: tp.Callable[[jax.Array], R]) -> None: ...
+
+        @tp.overload
+        def __get__(self, variable: ValueMembers[jax.Array], owner: tp.Any = None) -> R: ...
+        @tp.overload
+        def __get__(self, variable: ValueMembers[tp.Any], owner: tp.Any = None) -> tp.Any: ...
+        def __get__(self, variable: tp.Any, owner: tp.Any = None) -> tp.Any: ...
+
+    def binary(array: jax.Array) -> tp.Callable[[tp.Any], jax.Array]:
+        """An operator of the value and anything that can be combined with it, Variables included."""
+        ...
+
+    class ValueMembers(tp.Generic[T]):
+        """Operators, and the members that programs use most; `Variable.__getattr__` reads the others."""
+
+        astype = Member(lambda array: array.astype)
+        max = Member(lambda array: array.max)
+        mean = Member(lambda array: array.mean)
+        min = Member(lambda array: array.min)
+        reshape = Member(lambda array: array.reshape)
+        sum = Member(lambda array: array.sum)
+
+        T = Member(lambda array: array.T)
+        at = Member(lambda array: array.at)
+        dtype = Member(lambda array: array.dtype)
+        ndim = Member(lambda array: array.ndim)
+        sharding = Member(lambda array: array.sharding)
+        size = Member(lambda array: array.size)
+
+        __add__ = __sub__ = __mul__ = __truediv__ = Member(binary)
+        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __floordiv__ = __mod__ = __matmul__ = (
+            __add__
+        )
+        __rfloordiv__ = __rmod__ = __rmatmul__ = __lshift__ = __rshift__ = __and__ = __or__ = (
+            __add__
+        )
+        __rlshift__ = __rrshift__ = __rand__ = __ror__ = __xor__ = __rxor__ = __add__
+        __lt__ = __le__ = __gt__ = __ge__ = __add__
+        __eq__: Member[tp.Callable[[tp.Any], jax.Array]] = Member(binary)  # type: ignore[assignment]
+        __ne__: Member[tp.Callable[[tp.Any], jax.Array]] = Member(binary)  # type: ignore[assignment]
+        __hash__ = object.__hash__
+        __neg__ = __pos__ = __invert__ = Member(lambda array: array.__neg__)
+        __trunc__ = __floor__ = __ceil__ = __neg__
+
+        def __int__(self) -> int: ...
+
+        def __float__(self) -> float: ...
+
+        def __complex__(self) -> complex: ...
+
+        def __index__(self) -> int: ...
+
+        def __len__(self) -> int: ...
+
+        def __iter__(self) -> tp.Iterator[tp.Any]: ...
+
+        def __reversed__(self) -> tp.Iterator[tp.Any]: ...
+
+        def _in_place(self, other: tp.Any) -> tp.Self: ...
+
+        __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _in_place
+        __imatmul__ = __ilshift__ = __irshift__ = __iand__ = __ior__ = __ixor__ = _in_place
+        __ipow__ = _in_place
+
 else:
     ValueMembers = tp.Generic
-
-T = tp.TypeVar("T")
 
 
 def unwrap(operand: tp.Any) -> tp.Any:
@@ -115,7 +183,7 @@ class ArrayOperators(ValueMembers[T]):
         return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
-# The other operators: `_members` declares them, with their types.
+# The other operators: `ValueMembers` declares them, with their types.
 
 _Operators: tp.TypeAlias = tuple[tp.Callable[..., tp.Any], ...]
 

@@ -32,27 +32,25 @@ from nnxlite._base.jax import is_ref, trace_state
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text, variable_node
 from nnxlite.variables._definition import (
+    FROZEN,
     MISSING,
+    PLACEMENT,
     REQUIRED,
     Box,
+    HasMetadata,
     VariableDef,
+    VariableMetadata,
     boxed,
     current_definition,
     define,
     held_by,
+    normal,
+    normal_entries,
+    place,
     redefine,
     refuse_hijax,
     set_definition,
     set_value,
-)
-from nnxlite.variables._metadata import (
-    FROZEN,
-    PLACEMENT,
-    HasMetadata,
-    VariableMetadata,
-    normal,
-    normal_entries,
-    place,
 )
 from nnxlite.variables._operators import ArrayOperators, replace_at
 

@@ -11,13 +11,11 @@ import runpy
 import types
 from pathlib import Path
 
-import jax
 import pytest
 
 import nnxlite as nnx
 from nnxlite.nn.recurrent import RNNKeywords
 from nnxlite.transforms import _signatures as signatures
-from nnxlite.variables import _members as members
 
 HERE = Path(__file__).parent
 FILES = sorted(path for path in HERE.glob("*.py") if not path.name.startswith("test_"))
@@ -172,11 +170,3 @@ def test_options_of_grad():
     named = inspect.signature(nnx.grad).parameters.keys() - {"f"}
     assert named == signatures.GradKeywords.__annotations__.keys()
     assert named - {"has_aux"} == signatures.FirstGradKeywords.__annotations__.keys()
-
-
-def test_members_of_variables_are_those_of_arrays():
-    declared = {name for name in vars(members.ValueMembers) if not name.startswith("_")}
-    array = jax.numpy.ones((2, 2))
-    assert {"T", "sum", "dtype"} <= declared
-    assert [name for name in declared if not hasattr(array, name)] == []
-    assert declared.isdisjoint(dir(nnx.Param))  # a Variable's own members are not hidden
