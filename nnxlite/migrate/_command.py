@@ -11,8 +11,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from nnxlite.migrate._program import UnreadableError, load_libcst
-from nnxlite.migrate._sources import SOURCES, migrate_notebook, migrate_text
+from nnxlite.migrate import migrate_text
+from nnxlite.migrate._program import SOURCES, UnreadableError, need_libcst
 
 DESCRIPTION = """Rewrite programs from Flax NNX for nnxlite, and list what needs a decision (or, with
 --from equinox, what the names of Equinox become). Without --write nothing is changed."""
@@ -31,16 +31,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "python -m nnxlite.migrate", description=DESCRIPTION, epilog=STATUS
     )
-    parser.add_argument(
-        "paths", nargs="+", metavar="PATH", help="a program, a notebook or a directory"
-    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a program or a directory")
     for name, text in OPTIONS.items():
         parser.add_argument(name, action="store_true", help=text)
     text = "what they were written for (default: nnx); equinox is only reported"
     parser.add_argument("--from", dest="source", choices=SOURCES, default="nnx", help=text)
     options = parser.parse_args(arguments)
     try:
-        load_libcst()
+        need_libcst()
         paths = dict.fromkeys(path for name in options.paths for path in programs(Path(name)))
     except (ImportError, FileNotFoundError) as error:
         print(f"nnxlite.migrate: {error}", file=sys.stderr)
@@ -76,20 +74,18 @@ def programs(path: Path) -> Iterator[Path]:
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         parts = file.relative_to(path).parts
         hidden = any(part.startswith(".") or part in SKIPPED for part in parts)
-        if file == path or (file.suffix in (".py", ".pyi", ".ipynb") and not hidden):
+        if file == path or (file.suffix in (".py", ".pyi") and not hidden):
             yield file
 
 
 def _migrate(path: Path, options: argparse.Namespace, totals: collections.Counter[str]) -> None:
-    content, encoding, migrate = path.read_bytes(), "utf-8", migrate_notebook
+    content = path.read_bytes()
     try:
-        if path.suffix != ".ipynb":
-            migrate = migrate_text
-            encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         text = content.decode(encoding)
     except (SyntaxError, UnicodeDecodeError) as error:
         raise UnreadableError(f"cannot be decoded: {error}") from error
-    done = migrate(text, options.source)
+    done = migrate_text(text, options.source)
     totals.update(files=1, notes=len(done.notes))
     if done.text != text:
         old, new = (s.replace("\r\n", "\n").splitlines(keepends=True) for s in (text, done.text))
@@ -100,6 +96,4 @@ def _migrate(path: Path, options: argparse.Namespace, totals: collections.Counte
         if options.write:
             path.write_bytes(done.text.encode(encoding))
     for note in done.notes:  # where, what, what to do, and where to read on
-        cell = f"cell {note.cell}:" if note.cell else ""
-        place = f"{path}:{cell}{note.line}:{note.column}"
-        print(f"{place}: {note.what}: {note.hint} [docs/{note.page}]")
+        print(f"{path}:{note.line}:{note.column}: {note.what}: {note.hint} [docs/{note.page}]")

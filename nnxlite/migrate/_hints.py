@@ -61,18 +61,6 @@ KEYWORDS: dict[str, str] = {
 }
 """Arguments of earlier versions."""
 
-EQUINOX_SAME = frozenset(
-    """
-    apply_updates branched_error_if combine error_if filter filter_checkpoint
-    filter_closure_convert filter_custom_jvp filter_custom_vjp filter_eval_shape filter_grad
-    filter_hessian filter_jacfwd filter_jacrev filter_jit filter_jvp filter_make_jaxpr filter_pmap
-    filter_pure_callback filter_shard filter_value_and_grad filter_vjp filter_vmap if_array
-    is_array is_array_like is_inexact_array is_inexact_array_like partition tree_at tree_check
-    tree_equal tree_flatten_one_level tree_inference tree_pformat tree_pprint
-    """.split()
-)
-"""Functions of Equinox that nnxlite has under the same name, for modules of both libraries."""
-
 EQUINOX_LEFT: dict[str, str] = {
     "Module": "an immutable pytree, as nnx.Module with frozen=True is; a plain one changes in place",
     "nn": "the layers of nnxlite take batches, and rngs= instead of key=",

@@ -17,32 +17,92 @@ import inspect
 import re
 import types
 import typing as tp
+from collections.abc import Iterator
 
 import libcst as cst
+from libcst import metadata
 
+from nnxlite import filtered
 from nnxlite.migrate import _hints
-from nnxlite.migrate._program import Edit, Note, Program, dotted
+from nnxlite.migrate._program import Note, UnreadableError
 
 STRING = re.compile(r"""["']flax\.nnx(?P<rest>(?:\.\w+)*)["']""")
+LINE = re.compile(r"\r\n|\r|\n")
+
+Edit: tp.TypeAlias = tuple[int, int, str]
+"""The characters from the first offset to the second become the text."""
 
 
 class Rules:
-    """The edits and notes of one program."""
+    """A parsed program, what import each of its names came from, and what is to be done about them.
 
-    def __init__(self, program: Program):
-        self.program = program
+    Attributes:
+        edits: spans of the text, which must not overlap; what none of them covers stays byte for byte.
+        notes: what needs a decision.
+    """
+
+    def __init__(self, text: str):
+        self._text = text
+        try:
+            self._module = cst.parse_module(text)
+        except cst.ParserSyntaxError as error:
+            message = f"syntax error: {error.message.splitlines()[0]}"
+            raise UnreadableError(message, error.raw_line, error.raw_column + 1) from error
+        wrapper = metadata.MetadataWrapper(self._module, unsafe_skip_copy=True)
+        self._positions = wrapper.resolve(metadata.PositionProvider)
+        self._names = wrapper.resolve(metadata.QualifiedNameProvider)
+        self._parents = wrapper.resolve(metadata.ParentNodeProvider)
+        self._lines = [0, *(match.end() for match in LINE.finditer(text))]
+        self._imports = [
+            n for n in walk(self._module) if isinstance(n, (cst.Import, cst.ImportFrom))
+        ]
         self.edits: list[Edit] = []
         self.notes: list[Note] = []
-        self.uses: collections.Counter[tuple[str, bool]] = collections.Counter()
+        self._uses: collections.Counter[tuple[str, bool]] = collections.Counter()
         """How often `flax.nnx` (True) or another part of Flax is reached through a name of `flax`."""
 
-    def note(self, node: cst.CSTNode, what: str, hint: tuple[str, str]) -> None:
+    def edited(self) -> str:
+        """The text with all edits made."""
+        parts, end = [], 0
+        for start, stop, new in sorted(set(self.edits)):
+            assert start >= end, f"edits overlap at {start}"
+            parts += [self._text[end:start], new]
+            end = stop
+        return "".join([*parts, self._text[end:]])
+
+    def _nodes(self) -> Iterator[cst.CSTNode]:
+        """The nodes of the program outside of imports, and of a dotted name only the whole."""
+        hidden = {part for statement in self._imports for part in walk(statement)}
+        for node in walk(self._module):
+            if node not in hidden:
+                hidden.update(walk(node) if dotted(node) else ())
+                yield node
+
+    def _imported_as(self, node: cst.CSTNode) -> str:
+        """The dotted name that a dotted name has where it was imported from, or an empty text."""
+        if not dotted(node):
+            return ""  # libcst gives calls the name of their function
+        names = self._names.get(node, ())
+        names = names() if callable(names) else names
+        imported = metadata.QualifiedNameSource.IMPORT
+        return min((name.name for name in names if name.source is imported), default="")
+
+    def _offset(self, position: tp.Any) -> int:
+        return self._lines[position.line - 1] + position.column
+
+    def _replace(self, node: cst.CSTNode, text: str) -> None:
+        """Put a text in the place of a node."""
+        span = self._positions[node]
+        self.edits.append((self._offset(span.start), self._offset(span.end), text))
+
+    def _note(self, node: cst.CSTNode, what: str, hint: tuple[str, str]) -> None:
         """Note something at a node, with what to do, and the page that says more."""
-        self.notes.append(Note(*self.program.position(node), what, *hint))
+        position = self._positions[node].start
+        self.notes.append(Note(position.line, position.column + 1, what, *hint))
 
     def nnx(self) -> None:
         """The rules for Flax NNX."""
-        for node in self.program.nodes():
+        for node in self._nodes():
             match node:
                 case cst.Attribute() | cst.Name():
                     self._name(node)
@@ -52,8 +112,8 @@ class Rules:
                     if found := STRING.fullmatch(node.value):
                         hint = f'write "nnxlite{found["rest"]}" if it names a module'
                         what = f"a string says `flax.nnx{found['rest']}`"
-                        self.note(node, what, (hint, _hints.FLAX_NNX))
-        for statement in self.program.imports:
+                        self._note(node, what, (hint, _hints.FLAX_NNX))
+        for statement in self._imports:
             match statement:
                 case cst.Import():
                     self._import(statement)
@@ -61,17 +121,17 @@ class Rules:
                     self._import_from(statement)
 
     def _name(self, node: cst.Name | cst.Attribute) -> None:
-        name, parts = self.program.imported_as(node), dotted(node)
+        name, parts = self._imported_as(node), dotted(node)
         full, path = name.split("."), _path(name)
         if full[0] == "flax" and len(full) - len(parts) == 0:  # the first part is `flax` itself
-            self.uses[parts[0], bool(path)] += 1
+            self._uses[parts[0], bool(path)] += 1
             if path:
                 first: tp.Any = node
                 while len(dotted(first)) > 2:
                     first = first.value
-                self.edits.append(self.program.replaced(first, "nnxlite"))
+                self._replace(first, "nnxlite")
             elif len(full) > 1:
-                self.note(node, f"`{'.'.join(full[:2])}` stays", _flax_hint(name))
+                self._note(node, f"`{'.'.join(full[:2])}` stays", _flax_hint(name))
         if path and len(parts) > 1:
             self._check(node, path)
 
@@ -79,10 +139,10 @@ class Rules:
         if absent := missing(path):
             parts = [part for part in reversed(absent.split(".")) if part in _hints.ABSENT]
             hint = _hints.ABSENT[parts[0]] if parts else _hints.OTHER_ABSENT
-            self.note(node, f"nnxlite has no `{absent.removeprefix('nnxlite.')}`", hint)
+            self._note(node, f"nnxlite has no `{absent.removeprefix('nnxlite.')}`", hint)
 
     def _call(self, node: cst.Call) -> None:
-        path = _path(self.program.imported_as(node.func))
+        path = _path(self._imported_as(node.func))
         if not path or missing(path):
             return
         short, known = path.rpartition(".")[2], parameters(path)
@@ -92,20 +152,20 @@ class Rules:
             if keyword and known is not None and keyword not in known:
                 use = _hints.KEYWORDS.get(keyword, f"its parameters are {', '.join(sorted(known))}")
                 what = f"`nnx.{short}` takes no argument `{keyword}`"
-                self.note(arg, what, (use, _hints.FLAX_NNX))
+                self._note(arg, what, (use, _hints.FLAX_NNX))
         positional = len(node.args) - len(given)
         if any(arg.star for arg in node.args) or len(node.args) < 2 or positional > 2:
             return
         if short == "VariableState" and positional == 2:
             hint = ("write kind(value), such as nnx.Param(value)", _hints.FLAX_NNX)
-            self.note(node, "`VariableState` is another name of `Variable`", hint)
+            self._note(node, "`VariableState` is another name of `Variable`", hint)
         elif short == "Optimizer" and "wrt" not in given:
             # Before Flax 0.11 an Optimizer contained the model, which `ModelAndOptimizer` still does.
             if isinstance(node.func, cst.Attribute):
-                self.edits.append(self.program.replaced(node.func.attr, "ModelAndOptimizer"))
+                self._replace(node.func.attr, "ModelAndOptimizer")
             else:
                 hint = "import nnx.ModelAndOptimizer, or add wrt=nnx.Param and call update(model, grads)"
-                self.note(node, "`Optimizer` needs `wrt`", (hint, _hints.FLAX_NNX))
+                self._note(node, "`Optimizer` needs `wrt`", (hint, _hints.FLAX_NNX))
 
     # Imports ----------------------------------------------------------------------------------------
 
@@ -117,17 +177,17 @@ class Rules:
             binds_flax = name.split(".")[0] == "flax" and (name == "flax" or not alias.asname)
             if path := _path(name) if name.startswith("flax") else "":
                 self._check(alias, path)
-                if binds_flax and self.uses[bound, False]:
+                if binds_flax and self._uses[bound, False]:
                     new["import flax"] = None
                 new[f"import {path}" + (f" as {bound}" if alias.asname else "")] = None
                 continue
-            moves = binds_flax and self.uses[bound, True]
+            moves = binds_flax and self._uses[bound, True]
             if moves:
                 new["import nnxlite"] = None
-            if name != "flax" or not moves or self.uses[bound, False]:
+            if name != "flax" or not moves or self._uses[bound, False]:
                 stay.append(alias)
             if name.startswith("flax."):
-                self.note(alias, f"`{name}` stays", _flax_hint(name))
+                self._note(alias, f"`{name}` stays", _flax_hint(name))
         self._moved(node, stay, list(new))
 
     def _import_from(self, node: cst.ImportFrom) -> None:
@@ -136,16 +196,16 @@ class Rules:
         if path and isinstance(node.names, cst.ImportStar):
             if module != path:
                 hint = "import nnxlite as nnx: a star would hide `map` and `filter` of Python"
-                self.note(node, "a star import of `flax.nnx`", (hint, _hints.FLAX_NNX))
+                self._note(node, "a star import of `flax.nnx`", (hint, _hints.FLAX_NNX))
         elif path and not isinstance(node.names, cst.ImportStar):
             for alias in node.names:
                 self._check(alias, f"{path}.{alias.name.value}")
             if module != path:
-                self.edits.append(self.program.replaced(tp.cast(cst.CSTNode, node.module), path))
+                self._replace(tp.cast(cst.CSTNode, node.module), path)
         elif module == "flax" and not isinstance(node.names, cst.ImportStar):
             stay = [alias for alias in node.names if alias.name.value != "nnx"]
             for alias in stay:
-                self.note(
+                self._note(
                     alias,
                     f"`flax.{alias.name.value}` stays",
                     _flax_hint(f"flax.{alias.name.value}"),
@@ -153,7 +213,7 @@ class Rules:
             new = [f"import nnxlite as {bound_name(a)}" for a in node.names if a not in stay]
             self._moved(node, stay, new)
         elif module.startswith("flax."):
-            self.note(node, f"`{module}` stays", _flax_hint(module))
+            self._note(node, f"`{module}` stays", _flax_hint(module))
 
     def _moved(
         self, node: cst.Import | cst.ImportFrom, stay: list[cst.ImportAlias], new: list[str]
@@ -164,33 +224,33 @@ class Rules:
         if stay:
             if getattr(node, "lpar", None) is None:
                 stay[-1] = stay[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
-            new.insert(0, self.program.module.code_for_node(node.with_changes(names=stay)))
-        self.edits.append(self.program.statement(node, new))
+            new.insert(0, self._module.code_for_node(node.with_changes(names=stay)))
+        position, parent = self._positions[node].start, self._parents[node]
+        indent = self._text[self._lines[position.line - 1] : self._offset(position)]
+        alone = isinstance(parent, cst.SimpleStatementLine) and len(parent.body) == 1
+        self._replace(node, (self._module.default_newline + indent if alone else "; ").join(new))
 
     # Equinox ----------------------------------------------------------------------------------------
 
     def equinox(self) -> None:
-        """A note for every name of Equinox."""
+        """A note for every name of Equinox; those of `nnxlite.filtered` are the same here."""
         found: list[tuple[cst.CSTNode, str]] = []
-        for node in self.program.nodes():
-            name = self.program.imported_as(node)
+        for node in self._nodes():
+            name = self._imported_as(node)
             if name.startswith("equinox.") and dotted(node)[0] != name.rpartition(".")[2]:
                 found.append((node, name.removeprefix("equinox.")))
-        for statement in self.program.imports:
-            if (
-                isinstance(statement, cst.ImportFrom)
-                and statement.module
-                and not statement.relative
-            ):
-                module = dotted(statement.module)
-                names = [] if isinstance(statement.names, cst.ImportStar) else statement.names
-                if module[:1] == ("equinox",):
-                    found += [(a, ".".join((*module[1:], *dotted(a.name)))) for a in names]
+        for statement in self._imports:
+            match statement:
+                case cst.ImportFrom(module=cst.CSTNode() as module, names=[*names]):
+                    first, *inner = dotted(module)
+                    if first == "equinox" and not statement.relative:
+                        found += [(a, ".".join((*inner, *dotted(a.name)))) for a in names]
         for node, name in found:
-            hint = _hints.EQUINOX_LEFT.get(name.split(".")[0], _hints.OTHER_EQUINOX)
-            if name in _hints.EQUINOX_SAME:
+            hint = _hints.EQUINOX_LEFT.get(name.split(".")[0])
+            if hint is None and hasattr(filtered, name):
                 hint = f"nnx.{name} is the same function, for modules of both"
-            self.note(node, f"`equinox.{name}`", (hint, _hints.EQUINOX))
+            hint = hint or _hints.OTHER_EQUINOX
+            self._note(node, f"`equinox.{name}`", (hint, _hints.EQUINOX))
 
 
 def bound_name(alias: cst.ImportAlias) -> str:
@@ -210,6 +270,24 @@ def _flax_hint(name: str) -> tuple[str, str]:
     while name and name not in _hints.FLAX:
         name = name.rpartition(".")[0]
     return _hints.FLAX.get(name, _hints.OTHER_FLAX)
+
+
+def dotted(node: cst.CSTNode) -> tuple[str, ...]:
+    """The parts of `a.b.c`, or nothing for an expression of another form."""
+    parts: list[str] = []
+    while isinstance(node, cst.Attribute):
+        parts.append(node.attr.value)
+        node = node.value
+    return (node.value, *reversed(parts)) if isinstance(node, cst.Name) else ()
+
+
+def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """A node and all nodes below it, in the order of the text."""
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += reversed(node.children)
 
 
 # What nnxlite offers, looked up in nnxlite itself ---------------------------------------------------

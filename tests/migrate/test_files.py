@@ -1,8 +1,7 @@
-"""The command line: files found and left out, diffs, exit status, encodings, notebooks."""
+"""The command line: files found and left out, diffs, exit status, encodings."""
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sys
@@ -73,12 +72,11 @@ def test_bad_input_does_not_stop_the_others(here, capsys):
     (here / "a.py").write_text(OLD + "x = = 1\n")
     (here / "b.py").write_text(OLD)
     (here / "c.py").write_bytes(b"# coding: nothing\n")
-    (here / "d.ipynb").write_text("[")
     assert main([".", "--write"]) == 2
     assert (here / "b.py").read_text() == NEW
     errors = capsys.readouterr().err
     assert "a.py:2:" in errors and "syntax error" in errors
-    assert "c.py:1:1: cannot be decoded" in errors and "d.ipynb:1:1: not a notebook: JSON" in errors
+    assert "c.py:1:1: cannot be decoded" in errors
     assert main(["nowhere.py"]) == 2
     assert "nowhere.py does not exist" in capsys.readouterr().err
 
@@ -97,63 +95,6 @@ def test_without_libcst_the_message_names_the_extra(here, monkeypatch, capsys):
     assert _command.main(["a.py"]) == 2
     assert "pip install 'nnxlite[migrate]'" in capsys.readouterr().err
     assert "libcst" in _program.NO_LIBCST
-
-
-CELLS = [
-    {"cell_type": "markdown", "source": ["from flax import nnx"]},
-    {
-        "cell_type": "code",
-        "outputs": [{"data": {"text/plain": ["1 é"]}}],
-        "source": [
-            "%matplotlib inline\n",
-            "!pip install flax\n",
-            "files = !ls\n",
-            "from flax import (\n",
-            "    nnx,\n",
-            "    struct,\n",
-            ")\n",
-            "nnx.Param?",
-        ],
-    },
-    {"cell_type": "code", "source": "%%bash\nfrom flax import nnx"},
-    {"cell_type": "code", "source": "s = 'é'\nnnx.Optimizer(m, tx)\nnnx.Scan"},
-]
-
-
-def test_cells_of_a_notebook_are_one_program(here, capsys):
-    written = json.dumps({"cells": CELLS, "nbformat": 4}, indent=1, ensure_ascii=False) + "\n"
-    (here / "a.ipynb").write_text(written, encoding="utf-8")
-    assert main(["a.ipynb", "--write", "--quiet"]) == 0
-    new = (here / "a.ipynb").read_text(encoding="utf-8")
-    imports = ["from flax import (\n", "    struct,\n", ")\n", "import nnxlite as nnx\n"]
-    cells = json.loads(written)["cells"]
-    cells[1]["source"][3:7] = imports
-    cells[3]["source"] = cells[3]["source"].replace("nnx.Opt", "nnx.ModelAndOpt")
-    assert json.loads(new) == {"cells": cells, "nbformat": 4}
-    changed = [line for line in new.splitlines() if line not in written.splitlines()]
-    assert len(changed) == 2 and "1 é" in new  # the file is written as it was
-    assert "a.ipynb:cell 3:3:1: nnxlite has no `Scan`" in capsys.readouterr().out
-    assert main(["a.ipynb", "--write", "--quiet"]) == 0
-    assert (here / "a.ipynb").read_text(encoding="utf-8") == new
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{}",
-        "[" * 100_000,
-        '{"cells": [1]}',
-        '{"cells": [{"cell_type": "code", "source": [1]}]}',
-        '{"cells": [{"cell_type": "code", "source": "from flax import nnx("}]}',
-    ],
-    ids=["table", "deep", "cell", "source", "code"],
-)
-def test_files_that_are_no_notebooks(here, capsys, text):
-    (here / "a.ipynb").write_text(text)
-    assert main(["a.ipynb", "--write"]) == 2
-    error = capsys.readouterr().err
-    assert "not a notebook: " in error or "syntax error" in error
-    assert (here / "a.ipynb").read_text() == text
 
 
 def test_programs_are_not_run(here, monkeypatch):

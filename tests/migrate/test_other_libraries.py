@@ -10,10 +10,15 @@ import pytest
 pytest.importorskip("libcst")
 
 import nnxlite as nnx
+from nnxlite import filtered
 from nnxlite.migrate import _hints, migrate_text
 
+SAME = sorted(
+    {name for name in vars(filtered) if not name.startswith("_")} - {*_hints.EQUINOX_LEFT}
+)
 
-@pytest.mark.parametrize("name", sorted(_hints.EQUINOX_SAME))
+
+@pytest.mark.parametrize("name", SAME)
 def test_what_is_the_same_exists_and_is_said(name):
     assert callable(getattr(nnx, name))
     for program in (f"import equinox as eqx\neqx.{name}", f"from equinox import {name}"):
