@@ -84,6 +84,7 @@ class Checkpoints(tp.Protocol):
         ...
 
 
+@tp.runtime_checkable
 class Resumable(tp.Protocol):
     """An iterator over data that can say where it is, and go there: one of Grain, for example."""
 
@@ -211,7 +212,7 @@ class Step:
         Args:
             **values: numbers, and arrays of one number.
         """
-        self._run.log(self.number, values)
+        self._run.record(self.number, values)
 
     def every(self, count: int) -> bool:
         """Whether the number of steps done, this one included, is a multiple of `count`."""
@@ -227,19 +228,33 @@ class Step:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Loop:
-    """What `loop` returns: iterate over it once.
+    """The steps of a training run, to be iterated over once; the body of the loop does the training.
+
+    It is an iterable of `Step`s: `step.number` is the position in the data, `step.log` records losses
+    without waiting for them.
+
+    With `checkpoints`, the run resumes from the newest one, saves, and ends with a save. Ctrl-C and
+    SIGTERM let the present step finish, evaluate and save, and end the iteration; a second Ctrl-C
+    interrupts at once. Several processes, if one of them gets the signal, all end after the same step.
+    What ends the iteration otherwise, an exception or `break`, does not save: the step may be half done.
+    `step.stop()` ends it after the step.
 
     Args:
-        steps: the number of the step to stop before.
-        start: the number of the first step; None to resume from the newest checkpoint.
-        checkpoints: where to save, if anywhere.
-        items: what to save.
-        save_every: save when the number of done steps is a multiple of this.
-        evaluate: a function that measures, if any.
-        evaluate_every: evaluate when the number of done steps is a multiple of this.
-        log_to: what gets the numbers of each step.
-        data: the iterator over data, whose position is saved, if any.
-        progress: whether to show a progress bar.
+        steps: how many steps there are in all, those before a resume included.
+        start: the number of the first step; by default that after the newest checkpoint, or 0.
+        checkpoints: where to save, such as a `nnx.checkpoint.Manager`.
+        items: what to save, by name: model, optimizer, metrics (under another name than "metrics",
+            which are the numbers of `evaluate`), random streams.
+        save_every: save when the number of done steps is a multiple of this, and at the end.
+        evaluate: measures, and returns numbers by name; they are logged, and passed to `save`.
+        evaluate_every: evaluate when the number of done steps is a multiple of this. The
+            evaluations before each save and at the end do not depend on it.
+        log: a function of the number of a step and a dict of numbers, or several: they get what
+            `step.log` and `evaluate` gave for the step, once it was read from the device. `nnx.training`
+            has `CSV`, `TensorBoard` and `WandB`. Of several processes only the first one calls them.
+        data: an iterator with `get_state` and `set_state`, such as one of Grain, that the body of the
+            loop takes its batches of. Its position is saved as the item "data", and restored.
+        progress: whether to show a progress bar, on standard error.
 
     Attributes:
         start: the number of the first step, from the beginning of the iteration on.
@@ -247,24 +262,40 @@ class Loop:
             run it has the last 10,000; `log` gets all.
         interrupted: whether Ctrl-C or SIGTERM ended the iteration, in this process or another.
         steps_per_second: as measured without the first step, which compiles; 0 before.
+
+    Raises:
+        ValueError: for a number below its limit, `items` without `checkpoints` or the reverse, or an
+            item with the name of a parameter of `checkpoints.save` or `checkpoints.restore`.
+        TypeError: if `evaluate` needs arguments, or returns something else than numbers by name; if
+            `data` has no `get_state` and `set_state`, or its state is neither bytes nor JSON.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> run = nnx.training.loop(3, progress=False)
+    >>> for step in run:
+    ...     step.log(loss=1 / jnp.array(step.number + 1.0))
+    >>> [(entry["step"], round(entry["loss"], 2)) for entry in run.history]
+    [(0, 1.0), (1, 0.5), (2, 0.33)]
     """
 
     steps: int
-    start: int | None
-    checkpoints: Checkpoints | None
-    items: Mapping[str, tp.Any]
-    save_every: int | None
-    evaluate: tp.Callable[[], Mapping[str, tp.Any]] | None
-    evaluate_every: int | None
-    log_to: Sequence[Log]
-    data: Resumable | None
-    progress: bool
+    _: dataclasses.KW_ONLY
+    start: int | None = None
+    checkpoints: Checkpoints | None = None
+    items: Mapping[str, tp.Any] | None = None
+    save_every: int | None = None
+    evaluate: tp.Callable[[], Mapping[str, tp.Any]] | None = None
+    evaluate_every: int | None = None
+    log: Log | Sequence[Log] = ()
+    data: Resumable | None = None
+    progress: bool = True
 
     def __post_init__(self) -> None:
+        _check(self)
         self.history: list[dict[str, tp.Any]] = []
         self.stop = Stop()
         self.interrupted = False
         self.steps_per_second = 0.0
+        self._logs = (self.log,) if callable(self.log) else tuple(self.log)
         self._pending: list[dict[str, tp.Any]] = []
         self._evaluation: dict[str, float] = {}
         self._evaluated: int | None = None  # the number of steps done at the last evaluation
@@ -300,13 +331,13 @@ class Loop:
                 self.interrupted = self.interrupted or bool(interrupt)
                 self._read(before=self.steps)
                 show(done)
-                for log in self.log_to:
+                for log in self._logs:
                     getattr(log, "flush", lambda: None)()
         getattr(self.checkpoints, "wait", lambda: None)()
 
     def _items(self) -> dict[str, tp.Any]:
         """What is saved now, the position in the data included."""
-        return {**self.items} | ({} if self.data is None else {"data": position(self.data)})
+        return {**(self.items or {})} | ({} if self.data is None else {"data": position(self.data)})
 
     def _evaluate_and_save(
         self, done: int, evaluate_every: int | None, save_every: int | None, force: bool = False
@@ -317,7 +348,7 @@ class Loop:
             if self._evaluated != done:
                 self._evaluation = _numbers(self.evaluate())
                 self._evaluated = done
-                self.log(done - 1, self._evaluation)
+                self.record(done - 1, self._evaluation)
         if saves and self.checkpoints is not None:
             more = {"force": force, "metrics": self._evaluation or None}
             known = _parameters(self.checkpoints.save)
@@ -325,7 +356,7 @@ class Loop:
             if self.checkpoints.save(done, **named, **self._items()) is not False:
                 self._saved = done
 
-    def log(self, number: int, values: Mapping[str, tp.Any]) -> None:
+    def record(self, number: int, values: Mapping[str, tp.Any]) -> None:
         """Record scalars of a step.
 
         Args:
@@ -349,7 +380,7 @@ class Loop:
             row = {name: x.item() if hasattr(x, "item") else x for name, x in values}
             self.history.append(row)
             del self.history[:-HISTORY]
-            for log in self.log_to if jax.process_index() == 0 else ():
+            for log in self._logs if jax.process_index() == 0 else ():
                 log(row["step"], {name: x for name, x in row.items() if name != "step"})
 
     @contextlib.contextmanager
@@ -378,105 +409,45 @@ class Loop:
             yield show
 
 
-def loop(
-    steps: int,
-    *,
-    start: int | None = None,
-    checkpoints: Checkpoints | None = None,
-    items: Mapping[str, tp.Any] | None = None,
-    save_every: int | None = None,
-    evaluate: tp.Callable[[], Mapping[str, tp.Any]] | None = None,
-    evaluate_every: int | None = None,
-    log: Log | Sequence[Log] = (),
-    data: Resumable | None = None,
-    progress: bool = True,
-) -> Loop:
-    """The steps of a training run, to be iterated over; the body of the loop does the training.
+loop = Loop
+"""The steps of a training run: a `Loop`, to be iterated over."""
 
-    With `checkpoints`, the run resumes from the newest one, saves, and ends with a save. Ctrl-C and
-    SIGTERM let the present step finish, evaluate and save, and end the iteration; a second Ctrl-C
-    interrupts at once. Several processes, if one of them gets the signal, all end after the same step.
-    What ends the iteration otherwise, an exception or `break`, does not save: the step may be half done.
-    `step.stop()` ends it after the step.
 
-    Args:
-        steps: how many steps there are in all, those before a resume included.
-        start: the number of the first step; by default that after the newest checkpoint, or 0.
-        checkpoints: where to save, such as a `nnx.checkpoint.Manager`.
-        items: what to save, by name: model, optimizer, metrics (under another name than "metrics",
-            which are the numbers of `evaluate`), random streams.
-        save_every: save when the number of done steps is a multiple of this, and at the end.
-        evaluate: measures, and returns numbers by name; they are logged, and passed to `save`.
-        evaluate_every: evaluate when the number of done steps is a multiple of this. The
-            evaluations before each save and at the end do not depend on it.
-        log: a function of the number of a step and a dict of numbers, or several: they get what
-            `step.log` and `evaluate` gave for the step, once it was read from the device. `nnx.training`
-            has `CSV`, `TensorBoard` and `WandB`. Of several processes only the first one calls them.
-        data: an iterator with `get_state` and `set_state`, such as one of Grain, that the body of the
-            loop takes its batches of. Its position is saved as the item "data", and restored.
-        progress: whether to show a progress bar, on standard error.
-
-    Returns:
-        A `Loop`, an iterable of `Step`s: `step.number` is the position in the data, `step.log` records
-        losses without waiting for them, and `loop.history` has them.
-
-    Raises:
-        ValueError: for a number below its limit, `items` without `checkpoints` or the reverse, or an
-            item with the name of a parameter of `checkpoints.save` or `checkpoints.restore`.
-        TypeError: if `evaluate` needs arguments, or returns something else than numbers by name; if
-            `data` has no `get_state` and `set_state`, or its state is neither bytes nor JSON.
-
-    >>> import nnxlite as nnx, jax.numpy as jnp
-    >>> run = nnx.training.loop(3, progress=False)
-    >>> for step in run:
-    ...     step.log(loss=1 / jnp.array(step.number + 1.0))
-    >>> [(entry["step"], round(entry["loss"], 2)) for entry in run.history]
-    [(0, 1.0), (1, 0.5), (2, 0.33)]
-    """
-    limits = {"steps": (steps, 0), "start": (start, 0)}
-    limits |= {"save_every": (save_every, 1), "evaluate_every": (evaluate_every, 1)}
-    for name, (number, least) in limits.items():
+def _check(run: Loop) -> None:
+    """Raise for arguments that cannot be."""
+    items, checkpoints, data = run.items or {}, run.checkpoints, run.data
+    for name, least in {"steps": 0, "start": 0, "save_every": 1, "evaluate_every": 1}.items():
+        number = getattr(run, name)
         if number is not None and operator.index(number) < least:
             raise ValueError(f"loop: {name} must be at least {least}, not {number}.")
     if (checkpoints is None) is not (not items):
         given = "items without checkpoints" if checkpoints is None else "checkpoints without items"
         raise ValueError(f"loop got {given}: pass both, what saves and what is to be saved.")
-    if checkpoints is None and save_every is not None:
-        raise ValueError(f"loop: save_every={save_every} needs checkpoints and items.")
-    if evaluate is None and evaluate_every is not None:
-        raise ValueError(f"loop: evaluate_every={evaluate_every} needs evaluate, a function.")
-    if evaluate is not None:
+    if checkpoints is None and run.save_every is not None:
+        raise ValueError(f"loop: save_every={run.save_every} needs checkpoints and items.")
+    if run.evaluate is None and run.evaluate_every is not None:
+        raise ValueError(f"loop: evaluate_every={run.evaluate_every} needs evaluate, a function.")
+    if run.evaluate is not None:
         try:
-            inspect.signature(evaluate).bind()
+            inspect.signature(run.evaluate).bind()
         except ValueError:  # a builtin without a signature
             pass
         except TypeError as error:
             raise TypeError(f"loop: evaluate is called without arguments: {error}.") from None
-    if data is not None:
-        if checkpoints is None or "data" in (items or {}):
-            raise ValueError("loop: data needs checkpoints, and is saved as the item 'data' there.")
-        if not (
-            callable(getattr(data, "get_state", None))
-            and callable(getattr(data, "set_state", None))
-        ):
-            raise TypeError(
-                f"loop: data has to have get_state and set_state, and {short_type(data)} does not. "
-                "Pass the iterator, data=iter(dataset)."
-            )
+    if data is not None and (checkpoints is None or "data" in items):
+        raise ValueError("loop: data needs checkpoints, and is saved as the item 'data' there.")
+    if data is not None and not isinstance(data, Resumable):
+        raise TypeError(
+            f"loop: data has to have get_state and set_state, and {short_type(data)} does not. "
+            "Pass the iterator, data=iter(dataset)."
+        )
     for method in ("save", "restore") if checkpoints is not None else ():
-        parameters = _parameters(getattr(checkpoints, method))
-        for name in items or ():
-            if name in parameters:
-                raise ValueError(
-                    f"loop: the item {name!r} has the name of a parameter of "
-                    f"{type(checkpoints).__name__}.{method}; give it another name, such as "
-                    f"items={{'train_{name}': ...}}."
-                )
-    logs = (log,) if callable(log) else tuple(log)
-    return Loop(
-        *(steps, start, checkpoints, items or {}, save_every, evaluate, evaluate_every),
-        *(logs, data, progress),
-    )
+        for name in items.keys() & _parameters(getattr(checkpoints, method)):
+            raise ValueError(
+                f"loop: the item {name!r} has the name of a parameter of "
+                f"{type(checkpoints).__name__}.{method}; give it another name, such as "
+                f"items={{'train_{name}': ...}}."
+            )
 
 
 def _due(done: int, every: int | None) -> bool:
