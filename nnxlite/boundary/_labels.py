@@ -15,6 +15,7 @@ import typing as tp
 import jax
 import numpy as np
 
+from nnxlite import filters
 from nnxlite._base.errors import path_text
 from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, paths_of, template_of
 from nnxlite.boundary._out import OutDef, Outputs, Source, came_from, output_paths, pick
@@ -55,12 +56,16 @@ def broadcast(
     return out
 
 
+_ASK_PATHS = (filters.PathContains, filters.PathIn, filters._Joined, filters.Not)
+
+
 def labels(
     call: CallDef,
     settings: list[tp.Any],
     what: str,
     seen: tp.Sequence[tp.Any] = (),
     first_decides: tp.Callable[[int, int], bool] = lambda first, again: False,
+    meaning: tp.Callable[[tp.Any, Path, int], tp.Any] | None = None,
 ) -> list[tp.Any]:
     """The one setting of each leaf of the arguments, from that of each position of their treedef.
 
@@ -70,41 +75,47 @@ def labels(
     Args:
         call, settings: the arguments, and the settings.
         what: the settings, for messages.
-        seen: what filters see of each graph leaf. The result is then for these values alone; without it
+        seen: what filters see of each leaf. The result is then for these values alone; without it
             a filter that asks for a value raises TypeError.
         first_decides: whether the first path decides for a leaf that is at two positions; otherwise
             both must agree.
+        meaning: what a setting, chosen for a path and the number of a leaf, says about this leaf; the
+            parts of an object of settings that the arguments do not have are then ignored.
 
     Raises ValueError where a shared Variable would get two different settings.
     """
     places, first = call.leaves(), settings[0] if settings else None
-    if all(part is first for part in settings) and not isinstance(first, PrefixMapping):
+    same = all(part is first for part in settings) and not isinstance(first, PrefixMapping)
+    if same and meaning is None:
         return [first] * len(places)  # sharing cannot disagree
-    decoded, further = call.graphdef.decoded, further_leaves(call)
+    decoded = call.graphdef.decoded
+    further = () if same and not isinstance(first, _ASK_PATHS) else further_leaves(call)
 
     def variable(leaf: int) -> tp.Any:
-        number = tp.cast(int, places[leaf].graph_leaf)
-        return seen[number] if seen else shown(decoded, number)
+        return seen[leaf] if seen else shown(decoded, tp.cast(int, places[leaf].graph_leaf))
 
     def setting(leaf: int, place: ArgumentLeaf) -> tp.Any:
         part = settings[place.position]
-        if not isinstance(part, PrefixMapping):
-            return part
-        if place.root is None:
-            raise not_for_arrays(part, what, place.text())
-        # It need not have one for further paths.
-        again = place is not places[leaf]
-        again = again and (place.root == places[leaf].root or isinstance(part, NodePrefix))
-        return (part.lookup if again else part.map_prefix)(place.below, variable(leaf))
+        path = place.path if place.root is None else place.below
+        if isinstance(part, PrefixMapping):
+            if place.root is None:
+                raise not_for_arrays(part, what, place.text())
+            # It need not have one for further paths.
+            again = place is not places[leaf]
+            again = again and (place.root == places[leaf].root or isinstance(part, NodePrefix))
+            part = (part.lookup if again else part.map_prefix)(path, variable(leaf))
+        return part if meaning is None or part is MISSING else meaning(part, path, leaf)
 
-    deciding = [
-        (leaf, place)
-        for leaf, place in further
-        if not first_decides(places[leaf].position, place.position)
-    ]
-    out = agreed(what, places, deciding, setting, variable)
+    out = [setting(leaf, place) for leaf, place in enumerate(places)]
+    for leaf, place in further:
+        if first_decides(places[leaf].position, place.position):
+            continue
+        one, other = out[leaf], setting(leaf, place)
+        if not (other is one or other is MISSING or other == one):
+            texts = (f"at '{x.text()}'" for x in (places[leaf], place))
+            raise conflict(what, variable(leaf), next(texts), one, next(texts), other)
     every = (*places, *[place for _, place in further])
-    for position in call.where:
+    for position in call.where if meaning is None else ():
         part = settings[position]
         if isinstance(part, NodePrefix):
             part.refuse_unused([place.below for place in every if place.position == position])
@@ -122,33 +133,6 @@ def not_for_arrays(setting: PrefixMapping, what: str, where: str) -> ValueError:
 def setting_of(part: tp.Any, path: Path, variable: tp.Any) -> tp.Any:
     """What a part of a prefix says of a Variable (or array), by its path from there."""
     return part.map_prefix(path, variable) if isinstance(part, PrefixMapping) else part
-
-
-def agreed(
-    what: str,
-    places: tp.Sequence[ArgumentLeaf],
-    further: tp.Iterable[tuple[int, ArgumentLeaf]],
-    setting: tp.Callable[[int, ArgumentLeaf], tp.Any],
-    variable: tp.Callable[[int], tp.Any],
-) -> list[tp.Any]:
-    """The setting of each leaf, which must be the same by all of its paths.
-
-    Args:
-        what: the settings, for messages.
-        places: the first path of each leaf.
-        further: the leaves that have further paths, each with one of them.
-        setting: gives that of a leaf by one of its paths; MISSING where the first path decides.
-        variable: gives what filters see of a leaf.
-
-    Raises ValueError where a shared leaf would get two different settings.
-    """
-    out = [setting(leaf, place) for leaf, place in enumerate(places)]
-    for leaf, place in further:
-        one, other = out[leaf], setting(leaf, place)
-        if not (other is one or other is MISSING or other == one):
-            first, again = (f"at '{x.text()}'" for x in (places[leaf], place))
-            raise conflict(what, variable(leaf), first, one, again, other)
-    return out
 
 
 def conflict(

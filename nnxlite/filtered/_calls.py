@@ -43,7 +43,7 @@ from nnxlite.filtered._specs import (
     is_array_like,
     is_mapped,
     only_arrays,
-    root_parts,
+    parts,
 )
 from nnxlite.graph._rebuild import Path
 from nnxlite.transforms._call import Selection
@@ -198,9 +198,10 @@ def _staged(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> Sta
     )
 
     def make() -> Program:
-        parts = root_parts(key, spec, IN_AXES)
+        by_position = parts(key, spec, IN_AXES)
         of_root = {leaf.root: axis for leaf, axis in zip(key.leaves(), axes)}
-        roots = [of_root.get(i) if isinstance(x, NodePrefix) else x for i, x in enumerate(parts)]
+        of_roots = enumerate([by_position[position] for position in key.where])
+        roots = [of_root.get(i) if isinstance(x, NodePrefix) else x for i, x in of_roots]
         return Program(mapped, key, axes, roots)
 
     made = program(mapped, key.exactly, make) if is_pmap else make()  # JAX traces in each call

@@ -1,4 +1,4 @@
-"""Predicates and specs: the answer for each leaf of a tree, and of the arguments of a call.
+"""Predicates, specs and their answers for the leaves of a tree or call; trees divided by leaves; text.
 
 Leaves are arrays, numbers, functions and so on at the ends of a pytree, and, in its graph objects, the
 values of Variables and of data attributes; functions, text and other objects in their containers are
@@ -13,7 +13,7 @@ itself (a bool, or an axis), a function of the leaf, or a Variable filter of the
 `PathContains("head")`, `Not(...)`), which looks at the leaf's path and Variable.  Where the tree
 has a graph object the spec may have one of the same form, whose leaves are literals.
 
-How a spec is divided among the leaves is that of every prefix (`boundary/_labels.py`): here is only
+How a spec is divided among the leaves is that of every prefix (`labels` of `boundary`): here is only
 which parts of it are literals, and what one answers.
 """
 
@@ -31,22 +31,26 @@ from nnxlite import filters
 from nnxlite._base.config import Modes
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import as_integer
-from nnxlite.boundary._call_def import (
-    ArgumentLeaf,
-    CallDef,
-    Inner,
-    Partition,
-)
+from nnxlite._base.text import Style, Text, expanded, laid_out, open_up, short
+from nnxlite.boundary._call_def import CallDef, Inner, Partition
 from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.boundary._labels import agreed, broadcast, further_leaves, not_for_arrays
+from nnxlite.boundary._labels import broadcast, labels
 from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import Fixed
-from nnxlite.boundary._prefixes import NodePrefix, node_prefix
+from nnxlite.boundary._prefixes import node_prefix
+from nnxlite.graph._kinds import OBJECT, kind_of
 from nnxlite.graph._rebuild import Path
+from nnxlite.graph._walk import iter_graph
+from nnxlite.objects._pytree import Pytree
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._wrapper import Options, unbind
 
+T = tp.TypeVar("T")
+IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
+
+
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
+
 _SCALARS = (bool, int, float, complex)
 
 
@@ -159,23 +163,13 @@ class if_array:
         return self.axis if is_array(element) else None
 
 
-_PATH_FILTERS = (filters.PathContains, filters.PathIn, filters._Joined, filters.Not)
-_FILTERS = (
-    type,
-    str,
-    types.EllipsisType,
-    filters.Everything,
-    filters.Frozen,
-    filters.Nothing,
-    filters.OfType,
-    filters.WithTag,
-    *_PATH_FILTERS,
-)
+_ALGEBRA = [x for x in vars(filters).values() if isinstance(x, type)]
+_FILTERS = (str, types.EllipsisType, *[x for x in _ALGEBRA if x.__module__ == filters.__name__])
 
 
 def is_filter(literal: tp.Any) -> bool:
     """Whether a literal is a Variable filter, as opposed to a function of a leaf."""
-    return isinstance(literal, _FILTERS)
+    return isinstance(literal, (type, *_FILTERS))
 
 
 class SpecKind(tp.NamedTuple):
@@ -239,35 +233,15 @@ def answers(tree: Inputs, spec: tp.Any, kind: SpecKind = MASK) -> list[tp.Any]:
     shared Variable would get two answers.
     """
     call, leaves, variables = tree.definition, tree.leaves, tree.variables()
-    parts = _by_position(call, spec, kind)
-
-    def answer(leaf: int, place: ArgumentLeaf) -> tp.Any:
-        part, variable = parts[place.position], variables[leaf]
-        path = place.path if place.root is None else place.below
-        if isinstance(part, NodePrefix):
-            if place.root is None:
-                raise not_for_arrays(part, kind.name, place.text())
-            part = part.map_prefix(path, variable)
-        return kind.answer(part, path, variable, leaves[leaf])
-
-    first = parts[call.where[0]] if call.where else None
-    asks_path = isinstance(first, (NodePrefix, *_PATH_FILTERS))
-    differ = asks_path or any(parts[position] is not first for position in call.where)
-    further = further_leaves(call) if differ else ()  # one literal gives all paths the same answer
-    return agreed(kind.name, call.leaves(), further, answer, variables.__getitem__)
+    answer = lambda part, path, leaf: kind.answer(part, path, variables[leaf], leaves[leaf])
+    return labels(call, parts(call, spec, kind), kind.name, variables, meaning=answer)
 
 
-def root_parts(call: CallDef, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
-    """The part of a spec that belongs to each graph object of a tree."""
-    parts = _by_position(call, spec, kind)
-    return [parts[position] for position in call.where]
-
-
-def _by_position(call: CallDef, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
+def parts(call: CallDef, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
     """The part of a spec that belongs to each argument leaf or root."""
     stops = lambda part: is_root(part) or kind.is_literal(part)
-    parts = broadcast(spec, call.template(), kind.name, stops, "a filter")
-    return [node_prefix(x, kind.is_literal) if is_root(x) else x for x in parts]
+    found = broadcast(spec, call.template(), kind.name, stops, "a filter")
+    return [node_prefix(x, kind.is_literal) if is_root(x) else x for x in found]
 
 
 # Axes ---------------------------------------------------------------------------------------------
@@ -280,6 +254,7 @@ def _is_axis(answer: tp.Any) -> bool:
 IN_AXES = SpecKind(
     "in_axes", _is_axis, "axes (ints or None), callables and Variable filters", 0, None
 )
+
 OUT_AXES = IN_AXES._replace(name="out_axes")
 
 
@@ -288,7 +263,7 @@ def is_mapped(axis: tp.Any) -> bool:
     return axis is not None and not isinstance(axis, bool)
 
 
-IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
+# Calls and trees, by their leaves -----------------------------------------------------------------
 
 
 def leaves_of(tree: tp.Any) -> Inputs:
@@ -330,3 +305,277 @@ def filtered(name: str, run: tp.Callable[..., tp.Any] = Call, **more: tp.Any) ->
 def call_of(name: str, fun: tp.Any, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:
     """A call of a function under a transform that returns no wrapper."""
     return Call(filtered(name), unbind(fun, pytrees=True), tuple(args), kwargs)
+
+
+def filter(
+    pytree: T,
+    filter_spec: tp.Any,
+    inverse: bool = False,
+    replace: tp.Any = None,
+    is_leaf: IsLeaf | None = None,
+) -> T:
+    """A tree with only the leaves that a spec selects, and None for the others.
+
+    Graph objects in the tree keep their types and sharing; the result has new ones. A shared
+    Variable is one leaf. Static attributes are not leaves and stay.
+
+    Args:
+        pytree: any pytree, or a graph object.
+        filter_spec: a bool, a function of a leaf, a Variable filter (`nnx.Param`, ...), or a pytree
+            of these that is a prefix of the tree.
+        inverse: return the leaves that the spec does not select instead.
+        replace: what to put in place of the other leaves.
+        is_leaf: parts for which it is true are leaves.
+
+    Returns:
+        A tree of the same structure.
+
+    Raises:
+        ValueError: for a spec that is not a prefix of the tree, or one that selects a shared Variable
+            by one path and not by another.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.filter([jnp.array(1.0), "name"], nnx.is_array)
+    [Array(1., dtype=float32, weak_type=True), None]
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.filter(model, nnx.PathContains("bias")).kernel.value is None
+    True
+    """
+    chosen, rest = partition(pytree, filter_spec, replace, is_leaf)
+    return rest if inverse else chosen
+
+
+def _leaves(tree: tp.Any, spec: tp.Any, is_leaf: IsLeaf | None) -> Inputs:
+    """The leaves of a tree; `is_leaf` is called only for parts below the literals of the spec."""
+    if is_leaf is None:
+        return leaves_of(tree)
+    ends = lambda part: is_root(part) or MASK.is_literal(part)
+    stops = lambda part: is_root(part) or is_leaf(part)
+    close = lambda part: _Closed(part) if is_leaf(part) else part
+    below = lambda _, part: jax.tree_util.tree_map(close, part, is_leaf=stops)
+    try:
+        closed = jax.tree_util.tree_map(below, spec, tree, is_leaf=ends)
+    except ValueError:  # the spec is not a prefix, and `answers` has a better message for it
+        closed = tree
+    parts = leaves_of(closed)
+    parts.arrays = [x.value if type(x) is _Closed else x for x in parts.arrays]
+    return parts
+
+
+@dataclasses.dataclass
+class _Closed:
+    """A part of a tree that counts as one leaf."""
+
+    value: tp.Any
+
+
+def partition(
+    pytree: T,
+    filter_spec: tp.Any,
+    replace: tp.Any = None,
+    is_leaf: IsLeaf | None = None,
+) -> tuple[T, T]:
+    """The leaves that a spec selects and the rest, as two trees; see `filter`.
+
+    `combine` is the inverse.
+
+    Args:
+        pytree: any pytree, or a graph object.
+        filter_spec, replace, is_leaf: as for `filter`.
+
+    Returns:
+        Two trees of the same structure, with `replace` in place of the leaves of the other.
+
+    Raises:
+        ValueError: as for `filter`.
+
+    >>> import nnxlite as nnx
+    >>> nnx.partition([1, "a", 2.5], lambda x: isinstance(x, str))
+    ([None, 'a', None], [1, None, 2.5])
+    >>> nnx.combine(*nnx.partition([1, "a", 2.5], lambda x: isinstance(x, str)))
+    [1, 'a', 2.5]
+    """
+    tree = _leaves(pytree, filter_spec, is_leaf)
+    mask = answers(tree, filter_spec)
+    call, leaves = tree.definition, tree.leaves
+    chosen = call.build([x if m else replace for x, m in zip(leaves, mask)])
+    rest = call.build([replace if m else x for x, m in zip(leaves, mask)])
+    return chosen, rest
+
+
+def tree_equal(
+    *pytrees: tp.Any, typematch: bool = False, rtol: tp.Any = 0.0, atol: tp.Any = 0.0
+) -> bool | jax.Array:
+    """Whether trees are equal: in structure, static values, sharing, and every leaf.
+
+    Arrays are equal with the same shape, dtype and values; NaN differs from itself. A number is equal
+    to numbers only, not to an array.
+
+    Args:
+        pytrees: trees, or graph objects.
+        typematch: leaves must also have the same type, so that NumPy and JAX arrays differ.
+        rtol, atol: tolerances for floating-point and complex arrays.
+
+    Returns:
+        A bool; or, where values decide and some array is of JAX, a JAX array of one bool (which also
+        works under `jit`).
+
+    >>> import nnxlite as nnx
+    >>> nnx.tree_equal([1, "a"], [1, "a"]), nnx.tree_equal([1], (1,))
+    (True, False)
+    """
+    if len(pytrees) < 2:
+        return True
+    first, *others = map(leaves_of, pytrees)
+    answer: tp.Any = True
+    for other in others:
+        if first.definition.key != other.definition.key:
+            return False
+        for x, y in zip(first.leaves, other.leaves):
+            same = _same_leaf(x, y, typematch, rtol, atol)
+            if same is False:
+                return False
+            answer = same if answer is True else (answer if same is True else answer & same)
+    return answer
+
+
+def _same_leaf(x: tp.Any, y: tp.Any, typematch: bool, rtol: tp.Any, atol: tp.Any) -> tp.Any:
+    if typematch and type(x) is not type(y):
+        if not (isinstance(x, jax.Array) and isinstance(y, jax.Array)):
+            return False
+    if not (is_array(x) and is_array(y)):
+        return not is_array(x) and not is_array(y) and bool(x == y)
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    xnp = jnp if isinstance(x, jax.Array) or isinstance(y, jax.Array) else np
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        same = xnp.allclose(x, y, rtol=rtol, atol=atol)
+    else:
+        same = xnp.all(x == y)
+    return bool(same) if xnp is np else same
+
+
+def tree_inference(pytree: T, value: bool = True) -> T:
+    """A copy of a tree with every layer in inference mode (or, with False, in training mode).
+
+    On the modules of this library it sets `deterministic` and `use_running_average`, and everywhere
+    attributes called `inference`, where they exist.
+
+    Args:
+        pytree: any pytree, or a graph object.
+        value: True for inference, False for training.
+
+    Returns:
+        A tree of the same structure, with new modules around the same arrays.
+
+    >>> import nnxlite as nnx
+    >>> dropout = nnx.Dropout(0.5)
+    >>> nnx.tree_inference(dropout).deterministic, dropout.deterministic
+    (True, False)
+    """
+    tree = leaves_of(pytree)
+    new = tree.definition.build(tree.leaves)
+    for _, node in iter_graph(new):
+        if kind_of(node) == OBJECT:
+            for name in _MODES:
+                if name in node._nnx_dict:
+                    Pytree._nnx_assign(node, name, value)  # frozen or not: the copy is ours
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: value if path and getattr(path[-1], "name", None) == "inference" else x,
+        new,
+        is_leaf=is_root,
+    )
+
+
+_MODES = ("deterministic", "use_running_average", "inference")
+
+
+# Text ---------------------------------------------------------------------------------------------
+
+
+def _never(leaf: tp.Any) -> bool:
+    return False
+
+
+def array_text(array: tp.Any) -> str:
+    """An array by dtype and shape: `f32[2,3]`.
+
+    >>> import jax.numpy as jnp
+    >>> from nnxlite.filtered._specs import array_text
+    >>> array_text(jnp.zeros((2, 3)))
+    'f32[2,3]'
+    """
+    text = jax.core.ShapedArray(array.shape, array.dtype).str_short(short_dtypes=True)
+    return f"{text}(numpy)" if isinstance(array, (np.ndarray, np.generic)) else text
+
+
+def tree_pformat(
+    pytree: tp.Any,
+    *,
+    width: int = 80,
+    indent: int = 2,
+    short_arrays: bool = True,
+    struct_as_array: bool = False,
+    truncate_leaf: tp.Callable[[tp.Any], bool] = _never,
+) -> str:
+    """A tree as text, with arrays by dtype and shape.
+
+    Args:
+        pytree: any pytree, or a graph object.
+        width: the number of characters that a line may have, if possible.
+        indent: of each level, in characters.
+        short_arrays: False writes arrays out.
+        struct_as_array: writes `jax.ShapeDtypeStruct`s like arrays.
+        truncate_leaf: parts for which it is true are written as `Type(...)`.
+
+    Returns:
+        A string, of several lines where one is not enough.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.tree_pformat({"w": jnp.zeros((2, 3)), "name": "head"})
+    "{'w': f32[2,3], 'name': 'head'}"
+    """
+
+    def leaf(value: tp.Any) -> str:
+        if truncate_leaf(value):
+            return f"{type(value).__name__}(...)"
+        if short_arrays if is_array(value) else struct_as_array and has_shape(value):
+            return array_text(value)
+        return repr(value) if has_shape(value) else short(value)
+
+    def opened(value: tp.Any) -> Text | None:
+        return None if has_shape(value) or truncate_leaf(value) else open_up(value)
+
+    style = Style(leaf, opened, width, indent)
+    with expanded(pytree, style) as order:
+        return laid_out(order, style)
+
+
+def tree_pprint(
+    pytree: tp.Any,
+    *,
+    width: int = 80,
+    indent: int = 2,
+    short_arrays: bool = True,
+    struct_as_array: bool = False,
+    truncate_leaf: tp.Callable[[tp.Any], bool] = _never,
+) -> None:
+    """Print a tree; arguments as for `tree_pformat`.
+
+    Args:
+        pytree: any pytree, or a graph object.
+        width, indent, short_arrays, struct_as_array, truncate_leaf: as for `tree_pformat`.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.tree_pprint([jnp.zeros(3), "a"])
+    [f32[3], 'a']
+    """
+    text = tree_pformat(
+        pytree,
+        width=width,
+        indent=indent,
+        short_arrays=short_arrays,
+        struct_as_array=struct_as_array,
+        truncate_leaf=truncate_leaf,
+    )
+    print(text)

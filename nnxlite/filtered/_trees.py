@@ -1,27 +1,32 @@
-"""Functions on whole trees: `partition` and `combine`, questions, small edits, text.
+"""Functions that walk trees level by level, and copy them with their sharing: `combine`, `tree_at`, ...
 
-They walk trees level by level, and copy them with their sharing.
+`tree_at` copies the tree with a mark in place of every leaf.  `where` is called with this copy, and the
+parts that it returns are recognised by identity.  A second copy has the leaves again in place of the
+marks, and the replacements.
+
+Every None is the same object, so it cannot be recognised; and it cannot have a mark, because `where`
+may check whether something is None.  If `where` returns a None, it is called a second time, with a mark
+in place of every None.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import collections.abc as cabc
+import functools
 import typing as tp
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.interning import Writes
 from nnxlite._base.jax import flatten_one_level, is_pytree_leaf, key_name
-from nnxlite._base.text import Style, Text, expanded, laid_out, open_up, short
 from nnxlite._state._walk import sorted_keys
-from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.filtered._specs import MASK, IsLeaf, answers, has_shape, is_array, leaves_of
-from nnxlite.graph._kinds import OBJECT, VARIABLE, is_static_part, kind_of
+from nnxlite.filtered._specs import IsLeaf, T, is_array
+from nnxlite.graph._defs import own_status
+from nnxlite.graph._kinds import DATA_TYPES, OBJECT, VARIABLE, is_static_part, kind_of
 from nnxlite.graph._rebuild import Path
-from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._pytree import Pytree
+from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import Variable, make
 
 
@@ -175,105 +180,6 @@ def combined(
     return copied(what, tuple(trees), leaf, stops)
 
 
-T = tp.TypeVar("T")
-
-
-def filter(
-    pytree: T,
-    filter_spec: tp.Any,
-    inverse: bool = False,
-    replace: tp.Any = None,
-    is_leaf: IsLeaf | None = None,
-) -> T:
-    """A tree with only the leaves that a spec selects, and None for the others.
-
-    Graph objects in the tree keep their types and sharing; the result has new ones. A shared
-    Variable is one leaf. Static attributes are not leaves and stay.
-
-    Args:
-        pytree: any pytree, or a graph object.
-        filter_spec: a bool, a function of a leaf, a Variable filter (`nnx.Param`, ...), or a pytree
-            of these that is a prefix of the tree.
-        inverse: return the leaves that the spec does not select instead.
-        replace: what to put in place of the other leaves.
-        is_leaf: parts for which it is true are leaves.
-
-    Returns:
-        A tree of the same structure.
-
-    Raises:
-        ValueError: for a spec that is not a prefix of the tree, or one that selects a shared Variable
-            by one path and not by another.
-
-    >>> import nnxlite as nnx, jax.numpy as jnp
-    >>> nnx.filter([jnp.array(1.0), "name"], nnx.is_array)
-    [Array(1., dtype=float32, weak_type=True), None]
-    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    >>> nnx.filter(model, nnx.PathContains("bias")).kernel.value is None
-    True
-    """
-    chosen, rest = partition(pytree, filter_spec, replace, is_leaf)
-    return rest if inverse else chosen
-
-
-def _leaves(tree: tp.Any, spec: tp.Any, is_leaf: IsLeaf | None) -> Inputs:
-    """The leaves of a tree; `is_leaf` is called only for parts below the literals of the spec."""
-    if is_leaf is None:
-        return leaves_of(tree)
-    ends = lambda part: is_root(part) or MASK.is_literal(part)
-    stops = lambda part: is_root(part) or is_leaf(part)
-    close = lambda part: _Closed(part) if is_leaf(part) else part
-    below = lambda _, part: jax.tree_util.tree_map(close, part, is_leaf=stops)
-    try:
-        closed = jax.tree_util.tree_map(below, spec, tree, is_leaf=ends)
-    except ValueError:  # the spec is not a prefix, and `answers` has a better message for it
-        closed = tree
-    parts = leaves_of(closed)
-    parts.arrays = [x.value if type(x) is _Closed else x for x in parts.arrays]
-    return parts
-
-
-@dataclasses.dataclass
-class _Closed:
-    """A part of a tree that counts as one leaf."""
-
-    value: tp.Any
-
-
-def partition(
-    pytree: T,
-    filter_spec: tp.Any,
-    replace: tp.Any = None,
-    is_leaf: IsLeaf | None = None,
-) -> tuple[T, T]:
-    """The leaves that a spec selects and the rest, as two trees; see `filter`.
-
-    `combine` is the inverse.
-
-    Args:
-        pytree: any pytree, or a graph object.
-        filter_spec, replace, is_leaf: as for `filter`.
-
-    Returns:
-        Two trees of the same structure, with `replace` in place of the leaves of the other.
-
-    Raises:
-        ValueError: as for `filter`.
-
-    >>> import nnxlite as nnx
-    >>> nnx.partition([1, "a", 2.5], lambda x: isinstance(x, str))
-    ([None, 'a', None], [1, None, 2.5])
-    >>> nnx.combine(*nnx.partition([1, "a", 2.5], lambda x: isinstance(x, str)))
-    [1, 'a', 2.5]
-    """
-    tree = _leaves(pytree, filter_spec, is_leaf)
-    mask = answers(tree, filter_spec)
-    call, leaves = tree.definition, tree.leaves
-    chosen = call.build([x if m else replace for x, m in zip(leaves, mask)])
-    rest = call.build([replace if m else x for x, m in zip(leaves, mask)])
-    return chosen, rest
-
-
 def combine(*pytrees: T, is_leaf: IsLeaf | None = None) -> T:
     """One tree of several: at each leaf the first value that is not None.
 
@@ -325,58 +231,6 @@ def _add(value: tp.Any, update: tp.Any) -> tp.Any:
             "be dropped. Give None there."
         )
     return value + update
-
-
-def tree_equal(
-    *pytrees: tp.Any, typematch: bool = False, rtol: tp.Any = 0.0, atol: tp.Any = 0.0
-) -> bool | jax.Array:
-    """Whether trees are equal: in structure, static values, sharing, and every leaf.
-
-    Arrays are equal with the same shape, dtype and values; NaN differs from itself. A number is equal
-    to numbers only, not to an array.
-
-    Args:
-        pytrees: trees, or graph objects.
-        typematch: leaves must also have the same type, so that NumPy and JAX arrays differ.
-        rtol, atol: tolerances for floating-point and complex arrays.
-
-    Returns:
-        A bool; or, where values decide and some array is of JAX, a JAX array of one bool (which also
-        works under `jit`).
-
-    >>> import nnxlite as nnx
-    >>> nnx.tree_equal([1, "a"], [1, "a"]), nnx.tree_equal([1], (1,))
-    (True, False)
-    """
-    if len(pytrees) < 2:
-        return True
-    first, *others = map(leaves_of, pytrees)
-    answer: tp.Any = True
-    for other in others:
-        if first.definition.key != other.definition.key:
-            return False
-        for x, y in zip(first.leaves, other.leaves):
-            same = _same_leaf(x, y, typematch, rtol, atol)
-            if same is False:
-                return False
-            answer = same if answer is True else (answer if same is True else answer & same)
-    return answer
-
-
-def _same_leaf(x: tp.Any, y: tp.Any, typematch: bool, rtol: tp.Any, atol: tp.Any) -> tp.Any:
-    if typematch and type(x) is not type(y):
-        if not (isinstance(x, jax.Array) and isinstance(y, jax.Array)):
-            return False
-    if not (is_array(x) and is_array(y)):
-        return not is_array(x) and not is_array(y) and bool(x == y)
-    if x.shape != y.shape or x.dtype != y.dtype:
-        return False
-    xnp = jnp if isinstance(x, jax.Array) or isinstance(y, jax.Array) else np
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        same = xnp.allclose(x, y, rtol=rtol, atol=atol)
-    else:
-        same = xnp.all(x == y)
-    return bool(same) if xnp is np else same
 
 
 def tree_check(pytree: tp.Any) -> None:
@@ -439,132 +293,269 @@ def tree_flatten_one_level(pytree: tp.Any) -> tuple[list[tp.Any], tp.Any]:
     return [child for _, child in pairs], treedef
 
 
-def tree_inference(pytree: T, value: bool = True) -> T:
-    """A copy of a tree with every layer in inference mode (or, with False, in training mode).
+# tree_at ------------------------------------------------------------------------------------------
 
-    On the modules of this library it sets `deterministic` and `use_running_average`, and everywhere
-    attributes called `inference`, where they exist.
+
+class _Mark:
+    """Stands for one leaf while `where` selects parts."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: tp.Any) -> None:
+        self.value = value
+
+    def __getitem__(self, key: tp.Any) -> tp.Any:
+        if key is ...:  # `variable[...]`
+            return self
+        raise TypeError(
+            "tree_at: `where` must return parts of the tree; it looked inside a leaf "
+            f"{short_type(self.value)} with [{key!r}]."
+        )
+
+    def __repr__(self) -> str:
+        return f"<leaf {short_type(self.value)}>"
+
+
+class _StaticMark(_Mark):
+    """Stands for a function or text in a container, which is not a leaf."""
+
+    __slots__ = ()
+
+
+DATA_TYPES.add(_Mark)  # a leaf in containers as well, so that `where` may call jax.tree.leaves
+
+
+class _Empty(tuple):
+    """An empty tuple with an identity of its own."""
+
+    __slots__ = ()
+
+
+def _marked(tree: tp.Any, is_leaf: IsLeaf) -> tp.Any:
+    """A copy of a tree with marks in place of its leaves."""
+
+    def mark(in_container: bool, value: tp.Any) -> tp.Any:
+        if is_leaf(value):
+            return _Mark(value)
+        if type(value) is tuple:
+            return _Empty()
+        if value is None:
+            return None
+        return _StaticMark(value) if in_container and is_static_part(value) else _Mark(value)
+
+    def mark_static(lead: tp.Any, copy: tp.Any) -> None:
+        for name, value in _static_attributes(lead):
+            selectable = copy._nnx_frozen and name not in copy._nnx_declares()  # a function or text
+            if selectable or (value is None and is_leaf(None)):
+                copy._nnx_dict[name] = _Mark(value)
+
+    stops = lambda lead: is_leaf(lead) or (type(lead) is tuple and not lead)
+    return copied("tree_at", (tree,), mark, stops, mark_static)
+
+
+def _static_attributes(lead: tp.Any) -> list[tuple[str, tp.Any]]:
+    return [pair for pair in lead._nnx_dict.items() if not lead._nnx_status.get(pair[0])]
+
+
+def _filled(marked: tp.Any, new: dict[int, tp.Callable[[tp.Any], tp.Any]]) -> tp.Any:
+    """A copy of a marked tree with leaves again in place of its marks, and with some parts replaced.
 
     Args:
+        marked: the tree.
+        new: for each part to be replaced, by id, the function from the old part to the new.
+    """
+    replaced: dict[int, tp.Any] = {}
+
+    def fill(in_container: bool, value: tp.Any) -> tp.Any:
+        if id(value) in new:
+            if id(value) not in replaced:
+                replaced[id(value)] = new[id(value)](_filled(value, {}))
+            return replaced[id(value)]
+        if isinstance(value, _Mark):
+            return value.value
+        return () if type(value) is _Empty else value
+
+    def fill_static(lead: tp.Any, copy: tp.Any) -> None:
+        for name, old in lead._nnx_dict.items() if copy._nnx_frozen else ():
+            was_leaf = isinstance(old, _Mark) and is_static_part(old.value)  # in a tree of labels
+            if id(old) in new and lead._nnx_status.get(name) and not was_leaf:
+                own_status(copy)[name] = copy._nnx_decided(name, copy._nnx_dict[name])[1]
+        for name, mark in _static_attributes(lead):
+            if not isinstance(mark, _Mark):
+                continue
+            value = copy._nnx_dict[name] = mark.value
+            if id(mark) in new and (other := new[id(mark)](value)) is not value:
+                writes = Writes()  # whether it is data or static is decided again
+                Pytree._nnx_edit(copy, writes, {}, (name,))  # frozen or not: the copy is ours
+                writes.make()
+                Pytree._nnx_assign(copy, name, other)
+
+    return copied("tree_at", (marked,), fill, lambda lead: id(lead) in new, fill_static)
+
+
+def _at_path(tree: tp.Any, where: str | Path) -> tp.Any:
+    """The part of a marked tree at a path; static attributes become marks."""
+    value, path = tree, tp.cast(Path, where)
+    if isinstance(where, str):
+        steps = [int(n) if n.lstrip("-").isdigit() else n for n in where.split(".")]
+        path = tp.cast(Path, tuple(steps))
+    for step, name in enumerate(path):
+        parent: tp.Any = value
+        if kind_of(parent) == OBJECT and name in parent._nnx_dict:
+            value = parent._nnx_dict[name]
+            if not parent._nnx_status.get(name) and not isinstance(value, _Mark):
+                value = parent._nnx_dict[name] = _Mark(value)
+            continue
+        if isinstance(parent, Variable):
+            parent = parent.get_raw_value()
+        try:
+            value = (
+                parent[name] if isinstance(parent, (list, tuple, dict)) else getattr(parent, name)
+            )
+        except (AttributeError, KeyError, IndexError, TypeError):
+            raise ValueError(
+                f"tree_at: there is nothing at '{path_text(path)}': {type(parent).__name__} at "
+                f"'{path_text(path[:step])}' has no {name!r}."
+            ) from None
+    return value
+
+
+def _ids(tree: tp.Any) -> dict[int, Path]:
+    """The path of every node and leaf of a marked tree, by identity."""
+    out: dict[int, Path] = {}
+    pending: list[tuple[Path, tp.Any]] = [((), tree)]
+    while pending:
+        path, value = pending.pop()
+        if id(value) in out:
+            continue
+        out[id(value)] = path
+        pending += [((*path, *step), child) for step, child in children(value, also=(_Mark,))]
+    return out
+
+
+def _find(where: tp.Any, marked: tp.Any) -> tuple[list[tp.Any], bool]:
+    """The parts that `where` selects, and whether it selects one rather than a sequence."""
+    if isinstance(where, (str, tuple)):
+        return [_at_path(marked, where)], True
+    if isinstance(where, list):
+        return [_at_path(marked, path) for path in where], False
+    selected = where(marked)
+    is_part = selected is not None and id(selected) in _ids(marked)
+    if isinstance(selected, (list, tuple)) and not is_part:
+        return list(selected), False
+    return [selected], True
+
+
+def _parts(where: tp.Any, tree: tp.Any, is_leaf: IsLeaf) -> tuple[tp.Any, list[tp.Any], bool]:
+    """The tree with marks, the parts of it that `where` selects, and whether that is one part."""
+    marked = _marked(tree, is_leaf)
+    parts, single = _find(where, marked)
+    if not any(part is None for part in parts):
+        return marked, parts, single
+    marked = _marked(tree, lambda x: x is None or is_leaf(x))
+    again = _find(where, marked)
+    if again[1] != single or [_is_none(p) for p in again[0]] != [p is None for p in parts]:
+        raise ValueError(
+            "tree_at: `where` returns a None, and it is unclear which one, as it asks whether parts are "
+            "None. Pass is_leaf=lambda x: x is None, and give paths or parts without asking."
+        )
+    return marked, *again
+
+
+def _is_none(part: tp.Any) -> bool:
+    return isinstance(part, _Mark) and part.value is None
+
+
+def _check_parts(parts: list[tp.Any], marked: tp.Any) -> None:
+    ids = _ids(marked)
+    seen: set[int] = set()
+    for part in parts:
+        if id(part) not in ids:
+            raise ValueError(
+                f"tree_at: `where` does not return a part of the tree, but {part!r} of type "
+                f"{type(part).__name__}. It must return nodes or leaves of its argument, not "
+                "values computed from them. For a static attribute give its path instead, such as "
+                "where='layers.0.rate'."
+            )
+        if id(part) in seen:
+            raise ValueError(
+                f"tree_at: `where` returns the part at '{path_text(ids[id(part)])}' twice; each "
+                "part can be replaced once (a shared Variable or object is one part)."
+            )
+        seen.add(id(part))
+    for part in parts:
+        for inner, path in _ids(part).items():
+            if inner != id(part) and inner in seen:
+                outer = ids[id(part)]
+                raise ValueError(
+                    f"tree_at: the parts overlap: '{path_text((*outer, *path))}' lies inside "
+                    f"'{path_text(outer)}'."
+                )
+
+
+def _replaced(value: tp.Any, replace_fn: tp.Any, old: tp.Any) -> tp.Any:
+    """What replaces an old part; a value for a Variable becomes a Variable of the same kind."""
+    of_variable = isinstance(old, Variable)
+    if replace_fn is not MISSING:
+        value = replace_fn(old.get_raw_value() if of_variable else old)
+    keeps_kind = of_variable and value is not None and not isinstance(value, Variable)
+    return make(old._box.definition, value) if keeps_kind else value
+
+
+def tree_at(
+    where: tp.Callable[[T], tp.Any] | str | tp.Sequence[tp.Any],
+    pytree: T,
+    replace: tp.Any = MISSING,
+    replace_fn: tp.Callable[[tp.Any], tp.Any] = MISSING,
+    is_leaf: IsLeaf | None = None,
+) -> T:
+    """A tree with some of its parts replaced; the tree itself is not changed.
+
+    Graph objects in the result are new, with the types and the sharing of the old; a shared Variable
+    is one part. Where a Variable is replaced by a value other than a Variable or None, it keeps its kind
+    and metadata.
+
+    Args:
+        where: a function from the tree to one of its parts (a leaf or node of its argument) or a
+            sequence of parts. Or a path: `"layers.0.kernel"` or `("layers", 0, "kernel")`, or a list
+            of paths; paths can also name static attributes.
         pytree: any pytree, or a graph object.
-        value: True for inference, False for training.
+        replace: the new part; a sequence with one for each part, where `where` returns several.
+        replace_fn: instead of `replace`, a function from the old part to the new.
+        is_leaf: parts for which it is true are leaves.
 
     Returns:
-        A tree of the same structure, with new modules around the same arrays.
+        A tree of the structure of `pytree`, except for the parts that were replaced.
+
+    Raises:
+        ValueError: unless exactly one of `replace` and `replace_fn` is given; where `where` returns
+            something that is not a part of the tree, a part twice, or a part in another; where the
+            numbers of parts and replacements differ; for a path that does not exist.
 
     >>> import nnxlite as nnx
-    >>> dropout = nnx.Dropout(0.5)
-    >>> nnx.tree_inference(dropout).deterministic, dropout.deterministic
-    (True, False)
+    >>> nnx.tree_at(lambda t: t["a"][1], {"a": [1, 2], "b": 3}, replace=0)
+    {'a': [1, 0], 'b': 3}
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.tree_at("bias", model, replace_fn=lambda b: b + 1).bias.value.tolist()
+    [1.0, 1.0, 1.0]
     """
-    tree = leaves_of(pytree)
-    new = tree.definition.build(tree.leaves)
-    for _, node in iter_graph(new):
-        if kind_of(node) == OBJECT:
-            for name in _MODES:
-                if name in node._nnx_dict:
-                    Pytree._nnx_assign(node, name, value)  # frozen or not: the copy is ours
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: value if path and getattr(path[-1], "name", None) == "inference" else x,
-        new,
-        is_leaf=is_root,
-    )
+    if (replace is MISSING) == (replace_fn is MISSING):
+        raise ValueError("tree_at needs exactly one of `replace` and `replace_fn`.")
+    marked, parts, single = _parts(where, pytree, is_leaf or (lambda x: False))
+    _check_parts(parts, marked)
+    values: tp.Sequence[tp.Any] = [None] * len(parts)
+    if replace_fn is MISSING:
+        values = [replace] if single else _several(replace, len(parts))
+    new = {id(p): functools.partial(_replaced, v, replace_fn) for p, v in zip(parts, values)}
+    return _filled(marked, new)
 
 
-_MODES = ("deterministic", "use_running_average", "inference")
-
-
-# Text ----------------------------------------------------------------------------------------------
-
-_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
-
-
-def _never(leaf: tp.Any) -> bool:
-    return False
-
-
-def array_text(array: tp.Any) -> str:
-    """An array by dtype and shape: `f32[2,3]`.
-
-    >>> import jax.numpy as jnp
-    >>> from nnxlite.filtered._trees import array_text
-    >>> array_text(jnp.zeros((2, 3)))
-    'f32[2,3]'
-    """
-    name = str(array.dtype)
-    letters = name.rstrip("0123456789")
-    kind = _SHORT.get(letters, letters) + name[len(letters) :]
-    owner = "(numpy)" if isinstance(array, (np.ndarray, np.generic)) else ""
-    return f"{kind}[{','.join(map(str, array.shape))}]{owner}"
-
-
-def tree_pformat(
-    pytree: tp.Any,
-    *,
-    width: int = 80,
-    indent: int = 2,
-    short_arrays: bool = True,
-    struct_as_array: bool = False,
-    truncate_leaf: tp.Callable[[tp.Any], bool] = _never,
-) -> str:
-    """A tree as text, with arrays by dtype and shape.
-
-    Args:
-        pytree: any pytree, or a graph object.
-        width: the number of characters that a line may have, if possible.
-        indent: of each level, in characters.
-        short_arrays: False writes arrays out.
-        struct_as_array: writes `jax.ShapeDtypeStruct`s like arrays.
-        truncate_leaf: parts for which it is true are written as `Type(...)`.
-
-    Returns:
-        A string, of several lines where one is not enough.
-
-    >>> import nnxlite as nnx, jax.numpy as jnp
-    >>> nnx.tree_pformat({"w": jnp.zeros((2, 3)), "name": "head"})
-    "{'w': f32[2,3], 'name': 'head'}"
-    """
-
-    def leaf(value: tp.Any) -> str:
-        if truncate_leaf(value):
-            return f"{type(value).__name__}(...)"
-        if short_arrays if is_array(value) else struct_as_array and has_shape(value):
-            return array_text(value)
-        return repr(value) if has_shape(value) else short(value)
-
-    def opened(value: tp.Any) -> Text | None:
-        return None if has_shape(value) or truncate_leaf(value) else open_up(value)
-
-    style = Style(leaf, opened, width, indent)
-    with expanded(pytree, style) as order:
-        return laid_out(order, style)
-
-
-def tree_pprint(
-    pytree: tp.Any,
-    *,
-    width: int = 80,
-    indent: int = 2,
-    short_arrays: bool = True,
-    struct_as_array: bool = False,
-    truncate_leaf: tp.Callable[[tp.Any], bool] = _never,
-) -> None:
-    """Print a tree; arguments as for `tree_pformat`.
-
-    Args:
-        pytree: any pytree, or a graph object.
-        width, indent, short_arrays, struct_as_array, truncate_leaf: as for `tree_pformat`.
-
-    >>> import nnxlite as nnx, jax.numpy as jnp
-    >>> nnx.tree_pprint([jnp.zeros(3), "a"])
-    [f32[3], 'a']
-    """
-    text = tree_pformat(
-        pytree,
-        width=width,
-        indent=indent,
-        short_arrays=short_arrays,
-        struct_as_array=struct_as_array,
-        truncate_leaf=truncate_leaf,
-    )
-    print(text)
+def _several(replace: tp.Any, count: int) -> tp.Sequence[tp.Any]:
+    sequence = isinstance(replace, cabc.Sequence) or (is_array(replace) and replace.ndim > 0)
+    if not sequence or len(replace) != count:
+        given = f"{len(replace)}" if sequence else short_type(replace)
+        raise ValueError(
+            f"tree_at: `where` returns a sequence of {count} parts, so `replace` must be a "
+            f"sequence of the same length, got {given}."
+        )
+    return list(replace)

@@ -92,8 +92,7 @@ def _select(given: Call, states: dict[int, DiffState | None]) -> Partition:
             wanted = state.filter if state is not None else Param if updates else ...
         return DiffState(number, All(wanted, Not(Frozen())))
 
-    seen = given.inputs.variables()[call.num_arrays :]
-    selected = differentiated(call, states, setting, seen)
+    selected = differentiated(call, states, setting, given.inputs.variables())
     return selected if any(states.values()) else call.remember(key, selected)
 
 
