@@ -16,7 +16,7 @@ from nnxlite.nn import conv as _conv
 from nnxlite.nn import embed as _embed
 from nnxlite.nn import linear as _linear
 from nnxlite.objects import _pytree, _rngs
-from nnxlite.transforms import _compiles, _reference
+from nnxlite.transforms import _compiles, _shapes
 
 MODULES = (
     "filterlib graphlib initializers metrics module object optimizer pytreelib rnglib spmd statelib "
@@ -61,7 +61,7 @@ def install(package: types.ModuleType) -> None:
     for name in MODULES.split():
         sys.modules[f"{package.__name__}.{name}"] = getattr(package, name)
     layers = (_conv, _embed, _linear)
-    sources = (package, _typing, _reference, _compiles, _boundary)
+    sources = (package, _typing, _shapes, _compiles, _boundary)
     sources += (_transforms, _objects, _pytree, _rngs, *layers)
     for path, names in PATHS.items():
         full = f"{package.__name__}.{path}"

@@ -10,7 +10,7 @@ from nnxlite.bridge.module import Scope, adopted, current_context
 from nnxlite.bridge.wrappers import ToNNX
 from nnxlite.objects._module import Module
 from nnxlite.objects._rngs import Rngs
-from nnxlite.transforms._shapes import eval_shape
+from nnxlite.transforms._compiles import eval_shape
 
 
 def _add(

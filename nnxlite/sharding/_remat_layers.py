@@ -14,7 +14,7 @@ from nnxlite.graph._walk import is_graph_node
 from nnxlite.objects._capture import observed
 from nnxlite.objects._module import Module, iter_modules
 from nnxlite.training.patterns import Pattern
-from nnxlite.transforms._shapes import remat
+from nnxlite.transforms._control import remat
 from nnxlite.transforms._wrapper import name_of
 
 

@@ -19,8 +19,8 @@ from nnxlite.graph._walk import find_duplicates, is_graph_node
 from nnxlite.sharding._decide import Leaf, decide, leaves_of, paths_of
 from nnxlite.sharding._layout import Layout
 from nnxlite.sharding._plan import AnyMesh, PlanLike, as_plan
+from nnxlite.transforms._compiles import eval_shape
 from nnxlite.transforms._jit import jit
-from nnxlite.transforms._shapes import eval_shape
 from nnxlite.variables._definition import PLACEMENT
 from nnxlite.variables._variable import Variable
 

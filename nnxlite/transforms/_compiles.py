@@ -6,6 +6,7 @@ nothing more.  The differences are computed on demand: by `explain`, inside `exp
 
 The stages of ahead-of-time compilation, `Traced`, `Lowered` and `Compiled`, are as in `jax.stages`, and
 the same for `jit`, `filter_jit` and `filter_pmap`, each of which gives a call as a `Staged`.
+`eval_shape` gives shapes alone.
 """
 
 from __future__ import annotations
@@ -25,14 +26,24 @@ from collections.abc import Mapping
 import jax
 from jax.core import Tracer
 from jax.errors import JaxRuntimeError
+from jax.sharding import NamedSharding, PartitionSpec
 
+from nnxlite._base.config import Modes
 from nnxlite._base.errors import listed
 from nnxlite._base.interning import LOCK, Bounded
+from nnxlite._base.jax import current_mesh
 from nnxlite._base.text import Atom, safely, short
 from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, leaf_names, step_text
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._out import replay
 from nnxlite.boundary._refusals import described
 from nnxlite.graph._compare import SHOWN, compare
+from nnxlite.graph._plan import view
+from nnxlite.transforms._call import Call
 from nnxlite.transforms._finish import R, raise_failed
+from nnxlite.transforms._wrapper import Options, unbind
+from nnxlite.variables._definition import place
+from nnxlite.variables._variable import Variable
 
 RECORDS_PER_FUNCTION = 16
 """How many traces are kept for a function: the last one is compared with those before."""
@@ -500,3 +511,78 @@ class Compiled(Stage[R]):
         except JaxRuntimeError as error:
             raise_failed(error)
             raise
+
+
+# Shapes -------------------------------------------------------------------------------------------
+
+
+def eval_shape(
+    f: tp.Callable[..., R],
+    *args: tp.Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    **kwargs: tp.Any,
+) -> R:
+    """What a function would return, with a `jax.ShapeDtypeStruct` for each array; nothing is computed.
+
+    Objects in the result are new and hold ShapeDtypeStructs; the arguments stay as they are. The
+    shardings of arrays are kept; on a mesh, Variables have the sharding that their annotation asks for.
+
+    Args:
+        f: the function.
+        args, kwargs: its arguments, arrays or ShapeDtypeStructs.
+        graph: False refuses shared references.
+        graph_updates: False ignores structure changes of arguments.
+
+    Returns:
+        The result of `f`, with new objects in it.
+
+    Raises:
+        TypeError: for an argument that is not an array, object or pytree of these.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.eval_shape(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    >>> model.kernel.value
+    ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+    """
+    options = Options.of("eval_shape", Modes.of(graph, graph_updates), eval_shape)
+    call = Call(options, unbind(f), args, kwargs, captured=True, look=True)
+    with call.naming_arguments():
+        left = jax.eval_shape(call.run_out, call.leaves)
+    shapes = jax.tree_util.tree_map(_shape_of, call.leaves)
+    out = replay(Inputs(call.definition.build(shapes), call.definition.trees), left)
+    place_abstract(out)
+    return out
+
+
+def _shape_of(x: tp.Any) -> tp.Any:
+    """The shape, dtype and sharding of a value."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    aval = jax.typeof(x)
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        sharding = None
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
+
+
+def place_abstract(tree: tp.Any) -> None:
+    """Give abstract values of Variables without a sharding the annotated one.
+
+    On a mesh, Variables without an annotation are replicated.
+    """
+    mesh = current_mesh()
+    replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    roots = Inputs(tree).roots
+    for node in view(*roots).nodes() if roots else ():
+        if isinstance(node, Variable):
+            asked = node.get_metadata("out_sharding", None) or replicated
+            metadata = {**node.get_metadata(), "out_sharding": asked, "eager_sharding": True}
+            place = functools.partial(_placed, metadata=metadata)
+            node.set_raw_value(jax.tree_util.tree_map(place, node.get_raw_value()))
+
+
+def _placed(value: tp.Any, metadata: dict[str, tp.Any]) -> tp.Any:
+    known = getattr(value, "sharding", None)
+    return value if known is not None else place(value, metadata)

@@ -1,4 +1,4 @@
-"""Control flow: `cond` and `switch`, and how they and loops run the bodies that they traced.
+"""`cond`, `switch`, `remat` and `checkify`; how control flow and loops run the bodies that they traced.
 
 Outside every transform JAX would compile a loop again in each call, as its bodies are new functions each
 time.  Here the bodies are traced in each call, so that whatever they read is what it is now, and the
@@ -20,6 +20,7 @@ import typing as tp
 
 import jax
 import numpy as np
+from jax.experimental import checkify as jax_checkify
 from jax.tree_util import tree_leaves
 
 from nnxlite._base.config import Modes
@@ -29,6 +30,7 @@ from nnxlite._base.jax import (
     EAGER,
     RULES,
     Literal,
+    as_integers,
     drop_hidden_frames,
     inner_consts,
     is_compiling,
@@ -36,12 +38,14 @@ from nnxlite._base.jax import (
     jaxpr_as_fun,
     opened,
     trace_state,
+    without_literals,
     without_rules,
 )
+from nnxlite._base.typing import RematPolicy
 from nnxlite.boundary._body import Body, body_outputs, numbered, trace_body
-from nnxlite.boundary._call_def import CallDef, Inner, parameter_names
+from nnxlite.boundary._call_def import CallDef, Inner, describe, parameter_names
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._out import Outputs, output_paths, output_roots, replay
+from nnxlite.boundary._out import Fixed, Outputs, output_paths, output_roots, replay
 from nnxlite.boundary._refusals import (
     described,
     edits_text,
@@ -50,9 +54,28 @@ from nnxlite.boundary._refusals import (
     tree_text,
 )
 from nnxlite.graph._compare import compare, differences_text
-from nnxlite.transforms._call import naming_arguments, refuse_shared_result, unwrapped_value
+from nnxlite.transforms._call import (
+    STATIC,
+    Call,
+    naming_arguments,
+    positional,
+    refuse_shared_result,
+    unwrapped_value,
+)
 from nnxlite.transforms._finish import R, checks_noted, wait
-from nnxlite.transforms._wrapper import name_of, unbind
+from nnxlite.transforms._wrapper import (
+    Decorator,
+    Options,
+    P,
+    Transform,
+    decorated,
+    name_of,
+    unbind,
+)
+from nnxlite.variables._definition import MISSING
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._signatures import RematKeywords
 
 S = tp.TypeVar("S", bound=tp.Hashable)
 Operands = tp.TypeVarTuple("Operands")
@@ -436,3 +459,132 @@ def switch(
         raise ValueError("Empty branch sequence: switch needs at least one branch.")
     modes = Modes.of(graph, graph_updates)
     return _run_choice("switch", "index", index, by_name, operands, modes)
+
+
+# remat and checkify --------------------------------------------------------------------------------
+
+
+def run_remat(rematted: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    """Call a function under `remat`, or `filter_checkpoint`: there, what is not an array is static."""
+    bound, options = rematted.bound, rematted.options
+    if numbers := options.static_argnums:
+        wanted = max(numbers) + 1
+        args, kwargs = positional(bound.fun, args, kwargs, wanted, bound, True)
+    updates = options.modes.updates
+    call = Call(options, bound, args, kwargs, static_argnums=numbers, captured=updates)
+    if options.is_array is not None:
+        call.tracing(map(options.is_array, call.leaves))
+    # A new function in each call: JAX's caches keep what they are keyed by, and with it all that
+    # the user's function captured.
+    run = describe(call.run_out, bound.fun, "remat")
+    checkpointed: tp.Any = jax.checkpoint(
+        run, prevent_cse=options.prevent_cse, policy=options.policy
+    )
+    with call.naming_arguments(STATIC):
+        if trace_state.value is EAGER and is_compiling():
+            return call.put_back(_run_eagerly(checkpointed, call.leaves))
+        return call.put_back(without_literals(checkpointed(call.leaves)))
+
+
+def _run_eagerly(run: tp.Callable[..., Outputs], leaves: list[tp.Any]) -> Outputs:
+    """Run a function that nothing differentiates, as a compiled program."""
+    closed, out = jax.make_jaxpr(run, return_shape=True)(leaves)
+    body = Body(closed, (Fixed(None), out))
+    return body.outputs(run_bodies(_once, "remat", [body], jax.tree_util.tree_leaves(leaves)))
+
+
+def _once(
+    settings: str, funs: list[tp.Callable[..., list[tp.Any]]], inputs: list[tp.Any]
+) -> list[tp.Any]:
+    return funs[0](*inputs)
+
+
+@tp.overload
+def remat(f: tp.Callable[P, R], **options: tp.Unpack[RematKeywords]) -> Transform[P, R]: ...
+@tp.overload
+def remat(**options: tp.Unpack[RematKeywords]) -> Decorator: ...
+def remat(
+    f: tp.Any = MISSING,
+    *,
+    prevent_cse: bool = True,
+    static_argnums: int | tuple[int, ...] = (),
+    policy: RematPolicy | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> tp.Any:
+    """A function that keeps few intermediate values for its gradient, and computes the rest again.
+
+    Its value, its gradient and its effects on the arguments are those of the function itself.
+
+    Args:
+        f: the function; without it the result is a decorator.
+        prevent_cse: as in `jax.checkpoint`; False is safe, and faster, in the body of a `scan`.
+        static_argnums: arguments that JAX never sees, such as flags.
+        policy: which intermediate values to keep, one of `jax.checkpoint_policies`.
+        graph: False refuses shared references.
+        graph_updates: False propagates values of Variables only, not structure.
+
+    Returns:
+        A function of the same arguments.
+
+    Raises:
+        ValueError: for a number in `static_argnums` that the call has no argument for.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> loss = lambda m, x: jnp.sin(m(x)).sum()
+    >>> one = nnx.grad(loss)(model, jnp.ones((1, 2)))
+    >>> two = nnx.grad(nnx.remat(loss))(model, jnp.ones((1, 2)))
+    >>> bool((one["kernel"].value == two["kernel"].value).all())
+    True
+    """
+    options = Options.of(
+        "remat",
+        Modes.of(graph, graph_updates),
+        run_remat,
+        static_argnums=as_integers(static_argnums),
+        prevent_cse=prevent_cse,
+        policy=policy,
+    )
+    return decorated(Transform, f, options)
+
+
+def checkify(
+    f: tp.Callable[P, R],
+    errors: frozenset[tp.Any] = jax_checkify.user_checks,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Transform[P, tuple[jax_checkify.Error, R]]:
+    """A function that returns `(error, result)`: what its `checkify.check`s found, and its result.
+
+    What the function writes into its arguments is kept, whether a check failed or not.
+
+    Args:
+        f: the function.
+        errors: which checks to make, as in `jax.experimental.checkify.checkify`.
+        graph: False refuses shared references.
+        graph_updates: False propagates values of Variables only, not structure.
+
+    Returns:
+        A function of the same arguments, which returns `(error, result)`; `error.throw()` raises if
+        a check failed.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> from jax.experimental import checkify
+    >>> def positive(m):
+    ...     checkify.check(m.x.value > 0, "x must be positive")
+    ...     return m.x + 1
+    >>> error, y = nnx.checkify(positive)(nnx.Dict(x=nnx.Param(jnp.float32(-1.0))))
+    >>> float(y), "x must be positive" in error.get()
+    (0.0, True)
+    """
+    modes = Modes.of(graph, graph_updates)
+    return Transform(f, Options.of("checkify", modes, _checkify, errors=frozenset(errors)))
+
+
+def _checkify(checked: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    options = checked.options
+    call = Call(options, checked.bound, args, kwargs, captured=options.modes.updates)
+    with call.naming_arguments():
+        error, out = jax_checkify.checkify(call.run_out, options.errors)(call.leaves)
+    return error, call.put_back(without_literals(out))

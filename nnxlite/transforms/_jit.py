@@ -45,6 +45,7 @@ from nnxlite.transforms._compiles import (
     Staged,
     Traced,
     Traces,
+    place_abstract,
     refuse_other_structure,
 )
 from nnxlite.transforms._finish import (
@@ -60,7 +61,6 @@ from nnxlite.transforms._finish import (
     wait_in_turn,
 )
 from nnxlite.transforms._mapping import Layout
-from nnxlite.transforms._shapes import place_abstract
 from nnxlite.transforms._wrapper import (
     Options,
     P,
