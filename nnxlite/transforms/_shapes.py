@@ -389,16 +389,16 @@ def prefix(
     closed = _is_closed if graph else is_variable
     pairs, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=closed)
     leaves = [(tuple(map(key_name, keys)), x) for keys, x in pairs]
-    whole = [graph and is_root(x) for _, x in leaves]
-    where = [i for i, flag in enumerate(whole) if flag]
-    out = [None if flag else choose(*leaf) for flag, leaf in zip(whole, leaves)]
-    inputs = Inputs([leaves[i][1] for i in where])
-    settings: list[dict[Path, tp.Any]] = [{} for _ in where]
-    for place, x in zip(inputs.define().graph_leaves(), inputs.variables()):
-        root = tp.cast(int, place.root)
-        settings[root][place.below] = choose((*leaves[where[root]][0], *place.below), x)
-    for i, by_path in zip(where, settings):
-        out[i] = by_path[()] if () in by_path else State.from_flat_path(by_path)
+    out = [None if is_root(x) else choose(path, x) for path, x in leaves]
+    where = [i for i, (_, x) in enumerate(leaves) if is_root(x)]
+    for group in [where] if graph else [[i] for i in where]:  # with one numbering
+        inputs = Inputs([leaves[i][1] for i in group])
+        settings: dict[int, dict[Path, tp.Any]] = {i: {} for i in group}
+        for place, x in zip(inputs.define().graph_leaves(), inputs.variables()):
+            i = group[tp.cast(int, place.root)]
+            settings[i][place.below] = choose((*leaves[i][0], *place.below), x)
+        for i, by_path in settings.items():
+            out[i] = by_path[()] if () in by_path else State.from_flat_path(by_path)
     return jax.tree_util.tree_unflatten(treedef, out)
 
 
