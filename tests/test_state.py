@@ -15,7 +15,7 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite._base import interning as _versions
-from nnxlite._state._walk import sorted_keys
+from nnxlite._state._flat import sorted_keys
 
 State, FlatState = nnx.State, nnx.FlatState
 

@@ -1,4 +1,4 @@
-"""`State` and `FlatState`: the two forms of path-keyed leaves, and how filters divide them."""
+"""`State`: path-keyed leaves as nested mappings, and the functions on states."""
 
 from __future__ import annotations
 
@@ -9,42 +9,163 @@ import typing as tp
 
 import jax
 
+from nnxlite._base.errors import path_text
 from nnxlite._base.interning import epoch, touch
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text, mapping_node
 from nnxlite._state._flat import (
-    FlatItems,
-    as_state,
-    filter_state,
-    pairs_of,
-    replace_by_pure_dict,
-    split_state,
-    to_flat_state,
-    to_pure_dict,
-)
-from nnxlite._state._walk import (
     NODES,
     STATES,
+    FlatItems,
     Mapping,
     Path,
     as_dicts,
+    as_state,
+    content,
+    filter_state,
     flat,
     in_order,
     nested,
+    pairs_of,
     reaches,
     same,
     sorted_keys,
+    split_state,
     state_of,
+    to_flat_state,
     transformed,
 )
+from nnxlite._state.traversals import flatten_to_sequence, unflatten_mapping
+from nnxlite.variables._definition import MISSING
+from nnxlite.variables._variable import Variable, is_variable
 
 K = tp.TypeVar("K")
 V = tp.TypeVar("V")
+A = tp.TypeVar("A")
 M = tp.TypeVar("M", bound=abc.Mapping[tp.Any, tp.Any])
 
 
 PathFn: tp.TypeAlias = tp.Callable[[Path, tp.Any], tp.Any]
 """What a leaf becomes, given its path."""
+
+
+def to_pure_dict(
+    state: Mapping, extract_fn: tp.Callable[[tp.Any], tp.Any] | None = None
+) -> dict[tp.Any, tp.Any]:
+    """Nested plain dicts of the values in a State, as for a checkpoint.
+
+    Args:
+        state: a State or nested mapping.
+        extract_fn: what a leaf becomes; by default a Variable's value, and other leaves themselves.
+
+    Returns:
+        New nested dicts, with the keys of the State.
+
+    >>> import nnxlite as nnx
+    >>> nnx.to_pure_dict(nnx.State({"a": {"b": nnx.Param(1)}}))
+    {'a': {'b': 1}}
+    """
+    value = lambda leaf: leaf.get_value() if isinstance(leaf, Variable) else leaf
+    extract = extract_fn or value
+    return nested([(path, extract(leaf)) for path, leaf in flat(as_state("to_pure_dict", state))])
+
+
+def replace_by_pure_dict(
+    state: State[tp.Any, tp.Any],
+    pure_dict: Mapping,
+    replace_fn: tp.Callable[[tp.Any, tp.Any], tp.Any] | None = None,
+) -> None:
+    """Put the values of a pure dict, which may be partial, into the leaves of a State.
+
+    A key that the State has as a number may be a string in the dict, as after JSON.
+
+    Args:
+        state: a State, which is changed in place.
+        pure_dict: nested dicts of values.
+        replace_fn: `replace_fn(leaf, value)` gives the new leaf; by default a copy of a Variable
+            with the new value, and otherwise the value.
+
+    Raises:
+        ValueError: before anything is replaced, for a path that the State does not have.
+
+    >>> import nnxlite as nnx
+    >>> state = nnx.State({"a": {0: nnx.Param(1)}, "b": 2})
+    >>> nnx.replace_by_pure_dict(state, {"a": {"0": 3}})
+    >>> nnx.to_pure_dict(state)
+    {'a': {0: 3}, 'b': 2}
+    """
+    if type(state) not in STATES:
+        raise TypeError(f"replace_by_pure_dict needs a State, got {type(state).__name__}.")
+    if not isinstance(pure_dict, abc.Mapping):
+        raise TypeError(f"replace_by_pure_dict needs a mapping, got {type(pure_dict).__name__}.")
+    replace = replace_fn or (lambda leaf, x: leaf.replace(x) if isinstance(leaf, Variable) else x)
+    found: list[tuple[tp.Any, tp.Any, tp.Any]] = []
+    todo: list[tuple[Path, tp.Any, Mapping]] = [((), state, pure_dict)]
+    while todo:
+        prefix, node, given = todo.pop()
+        for name, value in given.items():
+            path, key = (*prefix, name), name if name in node else to_int(name)
+            current = node[key] if key in node else MISSING
+            is_inner = isinstance(value, abc.Mapping)
+            if is_inner and (not value or type(current) in STATES):
+                todo.append((path, current, value))
+                continue
+            whole = isinstance(current, Variable) and isinstance(content(current), abc.Mapping)
+            if current is MISSING or type(current) in STATES or (is_inner and not whole):
+                there = f"there are the keys {sorted_keys(node)}"
+                raise ValueError(
+                    f"key in pure_dict not available in state: {path}; the path '{path_text(path)}' "
+                    f"holds {_kind(value)}, but in the State "
+                    f"{there if current is MISSING else f'it holds {_kind(current)}'}."
+                )
+            found.append((node, key, replace(current, value)))
+    for node, key, leaf in found:
+        node[key] = leaf
+
+
+def restore_int_paths(pure_dict: Mapping) -> dict[tp.Any, tp.Any]:
+    """Nested plain dicts with the keys that spell a whole number turned back into numbers.
+
+    Undoes what formats with string keys only do to a pure dict.
+
+    Args:
+        pure_dict: nested mappings.
+
+    Returns:
+        New nested dicts.
+
+    Raises:
+        ValueError: when two keys become the same.
+
+    >>> import nnxlite as nnx
+    >>> nnx.restore_int_paths({"layers": {"0": 1, "1": 2}})
+    {'layers': {0: 1, 1: 2}}
+    """
+    pairs = flatten_to_sequence(as_state("restore_int_paths", pure_dict))
+    restored: dict[Path, tp.Any] = {}
+    former: dict[Path, Path] = {}
+    for path, leaf in pairs:
+        new = tuple([to_int(key) for key in path])
+        if new in former:
+            raise ValueError(f"The paths {former[new]} and {path} both become {new}.")
+        restored[new], former[new] = leaf, path
+    return unflatten_mapping(restored)
+
+
+def _kind(value: tp.Any) -> str:
+    if isinstance(value, abc.Mapping):
+        return f"an inner mapping with the keys {sorted_keys(value)}"
+    return f"a leaf ({type(value).__name__})"
+
+
+def to_int(key: tp.Any) -> tp.Any:
+    """The number that a string spells, or the key itself."""
+    if isinstance(key, str):
+        try:
+            return int(key)
+        except ValueError:
+            pass
+    return key
 
 
 class State(Shown, abc.MutableMapping[K, V]):
@@ -402,3 +523,42 @@ def diff(state: Mapping, other: Mapping) -> State[tp.Any, tp.Any]:
     {'b': 2}
     """
     return as_state("diff", state) - as_state("diff", other)
+
+
+@tp.overload
+def pure(tree: Variable[A]) -> A: ...
+@tp.overload
+def pure(tree: A) -> A: ...
+def pure(tree: tp.Any) -> tp.Any:
+    """The tree with every Variable in it, Variables inside Variables too, replaced by its value.
+
+    Callbacks do not run; a Variable that lives in a reference gives the content.
+
+    Args:
+        tree: any pytree, with Variables in it.
+
+    Returns:
+        A new tree of the same structure.
+
+    >>> import nnxlite as nnx
+    >>> nnx.pure({"a": [nnx.Param(1), 2]})
+    {'a': [1, 2]}
+    """
+    if type(tree) in STATES:  # iterative, where JAX would recurse
+        wrap = type(tree)._nnx_wrap
+        return wrap(transformed(tree._mapping, wrap, _pure_tree))
+    return _pure_tree(tree)
+
+
+def _pure_tree(tree: tp.Any) -> tp.Any:
+    return jax.tree.map(_pure_leaf, tree, is_leaf=is_variable)
+
+
+def _pure_leaf(leaf: tp.Any) -> tp.Any:
+    if not isinstance(leaf, Variable):
+        return leaf
+    value = content(leaf)
+    return value if hasattr(value, "dtype") else _pure_tree(value)
+
+
+as_pure = pure

@@ -11,8 +11,8 @@ from __future__ import annotations
 import collections.abc as abc
 import typing as tp
 
-from nnxlite._state import _walk
-from nnxlite._state._walk import Path, empty_node
+from nnxlite._state import _flat
+from nnxlite._state._flat import Path, empty_node
 
 
 class IsLeaf(tp.Protocol):
@@ -123,7 +123,7 @@ def unflatten_mapping(
             f"{type(xs).__name__}."
         )
     pairs = xs.items() if isinstance(xs, abc.Mapping) else xs
-    return _walk.nested([(_split(path, sep), {} if x is empty_node else x) for path, x in pairs])
+    return _flat.nested([(_split(path, sep), {} if x is empty_node else x) for path, x in pairs])
 
 
 def _pairs(
@@ -139,7 +139,7 @@ def _pairs(
         whole = is_leaf is not None and is_leaf((*prefix, key), value)
         return None if whole else value.items()
 
-    return _walk.walked(xs.items(), (abc.Mapping,), entries, keep_empty_nodes)
+    return _flat.walked(xs.items(), (abc.Mapping,), entries, keep_empty_nodes)
 
 
 def _joined(path: Path, sep: str) -> str:

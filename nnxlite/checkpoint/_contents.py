@@ -29,8 +29,7 @@ from nnxlite._base.errors import filter_text
 from nnxlite._base.interning import Writes
 from nnxlite._base.jax import Tracer, current_mesh, is_ref, key_name
 from nnxlite._base.text import safely, short
-from nnxlite._state._flat import FlatState
-from nnxlite._state._walk import content
+from nnxlite._state._flat import FlatState, content
 from nnxlite.checkpoint._report import CheckpointError
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._edit import note_update

@@ -20,7 +20,7 @@ import jax
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.interning import Writes
 from nnxlite._base.jax import flatten_one_level, is_pytree_leaf, key_name
-from nnxlite._state._walk import sorted_keys
+from nnxlite._state._flat import sorted_keys
 from nnxlite.filtered._specs import IsLeaf, T, is_array
 from nnxlite.graph._defs import own_status
 from nnxlite.graph._kinds import DATA_TYPES, OBJECT, VARIABLE, is_static_part, kind_of

@@ -1,10 +1,10 @@
 """The graph engine: object graphs as interned definitions and leaves, and back."""
 
 from nnxlite._state._definition import State as State
+from nnxlite._state._definition import as_pure as as_pure
 from nnxlite._state._definition import map_state as map_state
+from nnxlite._state._definition import pure as pure
 from nnxlite._state._flat import FlatState as FlatState
-from nnxlite._state._flat import as_pure as as_pure
-from nnxlite._state._flat import pure as pure
 from nnxlite.graph._compare import Difference as Difference
 from nnxlite.graph._compare import compare as compare
 from nnxlite.graph._compare import differences_text as differences_text

@@ -40,7 +40,7 @@ from nnxlite._base.interning import (
 )
 from nnxlite._base.jax import static_part, with_static_part
 from nnxlite._base.statics import Facts, alike, atoms, facts, is_constant, own_copy
-from nnxlite._state._walk import sort_key, sorted_keys
+from nnxlite._state._flat import sort_key, sorted_keys
 from nnxlite.graph._kinds import (
     CONTAINERS,
     PYTREE,

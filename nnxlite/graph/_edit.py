@@ -17,8 +17,8 @@ import numpy as np
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.interning import Writes
 from nnxlite._base.jax import is_ref, same_shape, trace_state
-from nnxlite._state._definition import State
-from nnxlite._state._flat import FlatState, to_pure_dict
+from nnxlite._state._definition import State, to_pure_dict
+from nnxlite._state._flat import FlatState
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._functional import AnyState, GraphState, root_leaves

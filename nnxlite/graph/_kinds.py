@@ -40,7 +40,7 @@ from nnxlite._base.jax import (
 )
 from nnxlite._base.statics import is_trusted
 from nnxlite._state._definition import State
-from nnxlite._state._walk import sort_key, sorted_keys
+from nnxlite._state._flat import sort_key, sorted_keys
 from nnxlite.variables._variable import Variable
 
 OBJECT, VARIABLE, STATE, LIST, TUPLE, DICT, PYTREE, ARRAY, REF, CUSTOM, OTHER = range(11)

@@ -11,7 +11,7 @@ import numpy as np
 from nnxlite._base.jax import Tracer, key_name
 from nnxlite._base.outline import array_text
 from nnxlite._base.text import Atom, can_be_read, is_array
-from nnxlite._state._walk import content
+from nnxlite._state._flat import content
 from nnxlite.graph._compare import Difference, compare
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._plan import view

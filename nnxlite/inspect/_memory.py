@@ -11,7 +11,7 @@ import numpy as np
 
 from nnxlite._base.jax import Tracer, is_ref
 from nnxlite._base.text import counted_as, human_bytes, is_array
-from nnxlite._state._walk import content
+from nnxlite._state._flat import content
 from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._tabulate import printed
 from nnxlite.training import OptState

@@ -26,7 +26,7 @@ import numpy as np
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.interning import LOCK
 from nnxlite._state._definition import State
-from nnxlite._state._walk import sort_key
+from nnxlite._state._flat import sort_key
 from nnxlite.graph._functional import flat_pairs
 from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._rebuild import Path

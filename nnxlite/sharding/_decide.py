@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from nnxlite._base.jax import key_name
-from nnxlite._state._walk import content
+from nnxlite._state._flat import content
 from nnxlite.graph._kinds import OBJECT, kind_of
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import find_duplicates, iter_graph

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import key_name
-from nnxlite._state._walk import content
+from nnxlite._state._flat import content
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.graph._functional import merge, split
 from nnxlite.graph._graphdef import GraphDef

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite._state._walk import sorted_keys
+from nnxlite._state._flat import sorted_keys
 from nnxlite.graph import _kinds
 from tests.laws import model as slow
 from tests.laws.graphs import Box, Pair
