@@ -31,7 +31,7 @@ from nnxlite.filters import Nothing
 from nnxlite.graph._functional import clone, merge, split
 from nnxlite.graph._walk import iter_graph
 from nnxlite.nn.multi_head_attention import MultiHeadAttention, takes_positions
-from nnxlite.objects._views import view
+from nnxlite.objects._capture import view
 from nnxlite.transforms._jit import jit
 from nnxlite.variables._kinds import Cache
 

@@ -18,9 +18,8 @@ from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.lora_kernel import weight_of
 from nnxlite.objects._fields import data
-from nnxlite.objects._module import Module
+from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._rngs import Rngs, RngStream
-from nnxlite.objects._scopes import layer_name
 from nnxlite.variables._kinds import Param
 from nnxlite.variables._variable import Variable
 

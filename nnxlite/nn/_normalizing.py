@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from nnxlite.nn._common import Axes, as_tuple, broadcasts_to
-from nnxlite.objects._scopes import layer_name
+from nnxlite.objects._module import layer_name
 
 Count = int | jax.Array
 

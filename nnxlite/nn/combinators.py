@@ -17,9 +17,8 @@ from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Linear, default_bias_init, default_kernel_init
 from nnxlite.nn.stochastic import Dropout
 from nnxlite.objects._containers import List
-from nnxlite.objects._module import Module
+from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._rngs import Rngs, RngStream
-from nnxlite.objects._scopes import layer_name
 
 
 class Sequential(Module, tp.Generic[R]):

@@ -47,8 +47,8 @@ from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import default_bias_init, default_kernel_init
 from nnxlite.nn.lora_kernel import add_adapter, weight_of
+from nnxlite.objects._module import layer_name
 from nnxlite.objects._rngs import Rngs
-from nnxlite.objects._scopes import layer_name
 
 
 def canonicalize_padding(padding: Padding, rank: int) -> str | list[tuple[int, int]]:

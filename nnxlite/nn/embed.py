@@ -13,9 +13,8 @@ from nnxlite.nn._common import NO_METADATA, Metadata, OutSharding, check_size, n
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.lora_kernel import adapter_of, thin_options, weight_of
-from nnxlite.objects._module import Module
+from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._rngs import Rngs
-from nnxlite.objects._scopes import layer_name
 from nnxlite.variables._kinds import Param
 
 default_embed_init: tp.Final[Initializer] = initializers.variance_scaling(

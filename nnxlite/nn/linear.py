@@ -48,8 +48,8 @@ from nnxlite.nn._common import (
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.lora_kernel import Adapter, LoRAKernel, Product, adapter_of, add_adapter, weight_of
+from nnxlite.objects._module import layer_name, note_layer
 from nnxlite.objects._rngs import Rngs
-from nnxlite.objects._scopes import layer_name, note_layer
 from nnxlite.variables._definition import VariableMetadata
 
 default_kernel_init: tp.Final[Initializer] = initializers.lecun_normal()

@@ -50,10 +50,9 @@ from nnxlite.nn.lora_kernel import LoRAKernel as LoRAKernel
 from nnxlite.nn.lora_kernel import entries_of_matrices, low_rank
 from nnxlite.nn.stochastic import Dropout
 from nnxlite.nn.weight_normalization import SpectralNorm, WeightNorm
-from nnxlite.objects._module import Module
+from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs import Rngs
-from nnxlite.objects._scopes import layer_name
 from nnxlite.variables._kinds import Param
 from nnxlite.variables._variable import Variable
 

@@ -42,9 +42,8 @@ from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import LinearGeneral, default_kernel_init
 from nnxlite.nn.normalization import LayerNorm
 from nnxlite.objects._fields import data
-from nnxlite.objects._module import Module
+from nnxlite.objects._module import Module, layer_name, note_layer
 from nnxlite.objects._rngs import Rngs, RngStream
-from nnxlite.objects._scopes import layer_name, note_layer
 from nnxlite.variables._kinds import Cache
 
 

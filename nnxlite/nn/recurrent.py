@@ -25,10 +25,9 @@ from nnxlite.nn._common import KeySource, broadcasts_to, own_stream
 from nnxlite.nn.recurrent_cells import RNNCellBase
 from nnxlite.nn.recurrent_cells import modified_orthogonal as modified_orthogonal
 from nnxlite.objects._fields import data
-from nnxlite.objects._module import Module
+from nnxlite.objects._module import Module, note_layer
 from nnxlite.objects._rng_scopes import split_rngs
 from nnxlite.objects._rngs import Rngs, RngStream
-from nnxlite.objects._scopes import note_layer
 from nnxlite.transforms._loops import scan
 from nnxlite.variables._kinds import RngState
 

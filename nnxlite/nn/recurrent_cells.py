@@ -31,9 +31,8 @@ from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Linear, default_kernel_init
 from nnxlite.objects._fields import data
-from nnxlite.objects._module import Module
+from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._rngs import Rngs, RngStream
-from nnxlite.objects._scopes import layer_name
 
 Activation = tp.Callable[..., jax.Array]
 

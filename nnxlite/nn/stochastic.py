@@ -11,9 +11,8 @@ from jax.core import Tracer
 
 from nnxlite.nn._common import KeySource, check_rate, draw_key, own_stream, resolve_mode
 from nnxlite.objects._fields import data
-from nnxlite.objects._module import Module
+from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._rngs import Rngs, RngStream
-from nnxlite.objects._scopes import layer_name
 
 
 class Dropout(Module):

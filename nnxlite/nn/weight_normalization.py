@@ -24,10 +24,9 @@ from nnxlite.nn._common import KEYLESS, Axes, as_tuple, new_param, params_key, w
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects._fields import data
-from nnxlite.objects._module import Module
+from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs import Rngs
-from nnxlite.objects._scopes import layer_name
 from nnxlite.variables._kinds import BatchStat, Param
 from nnxlite.variables._variable import Variable
 

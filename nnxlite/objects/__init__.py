@@ -1,6 +1,9 @@
 """Objects: Pytree, Module, containers, random streams, and what modules can do."""
 
 from nnxlite.objects._capture import capture as capture
+from nnxlite.objects._capture import view as view
+from nnxlite.objects._capture import view_info as view_info
+from nnxlite.objects._capture import with_attributes as with_attributes
 from nnxlite.objects._containers import Dict as Dict
 from nnxlite.objects._containers import List as List
 from nnxlite.objects._fields import Data as Data
@@ -24,6 +27,3 @@ from nnxlite.objects._rng_scopes import split_rngs as split_rngs
 from nnxlite.objects._rng_scopes import with_rngs as with_rngs
 from nnxlite.objects._rngs import Rngs as Rngs
 from nnxlite.objects._rngs import RngStream as RngStream
-from nnxlite.objects._views import view as view
-from nnxlite.objects._views import view_info as view_info
-from nnxlite.objects._views import with_attributes as with_attributes

@@ -36,7 +36,7 @@ from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import Outputs, replay, write_leaves
 from nnxlite.boundary._prefixes import by_path
 from nnxlite.boundary._refusals import refuse_foreign_outputs, refuse_non_arrays
-from nnxlite.objects._scopes import note_deleted
+from nnxlite.objects._module import note_deleted
 from nnxlite.transforms._call import refuse_shared_result, select_arguments, unboxed
 from nnxlite.transforms._compiles import (
     CacheInfo,

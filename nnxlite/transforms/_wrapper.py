@@ -25,9 +25,8 @@ from nnxlite._base.jax import EAGER, drop_hidden_frames, is_pytree_leaf, trace_s
 from nnxlite._base.statics import ById, facts
 from nnxlite.boundary._call_def import parameter_names, parameters_of
 from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.objects._frozen import BoundMethod
-from nnxlite.objects._module import Module
-from nnxlite.objects._scopes import called
+from nnxlite.objects._module import Module, called
+from nnxlite.objects._pytree import BoundMethod
 from nnxlite.variables._definition import MISSING
 
 P = tp.ParamSpec("P")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.objects._scopes import layer_name
+from nnxlite.objects._module import layer_name
 from tests.nn.catalogue import LAYERS
 
 DEPTH = 3

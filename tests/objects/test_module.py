@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-from nnxlite.objects._frozen import BoundMethod
+from nnxlite.objects._pytree import BoundMethod
 
 
 class Stage(nnx.Module):

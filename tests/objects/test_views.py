@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-from nnxlite.objects._views import view, view_info, with_attributes
+from nnxlite.objects._capture import view, view_info, with_attributes
 
 
 class Drop(nnx.Module):
