@@ -384,8 +384,8 @@ def set_existing(
             setattr(module, name, value)
             before.setdefault(id(module), (module, *former))
     except BaseException:  # one rejects its value: restore all
-        for module, former, status in before.values():
-            module._nnx_renew("__dict__", former, status)
+        for changed, values, status in before.values():
+            changed._nnx_renew("__dict__", values, status)
         raise
 
 
