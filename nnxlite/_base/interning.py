@@ -53,7 +53,7 @@ import threading
 import typing as tp
 import weakref
 
-from nnxlite._base.statics import atoms, with_atoms
+from nnxlite._base.statics import Facts, atoms, facts, with_atoms
 
 K = tp.TypeVar("K")
 T = tp.TypeVar("T")
@@ -192,20 +192,69 @@ ELSEWHERE: tp.Any = _Elsewhere()
 
 
 class Definition:
-    """Base of what is interned by a key, and may be private.
+    """The static side of a node: interned by its key, or private. Each subclass has a table of its own.
 
     Attributes:
+        head: the part that has no values: a class, names.
+        values: the static values.
+        facts: what is known of each value.
         key: what makes two definitions equal.
         public: of a private definition the interned one; None where this one is interned.
+        own: positions of the values that stay with the owner.
+        mutable: positions of those that can be edited in place.
         atoms: the objects in the values that stay with the owner, in order.
     """
 
-    __slots__ = ("__weakref__", "atoms", "key", "public")
+    __slots__ = (
+        *("__weakref__", "atoms", "facts", "head", "key", "mutable", "own", "public", "values"),
+    )
 
-    def __init__(self, key: tp.Any, public: tp.Any, own: tp.Iterable[tp.Any] = ()) -> None:
-        self.key = key
-        self.public: tp.Any = public
-        self.atoms: tuple[tp.Any, ...] = tuple([atom for value in own for atom in atoms(value)])
+    _table: tp.ClassVar[Table[tp.Any]]
+
+    def __init_subclass__(cls) -> None:
+        cls._table = Table("key")
+
+    def __init__(
+        self,
+        head: tuple[tp.Any, ...],
+        values: tuple[tp.Any, ...] = (),
+        every: tuple[Facts, ...] = (),
+        public: tp.Any = None,
+    ) -> None:
+        self.head, self.values, self.facts, self.public = head, values, every, public
+        self.own: tuple[int, ...] = ()
+        self.mutable: tuple[int, ...] = ()
+        self.atoms: tuple[tp.Any, ...] = ()
+        if public is None:
+            self.key = self._key(head, every)
+            return
+        self.key = public.key
+        self.own = tuple([i for i, part in enumerate(every) if not part.exact])
+        self.mutable = tuple([i for i in self.own if every[i].mutable])
+        self.atoms = tuple([atom for i in self.own for atom in atoms(values[i])])
+
+    @staticmethod
+    def _key(head: tuple[tp.Any, ...], every: tuple[Facts, ...]) -> tp.Any:
+        return (*head, *[part.key for part in every])
+
+    @classmethod
+    def of(
+        cls,
+        head: tuple[tp.Any, ...],
+        values: tuple[tp.Any, ...],
+        every: tuple[Facts, ...] | None = None,
+    ) -> tp.Self:
+        """The definition with this content, which nobody may edit later."""
+        every = tuple(map(facts, values)) if every is None else every
+        key, table = cls._key(head, every), cls._table
+        exact = all(part.exact for part in every)
+        shared = table.find(key)
+        if shared is None:
+            kept = values
+            if not exact:
+                kept = tuple([v if part.exact else ELSEWHERE for v, part in zip(values, every)])
+            shared = table.add(key, cls(head, kept, every))
+        return shared if exact else cls(head, values, every, shared)
 
     @property
     def shared(self) -> tp.Any:
@@ -220,9 +269,17 @@ class Definition:
             return False
         return all(a is b for a, b in zip(self.atoms, other.atoms))
 
+    def with_values(self, values: tp.Sequence[tp.Any]) -> tp.Self:
+        """Another definition with equal values."""
+        return type(self)(self.head, tuple(values), self.facts, self.public)
+
     def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> tp.Self:
         """The definition with each value that stays with the owner replaced by an equal one."""
-        raise NotImplementedError  # pragma: no cover - abstract
+        if not self.own:
+            return self
+        return self.with_values(
+            [change(v) if i in self.own else v for i, v in enumerate(self.values)]
+        )
 
     def swapped(self, instead: tp.Mapping[int, tp.Any]) -> tp.Self:
         """The definition with other objects in it, by the identity of those that it has."""
@@ -234,9 +291,10 @@ class Definition:
         return self
 
     def __deepcopy__(self, memo: dict[int, tp.Any]) -> tp.Self:
-        if self.public is None:
-            return self
         return self.mapped(lambda value: copy_lib.deepcopy(value, memo))
+
+    def __reduce__(self) -> tp.Any:
+        return type(self).of, (self.head, self.values)
 
 
 class ByShared:

@@ -183,7 +183,7 @@ def shown(decoded: Decoded, leaf: int) -> tp.Any:
     definition = decoded.node_defs[node] if node >= 0 else None
     if not isinstance(definition, VariableDef):
         return value
-    without_hooks = VariableDef(definition.type, definition.metadata, None)
+    without_hooks = definition.with_values(definition.values)
     without_hooks.plain_read = True
     return make(without_hooks, value)
 

@@ -27,7 +27,6 @@ import types
 import typing as tp
 
 from nnxlite._base.interning import (
-    ELSEWHERE,
     LOCK,
     Definition,
     Table,
@@ -39,7 +38,7 @@ from nnxlite._base.interning import (
     touch,
 )
 from nnxlite._base.jax import static_part, with_static_part
-from nnxlite._base.statics import Facts, alike, atoms, facts, is_constant, own_copy
+from nnxlite._base.statics import alike, atoms, facts, is_constant, own_copy
 from nnxlite._state._flat import sort_key, sorted_keys
 from nnxlite.graph._kinds import (
     CONTAINERS,
@@ -100,43 +99,26 @@ def layout_of(status: Status) -> Layout:
 
 
 class ObjectDef(Definition):
-    """Class, layout and static values of a graph object; equal ones are the same object, unless private.
+    """Class, layout and static values of a graph object, and last the metadata of a foreign one.
 
     Attributes:
         template: the static attributes, by name, with copies of the builtin containers among them.
-        facts: what is known of each static value, in the order of the layout.
-        own: names of the attributes whose values stay with the object.
-        mutable: names of those that can be edited in place.
-        watched: the same, with their positions among the static values.
+        watched: names and positions of those that can be edited in place.
     """
 
-    def __init__(
-        self,
-        type_: type,
-        layout: Layout,
-        statics: tuple[tp.Any, ...],
-        metadata: tp.Any,
-        every: tuple[Facts, ...],
-        key: tuple[tp.Any, ...],
-        public: ObjectDef | None = None,
-    ) -> None:
-        names = layout.static
-        self.own = () if public is None else _names(names, [not part.exact for part in every])
-        self.mutable = () if public is None else _names(names, [part.mutable for part in every])
-        self.watched = [(name, names.index(name)) for name in self.mutable]
-        self.type: tp.Any = type_
-        self.layout = layout
-        self.metadata = metadata
-        self.statics = statics
-        self.template = dict(zip(names, statics))
-        self.facts = every
-        own = [self.template[name] for name in self.own]
-        super().__init__(key, public, own if metadata is None else [*own, metadata])
+    def __init__(self, *content: tp.Any) -> None:
+        super().__init__(*content)
+        self.type: tp.Any
+        self.layout: Layout
+        self.type, self.layout = self.head
+        names, self.metadata = self.layout.static, self.values[-1]
+        self.template = dict(zip(names, self.values))
+        self.watched = [(names[i], i) for i in self.mutable if i < len(names)]
 
     def fresh_template(self) -> dict[tp.Any, tp.Any]:
         """The static attributes for a new object."""
         new = self.template.copy()
-        for name in self.mutable:
+        for name, _ in self.watched:
             new[name] = own_copy(new[name])
         return new
 
@@ -146,19 +128,9 @@ class ObjectDef(Definition):
         What is known of the other values is taken over: it is why a change of mode is quick.
         """
         at = self.layout.static.index(name)
-        statics = (*self.statics[:at], value, *self.statics[at + 1 :])
-        every = (*self.facts[:at], facts(value), *self.facts[at + 1 :])
-        return _interned_object(self.type, self.layout, statics, self.metadata, every)
-
-    def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> ObjectDef:
-        """The definition with each value that stays with the object replaced by an equal one."""
-        if self.public is None:
-            return self
-        own = {name: change(self.template[name]) for name in self.own}
-        statics = tuple({**self.template, **own}.values())
-        metadata = change(self.metadata)
-        return ObjectDef(
-            self.type, self.layout, statics, metadata, self.facts, self.key, self.public
+        values = (*self.values[:at], value, *self.values[at + 1 :])
+        return ObjectDef.of(
+            self.head, values, (*self.facts[:at], facts(value), *self.facts[at + 1 :])
         )
 
     def is_of(self, node: GraphNode, seen: set[int]) -> bool:
@@ -175,7 +147,7 @@ class ObjectDef(Definition):
             seen.add(number)
             if facts(value).key != self.facts[at].key:
                 return False
-            pairs = zip(atoms(value), atoms(self.statics[at])) if self.atoms else ()
+            pairs = zip(atoms(value), atoms(self.values[at])) if self.atoms else ()
             if any(a is not b for a, b in pairs):
                 return False
         return True
@@ -188,41 +160,13 @@ class ObjectDef(Definition):
         static = ", ".join(f"{k}={v!r}" for k, v in self.template.items())
         return f"{self.type.__name__}({static})"
 
-    def __reduce__(self) -> tp.Any:
-        return intern_object, (self.type, self.layout, self.statics, self.metadata)
-
-
-def _names(names: tuple[tp.Any, ...], chosen: list[bool]) -> tuple[tp.Any, ...]:
-    return tuple([name for name, is_chosen in zip(names, chosen) if is_chosen])
-
-
-_defs: Table[ObjectDef] = Table("key")
-
 
 def intern_object(
     cls: type, layout: Layout, statics: tuple[tp.Any, ...], metadata: tp.Any = None
 ) -> ObjectDef:
     """The definition for these facts."""
-    statics = tuple(map(own_copy, statics))  # before the key: another thread may be editing them
-    return _interned_object(cls, layout, statics, metadata, tuple(map(facts, statics)))
-
-
-def _interned_object(
-    cls: type,
-    layout: Layout,
-    statics: tuple[tp.Any, ...],
-    metadata: tp.Any,
-    every: tuple[Facts, ...],
-) -> ObjectDef:
-    about = facts(metadata)
-    key = (cls, layout, about.key, *[part.key for part in every])
-    exact = about.exact and all(part.exact for part in every)
-    shared = _defs.find(key)
-    if shared is None:
-        kept = tuple([v if part.exact else ELSEWHERE for v, part in zip(statics, every)])
-        shared = ObjectDef(cls, layout, kept, metadata if about.exact else ELSEWHERE, every, key)
-        shared = _defs.add(key, shared)
-    return shared if exact else ObjectDef(cls, layout, statics, metadata, every, key, shared)
+    # Copied before the key is made: another thread may be editing them.
+    return ObjectDef.of((cls, layout), (*map(own_copy, statics), metadata))
 
 
 def definition(node: GraphNode) -> ObjectDef:
@@ -410,35 +354,21 @@ class ContainerDef(Definition):
 
     __slots__ = ("keys", "kind", "order", "treedef", "type")
 
-    def __init__(
-        self,
-        kind: int,
-        type_: type,
-        keys: tuple[tp.Any, ...],
-        treedef: tp.Any,
-        key: tp.Any = None,
-        public: ContainerDef | None = None,
-    ) -> None:
-        super().__init__(key, public, () if public is None else [static_part(treedef)])
-        self.kind = kind
-        self.type = type_
+    def __init__(self, *content: tp.Any) -> None:
+        super().__init__(*content)
+        self.kind, self.type, keys, _, self.treedef = self.head
         self.order: list[int] | None = None
-        if kind == PYTREE:
+        if self.kind == PYTREE:
             order = sorted(range(len(keys)), key=lambda i: sort_key(keys[i]))
             if order != list(range(len(keys))):
                 self.order = order
                 keys = tuple(keys[i] for i in order)
         self.keys = keys
-        self.treedef = treedef
 
-    def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> ContainerDef:
-        """The definition with the static part of a pytree node replaced by an equal one."""
-        if self.public is None:
-            return self
-        part = change(static_part(self.treedef))
-        treedef = with_static_part(self.treedef, part)
-        keys = tuple(self._as_node([*self.keys]))
-        return ContainerDef(self.kind, self.type, keys, treedef, self.key, self.public)
+    def with_values(self, values: tp.Sequence[tp.Any]) -> ContainerDef:
+        """The same definition with another static part of its pytree node."""
+        head = (*self.head[:-1], with_static_part(self.treedef, *values))
+        return ContainerDef(head, tuple(values), self.facts, self.public)
 
     def in_order(self, children: tp.Sequence[tp.Any]) -> tp.Sequence[tp.Any]:
         """The children of such a node in the order of the keys."""
@@ -458,22 +388,16 @@ class ContainerDef(Definition):
     def __repr__(self) -> str:
         return f"{self.type.__name__}{list(self.keys)}"
 
-    def __reduce__(self) -> tp.Any:
-        keys = tuple(self._as_node([*self.keys]))
-        return container_def, (self.kind, self.type, keys, self.treedef)
-
 
 class StaticDef(Definition):
     """A static value inside a container that contains data."""
 
-    __slots__ = ("mutable", "value")
+    __slots__ = ()
 
-    def __init__(
-        self, value: tp.Any, key: tp.Any, mutable: bool = False, public: StaticDef | None = None
-    ) -> None:
-        super().__init__(key, public, () if public is None else [value])
-        self.value = value
-        self.mutable = mutable
+    @property
+    def value(self) -> tp.Any:
+        """The value."""
+        return self.values[0]
 
     def is_of(self, value: tp.Any) -> bool:
         """Whether it describes this value as it is now."""
@@ -481,17 +405,8 @@ class StaticDef(Definition):
             return True
         return static_def(value).matches(self)
 
-    def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> StaticDef:
-        """The definition with an equal value, where the value stays with its owner."""
-        if self.public is None:
-            return self
-        return StaticDef(change(self.value), self.key, self.mutable, self.public)
-
     def __repr__(self) -> str:
         return f"Static({self.value!r})"
-
-    def __reduce__(self) -> tp.Any:
-        return static_def, (self.value,)
 
 
 class Mark(enum.Enum):
@@ -502,31 +417,21 @@ class Mark(enum.Enum):
 
 LEAF, REF_LEAF = Mark
 
-_containers: Table[ContainerDef] = Table("key")
-_statics: Table[StaticDef] = Table("key")
-
 
 def container_def(
     kind: int, type_: type, keys: tuple[tp.Any, ...], treedef: tp.Any = None
 ) -> ContainerDef:
     """The definition of a container of this form."""
-    key = (kind, type_, keys, tuple(map(type, keys)), treedef)
+    head = (kind, type_, keys, tuple(map(type, keys)), treedef)
     try:
-        shared = _containers.find(key)
+        return ContainerDef.of(head, () if treedef is None else (static_part(treedef),))
     except ValueError:  # the static part of a pytree node cannot be compared: one of its own
-        return ContainerDef(kind, type_, keys, treedef)
-    shared = shared or _containers.add(key, ContainerDef(kind, type_, keys, treedef, key))
-    if treedef is None or facts(static_part(treedef)).exact:
-        return shared
-    return ContainerDef(kind, type_, keys, treedef, key, shared)
+        return ContainerDef(head)
 
 
 def static_def(value: tp.Any) -> StaticDef:
     """The definition of a static value."""
-    value = own_copy(value)
-    key, exact, mutable, _ = facts(value)
-    shared = _statics.find(key) or _statics.add(key, StaticDef(value if exact else ELSEWHERE, key))
-    return shared if exact else StaticDef(value, key, mutable, shared)
+    return StaticDef.of((), (own_copy(value),))
 
 
 Token: tp.TypeAlias = ObjectDef | VariableDef | ContainerDef | StaticDef | Mark | int

@@ -87,7 +87,7 @@ class Setting(StaticDef):
     __slots__ = ()
 
     def __init__(self, value: tp.Any) -> None:
-        super().__init__(value, None)
+        super().__init__((), (value,))
 
 
 Path: tp.TypeAlias = tuple[tp.Any, ...]
@@ -204,7 +204,9 @@ class Decoded:
     @functools.cached_property
     def plain_objects(self) -> list[tp.Any]:
         """The static values that are plain objects, or contain some."""
-        values = [v for d in self.node_defs if isinstance(d, ObjectDef) for v in d.statics]
+        values = [
+            v for d in self.node_defs if isinstance(d, ObjectDef) for v in d.template.values()
+        ]
         return [value for value in values if note_hidden([value])]
 
     def below(self, code: Code, settings: bool = False) -> list[tuple[tp.Any, Code]]:

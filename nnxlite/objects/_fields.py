@@ -404,7 +404,7 @@ def _with_statics(change: tp.Callable[[Path, tp.Any], tp.Any], value: tp.Any, pa
     ]
     if all(x is y for x, y in zip(new, children)):
         return value
-    return build_container(ContainerDef(kind, type(value), keys, treedef), new)
+    return build_container(ContainerDef((kind, type(value), keys, (), treedef)), new)
 
 
 def _release(node: tp.Any) -> None:

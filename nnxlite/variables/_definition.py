@@ -26,9 +26,9 @@ from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.errors import check_level, short_type
-from nnxlite._base.interning import ELSEWHERE, LOCK, Definition, Table, touch
+from nnxlite._base.interning import LOCK, Definition, touch
 from nnxlite._base.jax import TraceRef, is_ref, new_ref, trace_state
-from nnxlite._base.statics import alike, facts, own_copy
+from nnxlite._base.statics import Facts, alike, atoms, facts, own_copy
 
 if tp.TYPE_CHECKING:
     from nnxlite.variables._variable import Variable
@@ -55,12 +55,9 @@ def as_hooks(hooks: tp.Any) -> tuple[tp.Callable[..., tp.Any], ...]:
 class VariableDef(Definition):
     """Class and metadata of a Variable; what a `GraphDef` keeps of it.
 
-    Equal definitions are the same object, unless they are private.
-
     Attributes:
-        own: names of the entries that stay with the Variable.
-        copied: whether one of them contains a builtin container, of which each Variable has its own.
-        mutable: whether one of them may be edited in place.
+        copied: whether an entry of its own contains a builtin container, of which each Variable has its
+            own.
     """
 
     __slots__ = (
@@ -69,33 +66,28 @@ class VariableDef(Definition):
         "get_hooks",
         "is_ref",
         "metadata",
-        "mutable",
-        "own",
         "plain_read",
         "set_hooks",
         "type",
     )
 
-    def __init__(
-        self,
-        type_: type[Variable],
-        metadata: dict[str, tp.Any],
-        key: tp.Any,
-        own: tuple[str, ...] = (),
-        mutable: bool = False,
-        public: VariableDef | None = None,
-    ) -> None:
-        super().__init__(key, public, [metadata[name] for name in own])
-        self.type = type_
-        self.metadata = metadata
-        self.own = own
-        self.mutable = mutable
-        self.copied = any(own_copy(metadata[name]) is not metadata[name] for name in own)
-        self.is_ref = bool(metadata.get("ref", False))
+    def __init__(self, *content: tp.Any) -> None:
+        super().__init__(*content)
+        if len(self.own) > 1:  # the order in which metadata were given does not count
+            order = sorted(self.own, key=lambda i: str(self.head[1 + i]))
+            self.atoms = tuple([atom for i in order for atom in atoms(self.values[i])])
+        self.type: type[Variable] = self.head[0]
+        self.metadata: dict[str, tp.Any] = dict(zip(self.head[1:], self.values))
+        self.copied = any(own_copy(self.values[i]) is not self.values[i] for i in self.own)
+        self.is_ref = bool(self.metadata.get("ref", False))
         self.create_hooks = self.hooks("on_create_value")
         self.get_hooks = self.hooks("on_get_value")
         self.set_hooks = self.hooks("on_set_value")
-        self.plain_read = not self.get_hooks and not self.is_ref and type_._nnx_reads_plainly
+        self.plain_read = not self.get_hooks and not self.is_ref and self.type._nnx_reads_plainly
+
+    @staticmethod
+    def _key(head: tuple[tp.Any, ...], every: tuple[Facts, ...]) -> tp.Any:
+        return head[0], frozenset(zip(head[1:], [part.key for part in every]))
 
     def hooks(self, name: str) -> tuple[tp.Callable[..., tp.Any], ...]:
         """The callbacks for one event: those given as metadata, else the class's own method."""
@@ -123,48 +115,25 @@ class VariableDef(Definition):
         """This definition with its own copies of the builtin containers, which no Variable has."""
         return self.mapped(own_copy) if self.copied else self
 
-    def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> VariableDef:
-        """The definition with each entry of its own replaced by an equal one."""
-        return self._with({name: change(self.metadata[name]) for name in self.own})
-
     def keeping(self, before: VariableDef) -> VariableDef:
         """This definition with the entries of an earlier one that are equal to its own."""
-        mine, theirs = self.metadata, before.metadata
-        both = [name for name in self.own if name in before.own]
-        same = [n for n in both if facts(mine[n]).key == facts(theirs[n]).key]
-        return self._with({name: theirs[name] for name in same})
-
-    def _with(self, own: dict[str, tp.Any]) -> VariableDef:
-        if not own:
-            return self
-        metadata = {**self.metadata, **own}
-        return VariableDef(self.type, metadata, self.key, self.own, self.mutable, self.public)
+        values = dict(self.metadata)
+        for i in self.own:
+            name = self.head[1 + i]
+            if name in before.metadata:
+                earlier = before.metadata[name]
+                if facts(earlier).key == self.facts[i].key:
+                    values[name] = earlier
+        return self.with_values([*values.values()])
 
     def __repr__(self) -> str:
         shown = "".join(f", {k}={v!r}" for k, v in self.metadata.items() if k not in REQUIRED)
         return f"VariableDef({self.type.__name__}{shown})"
 
-    def __reduce__(self) -> tp.Any:
-        return define, (self.type, self.metadata)
-
-
-_interned: Table[VariableDef] = Table("key")
-
 
 def define(type_: type[Variable], metadata: dict[str, tp.Any]) -> VariableDef:
-    """The definition for a class and metadata (the dict is adopted; do not change it later)."""
-    names = sorted(metadata, key=str)
-    every = [facts(metadata[name]) for name in names]
-    key = (type_, *names, *[part.key for part in every])
-    own = tuple([name for name, part in zip(names, every) if not part.exact])
-    shared = _interned.find(key)
-    if shared is None:
-        kept = {**metadata, **dict.fromkeys(own, ELSEWHERE)} if own else metadata
-        shared = _interned.add(key, VariableDef(type_, kept, key))
-    if not own:
-        return shared
-    mutable = any(part.mutable for part in every)
-    return VariableDef(type_, metadata, key, own, mutable, shared)
+    """The definition for a class and metadata."""
+    return VariableDef.of((type_, *metadata), tuple(metadata.values()))
 
 
 class Box:

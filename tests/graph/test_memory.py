@@ -157,12 +157,12 @@ def test_values_die_with_the_call():
 def table_sizes() -> dict[str, int]:
     gc.collect()
     tables = {
-        "objects": _defs._defs,
+        "objects": _defs.ObjectDef._table,
         "layouts": _defs._layouts,
-        "containers": _defs._containers,
-        "statics": _defs._statics,
+        "containers": _defs.ContainerDef._table,
+        "statics": _defs.StaticDef._table,
         "graphs": _graphdef._interned,
-        "variables": _definition._interned,
+        "variables": _definition.VariableDef._table,
     }
     return {name: len(table) for name, table in tables.items()}
 
