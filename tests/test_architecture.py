@@ -62,7 +62,7 @@ LAZILY_BACK = {
 """Imports inside functions that close a circle within a package."""
 
 ORDER = {
-    "graph": """_kinds _defs _rebuild _traverse _compare _graphdef _plan _functional
+    "graph": """_kinds _defs _rebuild _compare _graphdef _plan _functional
         _walk _freezing _edit""",
     "boundary": "_call_def _inputs _out _leave _refusals _prefixes _labels _body _context",
 }

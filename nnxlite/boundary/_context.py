@@ -24,12 +24,20 @@ from nnxlite._base.interning import Writes
 from nnxlite._state._flat import FlatState
 from nnxlite.boundary._out import note_changes
 from nnxlite.filters import Filter
+from nnxlite.graph._defs import children_by_name
 from nnxlite.graph._functional import copied, leaves_of, listed_leaves, select
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import ARRAY, kind_of
 from nnxlite.graph._plan import View, refuse_sharing
-from nnxlite.graph._rebuild import Decoded, build_nodes, check_trace, note_entered, resolve
-from nnxlite.graph._traverse import Traversal, children_by_name, traverse
+from nnxlite.graph._rebuild import (
+    Decoded,
+    Traversal,
+    build_nodes,
+    check_trace,
+    note_entered,
+    resolve,
+    traverse,
+)
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import Variable, make, note_definition, note_raw
 

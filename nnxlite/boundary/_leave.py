@@ -20,8 +20,7 @@ from nnxlite.boundary._out import Edit, OutDef, Outputs, Source
 from nnxlite.graph._defs import ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import CUSTOM_NODES, GraphNode, refuse_hidden_writes
-from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
-from nnxlite.graph._traverse import traverse
+from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path, traverse
 from nnxlite.variables._definition import VariableDef, current_definition
 from nnxlite.variables._variable import Variable
 

@@ -21,12 +21,11 @@ from nnxlite._base.jax import PyTreeDef, new_ref, trace_state
 from nnxlite._base.statics import ById, own_copy
 from nnxlite.boundary._call_def import CallDef, StaticLeaves, paths_of, static_leaves
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.graph._defs import REF_LEAF, ObjectDef, note_definition_of
+from nnxlite.graph._defs import REF_LEAF, ObjectDef, note_definition_of, note_edit
 from nnxlite.graph._edit import note_arrays
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._rebuild import Code, NodeCode, Path, build_nodes, check_trace, resolve
-from nnxlite.graph._traverse import note_edit
 from nnxlite.variables._definition import VariableDef
 from nnxlite.variables._variable import note_definition, note_raw
 

@@ -259,7 +259,7 @@ def _walk(
 ) -> tp.Iterator[Difference]:
     partners: dict[int, int] = {}
     paths: tuple[dict[int, Path], dict[int, Path]] = {}, {}  # of the nodes of each side
-    roots = itertools.zip_longest(before.roots, after.roots)
+    roots = itertools.zip_longest(map(_stated, before.roots), map(_stated, after.roots))
     pending: list[tuple[Path, tp.Any, tp.Any]]
     pending = [(path, a, b) for path, (a, b) in zip(names, roots)][::-1]
     while pending:
@@ -268,10 +268,9 @@ def _walk(
         inside: tuple[tp.Any, tp.Any] | None = None  # what else objects or containers consist of
         if a is None or b is None:
             yield Difference(path, "added" if a is None else "removed", *kinds)
-        elif isinstance(a, StaticDef) and isinstance(b, StaticDef):
-            if type(a) is not type(b):  # equal or not, a new status
-                old, new = (Status(type(x) is StaticDef, x.value) for x in (a, b))
-                yield Difference(path, "retyped", old, new)
+        elif isinstance(a, Status) and isinstance(b, Status):
+            if a.is_data != b.is_data:  # equal or not
+                yield Difference(path, "retyped", a, b)
             elif _differ(a.value, b.value):
                 yield Difference(path, "setting", a.value, b.value)
         elif isinstance(a, NodeCode) and isinstance(b, NodeCode):
@@ -299,15 +298,27 @@ def _walk(
         elif isinstance(a, ArrayCode) and isinstance(b, ArrayCode):
             yield from at_leaf(path, a.leaf, b.leaf)
         if inside is not None:
-            ours, theirs = (
-                dict(side.below(tp.cast(Code, code), True))
-                for side, code in ((before, a), (after, b))
-            )
+            ours, theirs = _below(before, a), _below(after, b)
             if _differ(*inside) and (isinstance(a, NodeCode) or [*ours] == [*theirs]):
                 yield Difference(path, "setting", *inside)
             every = [*ours, *(name for name in theirs if name not in ours)]
             below = [((*path, name), ours.get(name), theirs.get(name)) for name in every]
             pending += reversed(below)
+
+
+def _stated(code: Code) -> tp.Any:
+    return Status(True, code.value) if isinstance(code, StaticDef) else code
+
+
+def _below(side: Decoded, code: tp.Any) -> dict[tp.Any, tp.Any]:
+    """What is below an object or a container, by name, static attributes among it."""
+    below = {name: _stated(child) for name, child in side.below(code)}
+    definition = side.node_defs[code.number] if isinstance(code, NodeCode) else None
+    if definition is None:
+        return below
+    settings = {name: Status(False, value) for name, value in definition.template.items()}
+    every = below | settings
+    return {name: every[name] for name in definition.layout.status}
 
 
 def _metadata(
@@ -319,11 +330,11 @@ def _metadata(
         yield Difference(path, "metadata", before, after)
 
 
-def kind_at(side: Decoded, code: Code | None) -> tp.Any:
+def kind_at(side: Decoded, code: Code | Status | None) -> tp.Any:
     """A class, or the value of what is static."""
     if code is None:
         return None
-    if isinstance(code, StaticDef):
+    if isinstance(code, (StaticDef, Status)):
         return code.value
     if isinstance(code, ContainerCode):
         return code.definition.type
@@ -343,7 +354,7 @@ def _differ(a: tp.Any, b: tp.Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Status:
-    """A static value as an attribute of one status or the other."""
+    """A static value: one among the data, or in a static attribute."""
 
     is_data: bool
     value: tp.Any

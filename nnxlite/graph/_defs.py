@@ -16,6 +16,9 @@ because it was once described.
 
 Static values that may be edited, or are equal without being interchangeable, stay with their object: its
 definition is private, see `_base.interning`.
+
+What has children is a *node*: an object, a container, or an instance of a registered class.
+The last part of this file says how children are listed and edited.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import operator
 import types
 import typing as tp
 
+from nnxlite._base.errors import path_text
 from nnxlite._base.interning import (
     LOCK,
     Definition,
@@ -42,10 +46,22 @@ from nnxlite._base.statics import alike, atoms, facts, is_constant, own_copy
 from nnxlite._state._flat import sort_key, sorted_keys
 from nnxlite.graph._kinds import (
     CONTAINERS,
+    CUSTOM,
+    CUSTOM_NODES,
+    DICT,
+    EVERY,
+    LIST,
+    OBJECT,
     PYTREE,
+    STATE,
+    STRICT,
     GraphNode,
     build_container,
+    flatten_container,
     has_data,
+    is_held,
+    is_setting,
+    items_of,
     kind_of,
     warn_of_hidden,
 )
@@ -287,6 +303,31 @@ DEFINITIONS_PER_CLASS = 64
 
 _set_def = GraphNode.__dict__["_nnx_def"].__set__
 _set_status = GraphNode.__dict__["_nnx_status"].__set__
+_set_plans = GraphNode.__dict__["_nnx_plans"].__set__
+_set_searched = GraphNode.__dict__["_nnx_searched"].__set__
+_set_trace = GraphNode.__dict__["_nnx_trace"].__set__
+_set_version = GraphNode.__dict__["_nnx_version"].__set__
+
+
+def new_shell(cls: type, definition: ObjectDef | None, trace: tp.Any, searched: int = -1) -> tp.Any:
+    """An object of a class, unfilled, that belongs to the given trace; `definition` may be None yet.
+
+    With `searched=0` it counts as one in no circle, as long as it has version 0.
+    """
+    return fill_shell(object.__new__(cls), definition, trace, searched)
+
+
+def fill_shell(
+    new: tp.Any, definition: ObjectDef | None, trace: tp.Any, searched: int = -1
+) -> tp.Any:
+    """What `new_shell` makes of an instance that has nothing yet."""
+    _set_def(new, definition)
+    _set_status(new, {} if definition is None else definition.layout.status)
+    _set_trace(new, trace)
+    _set_version(new, 0)
+    _set_plans(new, None)
+    _set_searched(new, searched)
+    return new
 
 
 class KeptElsewhere(property):
@@ -435,3 +476,96 @@ def static_def(value: tp.Any) -> StaticDef:
 
 
 Token: tp.TypeAlias = ObjectDef | VariableDef | ContainerDef | StaticDef | Mark | int
+
+
+# Children ------------------------------------------------------------------------------------
+
+Assigned = tp.Mapping[tp.Any, tp.Any]
+Names = tp.Collection[tp.Any]
+
+
+def children_of(value: tp.Any, static: bool = True) -> list[tuple[tp.Any, tp.Any]]:
+    """The (name, child) pairs of a value in traversal order, with or without static attributes."""
+    kind = kind_of(value)
+    if kind == OBJECT:
+        attributes, layout = value._nnx_dict, definition(value).layout
+        names = layout.status if static else layout.data
+        return [(name, attributes[name]) for name in names]
+    if kind == CUSTOM:
+        return list(CUSTOM_NODES[type(value)].flatten(value)[0])
+    return items_of(value, kind) if kind in CONTAINERS else []
+
+
+def children_by_name(value: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
+    """The children of a node by name, in any order."""
+    kind = kind_of(value)
+    if kind == OBJECT:
+        return value._nnx_dict
+    if kind == STATE:
+        return value._mapping
+    return value if kind == DICT else dict(children_of(value))
+
+
+def is_static_child(value: tp.Any, name: tp.Any, child: tp.Any) -> bool:
+    """Whether a child of a node is not part of its state, not even with `graph=False`."""
+    kind = kind_of(value)
+    if kind == OBJECT:
+        return not value._nnx_status.get(name, True)
+    return is_setting(child) if kind == CUSTOM else child is None
+
+
+def is_edited_in_place(value: tp.Any) -> bool:
+    """Whether children are replaced in the node itself, not by building another node.
+
+    All of these take children under new names as well, but for lists.
+    """
+    kind = kind_of(value)
+    return not value._nnx_closed if kind == OBJECT else kind in (CUSTOM, LIST, DICT, STATE)
+
+
+def note_edit(writes: Writes, value: tp.Any, assigned: Assigned, removed: Names = ()) -> None:
+    """Note that children of a node are replaced or added, and others removed."""
+    kind = kind_of(value)
+    if kind == OBJECT:
+        value._nnx_edit(writes, assigned, removed)
+        return
+    delete: tp.Callable[..., None] = operator.delitem
+    assign: tp.Callable[..., None] = operator.setitem
+    if kind == CUSTOM:
+        delete, assign = CUSTOM_NODES[type(value)].pop_key, CUSTOM_NODES[type(value)].set_key
+    note = writes.add if type(value) in (list, dict) else writes.add_foreign
+    for name in sorted(removed, key=lambda name: -name if isinstance(name, int) else 0):
+        note(delete, value, name)  # the last item first
+    for name, child in assigned.items():
+        note(assign, value, name, child)
+
+
+def contains_itself(value: tp.Any, path: list[tp.Any]) -> ValueError:
+    """The error for a plain container that was met inside itself, at a path."""
+    return ValueError(
+        f"The {type(value).__name__} at '{path_text(path)}' contains itself. Plain containers form "
+        "trees; put the cycle through a Module, nnx.List or nnx.Dict."
+    )
+
+
+def define_container(
+    value: tp.Any, kind: int, loose: int = STRICT
+) -> tuple[tp.Any, tp.Sequence[tp.Any]]:
+    """The definition of a container and its children, static ones as their definitions."""
+    keys, children, treedef = flatten_container(value, kind)
+    definition = container_def(kind, type(value), keys, treedef)
+    parts = definition.in_order(children)
+    if loose == EVERY:
+        return definition, parts
+    return definition, [static_def(v) if is_held(v, loose) else v for v in parts]
+
+
+def define_custom(value: tp.Any) -> tuple[tp.Any, list[tp.Any]]:
+    """The definition of a foreign graph node and its data children."""
+    custom = CUSTOM_NODES[type(value)]
+    pairs, metadata = custom.flatten(value)
+    attributes = dict(pairs)
+    status = {k: not is_setting(v) for k, v in attributes.items()}
+    layout = layout_of(status)
+    definition = intern_object(type(value), layout, layout.static_values(attributes), metadata)
+    return definition, [attributes[name] for name in layout.data]

@@ -20,9 +20,15 @@ from nnxlite._base.jax import is_ref, same_shape, trace_state
 from nnxlite._state._definition import State, to_pure_dict
 from nnxlite._state._flat import FlatState
 from nnxlite.filters import Filter, to_predicate
-from nnxlite.graph._defs import StaticDef
+from nnxlite.graph._defs import (
+    StaticDef,
+    children_by_name,
+    is_edited_in_place,
+    is_static_child,
+    note_edit,
+)
 from nnxlite.graph._functional import AnyState, GraphState, root_leaves
-from nnxlite.graph._kinds import EVERY, OBJECT, PYTREE, GraphNode, kind_of
+from nnxlite.graph._kinds import EVERY, NODES, OBJECT, PYTREE, GraphNode, kind_of
 from nnxlite.graph._plan import Stale, usual_plan, view
 from nnxlite.graph._rebuild import (
     ArrayCode,
@@ -32,13 +38,6 @@ from nnxlite.graph._rebuild import (
     NodeCode,
     Path,
     check_trace,
-)
-from nnxlite.graph._traverse import (
-    NODES,
-    children_by_name,
-    is_edited_in_place,
-    is_static_child,
-    note_edit,
 )
 from nnxlite.graph._walk import iter_graph
 from nnxlite.variables._definition import MISSING, set_value

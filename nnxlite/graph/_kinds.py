@@ -4,7 +4,7 @@
 that a traversal costs one dict lookup per value.
 
 *Containers* are lists, tuples, dicts, States, named tuples and pytree nodes. Objects and Variables
-are not: they have an identity, and `_traverse.py` treats them itself. A class of the user's own
+are not: they have an identity, `_rebuild.py` treats them itself. A class of the user's own
 becomes a graph node, not a container, with `register_graph_node_type`. A named tuple is a pytree
 node that needs no treedef.
 
@@ -48,6 +48,8 @@ OBJECT, VARIABLE, STATE, LIST, TUPLE, DICT, PYTREE, ARRAY, REF, CUSTOM, OTHER = 
 array reference, user-registered graph node, and everything else."""
 
 CONTAINERS = frozenset({STATE, LIST, TUPLE, DICT, PYTREE})
+NODES = CONTAINERS | {OBJECT, CUSTOM}
+"""The kinds of values that have children."""
 
 
 class GraphNode:

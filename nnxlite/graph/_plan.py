@@ -24,7 +24,7 @@ import weakref
 from nnxlite._base.config import GRAPH_MODE
 from nnxlite._base.errors import path_text
 from nnxlite._base.interning import Bounded, epoch, observe
-from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef
+from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef, define_container
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
     ARRAY,
@@ -37,8 +37,7 @@ from nnxlite.graph._kinds import (
     is_held,
     kind_of,
 )
-from nnxlite.graph._rebuild import ArrayCode, Code, NodeCode, Path
-from nnxlite.graph._traverse import Traversal, define_container, traverse
+from nnxlite.graph._rebuild import ArrayCode, Code, NodeCode, Path, Traversal, traverse
 from nnxlite.variables._definition import VariableDef
 from nnxlite.variables._variable import Variable, store_together, versioned
 

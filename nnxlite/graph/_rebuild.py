@@ -1,4 +1,6 @@
-"""From definitions and leaves back to objects.
+"""From objects to definitions and leaves, and back.
+
+`traverse` is the walk from objects to definitions: iterative, in sorted order.
 
 `Decoded` is a token sequence made ready for use: every node with its definition, every object with
 the codes of its children: a `NodeCode`, an `ArrayCode`, a `StaticDef`, or a `ContainerCode`.
@@ -22,8 +24,10 @@ import typing as tp
 import weakref
 
 from nnxlite._base.errors import check_level
+from nnxlite._base.interning import next_number, observe
 from nnxlite._base.jax import EAGER, TraceRef, trace_state
 from nnxlite._base.statics import own_copy
+from nnxlite._state._definition import State
 from nnxlite.graph._defs import (
     LEAF,
     REF_LEAF,
@@ -32,10 +36,34 @@ from nnxlite.graph._defs import (
     StaticDef,
     Token,
     Values,
+    _set_version,
+    contains_itself,
+    define,
+    define_container,
+    define_custom,
+    new_shell,
+    static_def,
     values_getter,
 )
-from nnxlite.graph._kinds import CUSTOM_NODES, GraphNode, note_hidden, notifies
-from nnxlite.variables._definition import MISSING, VariableDef
+from nnxlite.graph._kinds import (
+    ARRAY,
+    CUSTOM,
+    CUSTOM_NODES,
+    EVERY,
+    NUMBERS,
+    OBJECT,
+    OTHER,
+    REF,
+    STATE,
+    STRICT,
+    VARIABLE,
+    GraphNode,
+    classify,
+    kind_by_type,
+    note_hidden,
+    notifies,
+)
+from nnxlite.variables._definition import MISSING, VariableDef, current_definition
 from nnxlite.variables._variable import Variable, make
 
 
@@ -81,16 +109,170 @@ def _notifies(code: Code) -> bool:
     return True
 
 
-class Setting(StaticDef):
-    """A static attribute, where those of objects are listed together with their data."""
-
-    __slots__ = ()
-
-    def __init__(self, value: tp.Any) -> None:
-        super().__init__((), (value,))
-
-
 Path: tp.TypeAlias = tuple[tp.Any, ...]
+
+
+# From objects ---------------------------------------------------------------------------------------
+
+
+class Traversal:
+    """The result of one walk over some roots.
+
+    Attributes:
+        tokens: the preorder sequence of definitions.
+        nodes: objects, Variables and references, in order of first visit.
+        versions: the structural version of each node, 0 where it has none.
+        leaves: Variables, references and arrays, in leaf order.
+        nested: the leaves once more, as their State, by number of the root.
+        index: node number by identity.
+        states: the `State` mappings met, with their versions.
+        mutable: the objects with mutable static attributes and Variables with mutable metadata: number
+            and definition.
+        exact: False where something without any trace of its edits was met (foreign graph nodes).
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+        self.nodes: list[tp.Any] = []
+        self.versions: list[int] = []
+        self.leaves: list[tp.Any] = []
+        self.nested: dict[tp.Any, tp.Any] = {}
+        self.index: dict[int, int] = {}
+        self.states: list[tuple[tp.Any, int]] = []
+        self.mutable: list[tuple[int, ObjectDef | VariableDef]] = []
+        self.exact = True
+
+
+kind_by_type[StaticDef] = _STATIC = -1
+"""What is static among the children of a container is given by its definition."""
+
+
+def traverse(
+    roots: tp.Iterable[tp.Any],
+    into: Traversal | None = None,
+    *,
+    trees: int = STRICT,
+    open_roots: bool = False,
+) -> Traversal:
+    """Walk the graphs below `roots` as one: each object once, children by sorted name.
+
+    Args:
+        roots: objects, Variables, containers or leaves.
+        into: an earlier traversal to go on with, in the same numbering.
+        trees: what is a leaf in plain containers besides data: nothing, numbers (True, or `NUMBERS`, as
+            for JAX, and always in frozen objects), or `EVERY` value but None.
+        open_roots: whether all but None is a leaf in containers that are roots, and in those inside
+            them outside of objects; with `trees` as well.
+
+    Raises ValueError for a plain container that contains itself.
+    """
+    traversal = Traversal() if into is None else into
+    tokens, nodes, versions = traversal.tokens, traversal.nodes, traversal.versions
+    leaves, index = traversal.leaves, traversal.index
+    kinds, wrap = kind_by_type, State._nnx_wrap
+    # A level is: children still to come, their State so far, its name above, id of the container,
+    # and what is a leaf in plain containers (`STRICT`, `NUMBERS`, `EVERY`).
+    children: tp.Iterator[tuple[tp.Any, tp.Any]] = enumerate(tuple(roots))
+    level, above, container = traversal.nested, None, 0
+    loose, inner_loose = EVERY if trees or open_roots else STRICT, int(trees)
+    stack: list[
+        tuple[tp.Iterator[tuple[tp.Any, tp.Any]], dict[tp.Any, tp.Any], tp.Any, int, int]
+    ] = []
+    open_containers: set[int] = set()
+    token: tp.Any
+    parts: tp.Iterable[tp.Any] = ()
+    while True:
+        for name, value in children:
+            kind = kinds.get(type(value))
+            if kind is None:
+                kind = classify(value)
+            if kind == VARIABLE or kind == OBJECT or kind == REF or kind == CUSTOM:
+                number = len(nodes)
+                known = index.setdefault(id(value), number)
+                if known != number:
+                    tokens.append(known)
+                    continue
+                nodes.append(value)
+                version, token = 0, REF_LEAF
+                if kind == VARIABLE:
+                    box = value._box
+                    token = box.definition
+                    if token.public is not None:
+                        token = current_definition(box)
+                        if token.mutable:
+                            traversal.mutable.append((number, token))
+                        token = token.for_variable()
+                    version = box._nnx_version
+                    if not version:
+                        version = box._nnx_version = next_number()
+                elif kind == OBJECT:
+                    version = value._nnx_version
+                    if not version:
+                        version = next_number()
+                        _set_version(value, version)
+                    token = value._nnx_def
+                    if (
+                        token is None
+                        or len(token.layout.status) != len(value._nnx_dict)
+                        or token.mutable
+                    ):
+                        token = define(value)
+                    if token.mutable:
+                        traversal.mutable.append((number, token))
+                    parts = token.layout.data_values(value._nnx_dict)
+                elif kind == CUSTOM:
+                    traversal.exact = False
+                    token, parts = define_custom(value)
+                versions.append(version)
+                tokens.append(token)
+                if kind == VARIABLE or kind == REF:
+                    leaves.append(value)
+                    level[name] = value
+                    continue
+                names = token.layout.data
+                if not names:
+                    continue
+                opened, inner = 0, inner_loose
+                if not inner and kind == OBJECT and value._nnx_frozen:
+                    inner = NUMBERS
+            elif kind == _STATIC:
+                tokens.append(value)
+                continue
+            elif value is None:
+                tokens.append(static_def(None))
+                continue
+            elif kind == ARRAY or kind == OTHER:
+                tokens.append(LEAF)
+                leaves.append(value)
+                level[name] = value
+                continue
+            else:  # a container
+                opened = id(value)
+                if opened in open_containers:
+                    path = [*[outer[2] for outer in stack[2:]], above, name]
+                    raise contains_itself(value, path[-len(stack) :])
+                if kind == STATE:
+                    traversal.states.append((value, value._nnx_version or observe(value)))
+                inner = loose
+                token, parts = define_container(value, kind, loose)
+                tokens.append(token)
+                names = token.keys
+                open_containers.add(opened)
+            stack.append((children, level, above, container, loose))
+            children, level, above, container, loose = zip(names, parts), {}, name, opened, inner
+            break
+        else:
+            if not stack:
+                return traversal
+            if container:
+                open_containers.discard(container)
+            below, name = level, above
+            children, level, above, container, loose = stack.pop()
+            if below:
+                level[name] = wrap(below)
+
+
+# From definitions -----------------------------------------------------------------------------------
 
 Frame = tuple[int, tp.Any]
 """Where a child sits: the frame of its parent, and its name there."""
@@ -209,23 +391,14 @@ class Decoded:
         ]
         return [value for value in values if note_hidden([value])]
 
-    def below(self, code: Code, settings: bool = False) -> list[tuple[tp.Any, Code]]:
-        """What is directly below an object or a container, by name; nothing for others.
-
-        With `settings` the static attributes of an object are among its data.
-        """
+    def below(self, code: Code) -> list[tuple[tp.Any, Code]]:
+        """What is directly below an object or a container, by name; nothing for others."""
         if isinstance(code, ContainerCode):
             return [*zip(code.definition.keys, code.codes)]
         if not isinstance(code, NodeCode) or code.number not in self.children:
             return []
-        definition: ObjectDef = self.node_defs[code.number]
-        pairs = [*zip(definition.layout.data, self.children[code.number])]
-        if not settings:
-            return pairs
-        data, template = dict(pairs), definition.template
-        return [
-            (n, data[n] if n in data else Setting(template[n])) for n in definition.layout.status
-        ]
+        names = self.node_defs[code.number].layout.data
+        return [*zip(names, self.children[code.number])]
 
     def leaf_of(self, code: Code) -> int:
         """The number of the leaf that a code is, or -1."""
@@ -233,13 +406,10 @@ class Decoded:
             return self.node_leaves[code.number]
         return code.leaf if isinstance(code, ArrayCode) else -1
 
-    def visit(
-        self, start: Code | None = None, settings: bool = False
-    ) -> tp.Iterator[tuple[Path, Code]]:
+    def visit(self, start: Code | None = None) -> tp.Iterator[tuple[Path, Code]]:
         """Every code, with its path, parents first; what is below an object comes once.
 
-        Starts from one code, or from the roots; their paths have the number of the root. With
-        `settings` the static attributes of objects are among them.
+        Starts from one code, or from the roots; their paths have the number of the root.
         """
         roots = enumerate(self.roots)
         pending = [((n,), root) for n, root in roots] if start is None else [((), start)]
@@ -254,7 +424,7 @@ class Decoded:
                 entered.add(code.number)
             elif not isinstance(code, ContainerCode):
                 continue
-            below = reversed(self.below(code, settings))
+            below = reversed(self.below(code))
             pending += [((*path, name), child) for name, child in below]
 
     def path(self, frame: Frame) -> Path:
@@ -289,33 +459,6 @@ class Decoded:
 _NODES = (ObjectDef, VariableDef)
 
 _set_dict = GraphNode.__dict__["__dict__"].__set__
-_set_def = GraphNode.__dict__["_nnx_def"].__set__
-_set_status = GraphNode.__dict__["_nnx_status"].__set__
-_set_trace = GraphNode.__dict__["_nnx_trace"].__set__
-_set_searched = GraphNode.__dict__["_nnx_searched"].__set__
-_set_version = GraphNode.__dict__["_nnx_version"].__set__
-_set_plans = GraphNode.__dict__["_nnx_plans"].__set__
-
-
-def new_shell(cls: type, definition: ObjectDef | None, trace: tp.Any, searched: int = -1) -> tp.Any:
-    """An object of a class, unfilled, that belongs to the given trace; `definition` may be None yet.
-
-    With `searched=0` it counts as one in no circle, as long as it has version 0.
-    """
-    return fill_shell(object.__new__(cls), definition, trace, searched)
-
-
-def fill_shell(
-    new: tp.Any, definition: ObjectDef | None, trace: tp.Any, searched: int = -1
-) -> tp.Any:
-    """What `new_shell` makes of an instance that has nothing yet."""
-    _set_def(new, definition)
-    _set_status(new, {} if definition is None else definition.layout.status)
-    _set_trace(new, trace)
-    _set_version(new, 0)
-    _set_plans(new, None)
-    _set_searched(new, searched)
-    return new
 
 
 def new_node(definition: ObjectDef, trace: tp.Any) -> tp.Any:

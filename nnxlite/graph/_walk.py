@@ -18,7 +18,14 @@ from nnxlite._base.errors import path_text
 from nnxlite._base.jax import is_ref, key_name, trace_state
 from nnxlite._base.statics import facts
 from nnxlite.filters import Filter, Predicate, to_predicate
-from nnxlite.graph._defs import ObjectDef, definition
+from nnxlite.graph._defs import (
+    ObjectDef,
+    children_of,
+    contains_itself,
+    define_container,
+    define_custom,
+    definition,
+)
 from nnxlite.graph._functional import build
 from nnxlite.graph._kinds import (
     ARRAY,
@@ -26,6 +33,7 @@ from nnxlite.graph._kinds import (
     CUSTOM,
     CUSTOM_NODES,
     DICT,
+    NODES,
     OBJECT,
     REF,
     VARIABLE,
@@ -33,13 +41,6 @@ from nnxlite.graph._kinds import (
 )
 from nnxlite.graph._plan import checked_view, view
 from nnxlite.graph._rebuild import ArrayCode, NodeCode, Path, fill, new_node
-from nnxlite.graph._traverse import (
-    NODES,
-    children_of,
-    contains_itself,
-    define_container,
-    define_custom,
-)
 from nnxlite.variables._kinds import array_ref
 from nnxlite.variables._variable import Variable
 

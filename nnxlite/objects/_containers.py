@@ -18,7 +18,7 @@ import jax
 
 from nnxlite._base.interning import Writes
 from nnxlite._base.text import Text, mapping_node, sequence_node
-from nnxlite.graph._traverse import Assigned, Names
+from nnxlite.graph._defs import Assigned, Names
 from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Module
 

@@ -30,7 +30,7 @@ from nnxlite._base.errors import path_text
 from nnxlite._base.interning import ByShared, observe
 from nnxlite._base.jax import own_annotations, trace_state
 from nnxlite._base.statics import facts
-from nnxlite.graph._defs import ContainerDef, ObjectDef, definition
+from nnxlite.graph._defs import ContainerDef, ObjectDef, definition, new_shell
 from nnxlite.graph._kinds import (
     CONTAINERS,
     DATA_KINDS,
@@ -46,7 +46,7 @@ from nnxlite.graph._kinds import (
     kind_of,
     mark_static,
 )
-from nnxlite.graph._rebuild import Path, new_shell
+from nnxlite.graph._rebuild import Path
 from nnxlite.variables._definition import MISSING
 
 T = tp.TypeVar("T")

@@ -29,8 +29,12 @@ from nnxlite._base.jax import trace_state
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text, object_node
 from nnxlite.graph._defs import (
+    Assigned,
+    Names,
     adopt_unknown,
     define,
+    fill_shell,
+    new_shell,
     note_definition_of,
     own_status,
     set_definition,
@@ -46,8 +50,6 @@ from nnxlite.graph._kinds import (
     kind_of,
     walk,
 )
-from nnxlite.graph._rebuild import fill_shell, new_shell
-from nnxlite.graph._traverse import Assigned, Names
 from nnxlite.objects._fields import Data as Data
 from nnxlite.objects._fields import Static as Static
 from nnxlite.objects._fields import Tagged, declared_in, register

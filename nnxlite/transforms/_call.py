@@ -32,7 +32,7 @@ from nnxlite.boundary._refusals import refuse_foreign_outputs, refuse_non_arrays
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import OTHER, kind_by_type
 from nnxlite.graph._plan import refuse_sharing, view
-from nnxlite.graph._traverse import traverse
+from nnxlite.graph._rebuild import traverse
 from nnxlite.transforms._finish import Owner, owners, raise_failed
 from nnxlite.transforms._wrapper import (
     Options,
