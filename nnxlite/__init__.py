@@ -138,8 +138,8 @@ from nnxlite.graph import update as update
 from nnxlite.graph import variables as variables
 from nnxlite.graph import vars_as as vars_as
 from nnxlite.graph import with_vars as with_vars
-from nnxlite.graph._freezing import freeze as freeze
-from nnxlite.graph._freezing import unfreeze as unfreeze
+from nnxlite.graph._walk import freeze as freeze
+from nnxlite.graph._walk import unfreeze as unfreeze
 from nnxlite.nn import RNN as RNN
 from nnxlite.nn import Bidirectional as Bidirectional
 from nnxlite.nn import GRUCell as GRUCell

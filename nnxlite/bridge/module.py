@@ -31,7 +31,8 @@ from nnxlite.bridge.variables import (
     to_nnx_var,
 )
 from nnxlite.graph._functional import clone
-from nnxlite.graph._walk import children_of_node, is_node
+from nnxlite.graph._kinds import is_node
+from nnxlite.graph._walk import children_of_node
 from nnxlite.objects._fields import Data, dataclass
 from nnxlite.objects._pytree import Pytree, PytreeMeta
 from nnxlite.objects._rngs import Rngs

@@ -17,8 +17,8 @@ from flax import struct
 from flax.core import meta
 
 from nnxlite._state._definition import State
-from nnxlite.graph._kinds import ARRAY, kind_of
-from nnxlite.graph._walk import children_of_node, is_node
+from nnxlite.graph._kinds import ARRAY, is_node, kind_of
+from nnxlite.graph._walk import children_of_node
 from nnxlite.sharding import get_partition_spec
 from nnxlite.variables._definition import MISSING, PARTITION_NAME, add_axis, remove_axis
 from nnxlite.variables._kinds import (

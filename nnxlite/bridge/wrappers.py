@@ -24,8 +24,7 @@ from nnxlite.bridge.variables import (
     nnx_attrs_to_linen_vars,
     to_linen_var,
 )
-from nnxlite.graph._kinds import ARRAY, VARIABLE, kind_of
-from nnxlite.graph._walk import is_graph_node
+from nnxlite.graph._kinds import ARRAY, VARIABLE, is_graph_node, kind_of
 from nnxlite.objects._fields import static
 from nnxlite.objects._module import Module, iter_modules
 from nnxlite.objects._rngs import Rngs

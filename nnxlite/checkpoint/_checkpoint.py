@@ -34,7 +34,7 @@ from nnxlite.checkpoint._contents import (
 from nnxlite.checkpoint._matching import Renaming, by_name, compare, other_settings
 from nnxlite.checkpoint._report import CheckpointError, Report, printable, together
 from nnxlite.filters import Filter
-from nnxlite.graph._walk import is_graph_node
+from nnxlite.graph._kinds import is_graph_node
 
 if tp.TYPE_CHECKING:
     from etils import epath

@@ -33,10 +33,10 @@ from nnxlite._state._flat import FlatState, content
 from nnxlite.checkpoint._report import CheckpointError
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._edit import note_update
-from nnxlite.graph._kinds import EVERY, NUMBERS, OTHER, kind_of
+from nnxlite.graph._kinds import EVERY, NUMBERS, OTHER, is_graph_node, kind_of
 from nnxlite.graph._plan import view
 from nnxlite.graph._rebuild import Path
-from nnxlite.graph._walk import find_duplicates, is_graph_node, iter_graph
+from nnxlite.graph._walk import find_duplicates, iter_graph
 from nnxlite.sharding import abstract_with_sharding
 from nnxlite.variables._definition import FROZEN
 from nnxlite.variables._variable import Variable, note_raw

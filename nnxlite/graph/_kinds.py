@@ -241,6 +241,32 @@ def is_data(value: tp.Any, /) -> bool:
 DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})
 
 
+def is_node(x: tp.Any) -> bool:
+    """Whether `x` is something with children: an object, a container, a pytree node."""
+    return kind_of(x) in NODES or x is None
+
+
+def is_graph_node(x: tp.Any) -> bool:
+    """Whether `x` is shared by reference: an object or a Variable."""
+    return kind_of(x) in (OBJECT, CUSTOM, VARIABLE)
+
+
+def is_node_leaf(x: tp.Any) -> bool:
+    """Whether `x` is a leaf of graphs: a Variable, an array, or an array reference."""
+    return kind_of(x) in (VARIABLE, ARRAY, REF)
+
+
+def jax_to_nnx_path(jax_path: tp.Iterable[tp.Any], /) -> tuple[tp.Any, ...]:
+    """A key path of JAX as plain names.
+
+    >>> import nnxlite as nnx, jax
+    >>> pairs = jax.tree_util.tree_leaves_with_path({"a": [1]})
+    >>> [nnx.graphlib.jax_to_nnx_path(path) for path, leaf in pairs]
+    [('a', 0)]
+    """
+    return tuple(key_name(key) for key in jax_path)
+
+
 def is_setting(value: tp.Any) -> bool:
     """Whether a value in a container is static: no data by its type, and nothing that contains any.
 

@@ -1,23 +1,27 @@
-"""Walking and mapping object graphs: every node once, children before their parent.
+"""Walking, mapping, converting and freezing object graphs: every node once, children before parents.
 
 `to_refs`, `to_arrays` and `with_vars` give a copy of a graph in which some leaves are stored in
 another way: arrays in references, references as arrays, Variables with `ref=True` or without. What
 is not converted is shared with the original. A leaf with two paths would become two, so it is
 refused.
+
+`freeze` marks Variables by an entry in their metadata: `grad` and `value_and_grad` do not differentiate
+them, and no `Optimizer` changes them, whatever their filters select. Metadata is part of the structure:
+after a change a step is compiled again, and unfreezing brings the former program back.
 """
 
 from __future__ import annotations
 
-import collections
+import difflib
 import operator
 import typing as tp
 
 from nnxlite import filters
 from nnxlite._base.config import GRAPH_MODE
-from nnxlite._base.errors import path_text
-from nnxlite._base.jax import is_ref, key_name, trace_state
+from nnxlite._base.errors import filter_text, listed, path_text
+from nnxlite._base.jax import is_ref, trace_state
 from nnxlite._base.statics import facts
-from nnxlite.filters import Filter, Predicate, to_predicate
+from nnxlite.filters import Filter, OfType, PathContains, Predicate, WithTag, to_predicate
 from nnxlite.graph._defs import (
     ObjectDef,
     children_of,
@@ -37,42 +41,21 @@ from nnxlite.graph._kinds import (
     OBJECT,
     REF,
     VARIABLE,
+    is_graph_node,
+    is_node,
+    is_node_leaf,
     kind_of,
 )
 from nnxlite.graph._plan import checked_view, view
 from nnxlite.graph._rebuild import ArrayCode, NodeCode, Path, fill, new_node
+from nnxlite.variables._definition import FROZEN, refuse_hijax
 from nnxlite.variables._kinds import array_ref
-from nnxlite.variables._variable import Variable
+from nnxlite.variables._variable import Variable, is_variable
 
 N = tp.TypeVar("N")
+Pairs = list[tuple[Path, tp.Any]]
 
 _REFERENCES = frozenset({OBJECT, CUSTOM, VARIABLE, REF})
-
-
-def is_node(x: tp.Any) -> bool:
-    """Whether `x` is something with children: an object, a container, a pytree node."""
-    return kind_of(x) in NODES or x is None
-
-
-def is_graph_node(x: tp.Any) -> bool:
-    """Whether `x` is shared by reference: an object or a Variable."""
-    return kind_of(x) in (OBJECT, CUSTOM, VARIABLE)
-
-
-def is_node_leaf(x: tp.Any) -> bool:
-    """Whether `x` is a leaf of graphs: a Variable, an array, or an array reference."""
-    return kind_of(x) in (VARIABLE, ARRAY, REF)
-
-
-def jax_to_nnx_path(jax_path: tp.Iterable[tp.Any], /) -> Path:
-    """A key path of JAX as plain names.
-
-    >>> import nnxlite as nnx, jax
-    >>> pairs = jax.tree_util.tree_leaves_with_path({"a": [1]})
-    >>> [nnx.graphlib.jax_to_nnx_path(path) for path, leaf in pairs]
-    [('a', 0)]
-    """
-    return tuple(key_name(key) for key in jax_path)
 
 
 def iter_graph(node: tp.Any, /, *, graph: bool | None = None) -> tp.Iterator[tuple[Path, tp.Any]]:
@@ -216,24 +199,19 @@ def find_duplicates(node: tp.Any, /, *, only: Filter = ...) -> list[list[Path]]:
 
 
 def _duplicates(node: tp.Any) -> list[tuple[tp.Any, list[Path]]]:
-    """What has several paths in a graph, with all of them, in order of the first."""
-    counts = collections.Counter(id(value) for _, value in _occurrences(node))
-    found: dict[int, tuple[tp.Any, list[Path]]] = {}
-    for path, value in _occurrences(node):
-        if counts[id(value)] > 1:
-            found.setdefault(id(value), (value, []))[1].append(path)
-    return [*found.values()]
-
-
-def _occurrences(node: tp.Any) -> tp.Iterator[tuple[Path, tp.Any]]:
-    """Every object, Variable, reference and array of a graph at each of its paths."""
+    """Every object, Variable, reference and array with several paths, in order of the first of them."""
     seen = view(node)
     nodes, decoded = seen.nodes(), seen.graphdef.decoded
+    found: dict[int, tuple[tp.Any, list[Path]]] = {}
     for path, code in decoded.visit(decoded.roots[0]):
         if isinstance(code, NodeCode):
-            yield path, nodes[code.number]
+            value = nodes[code.number]
         elif isinstance(code, ArrayCode) and kind_of(seen.leaves[code.leaf]) == ARRAY:
-            yield path, seen.leaves[code.leaf]
+            value = seen.leaves[code.leaf]
+        else:
+            continue
+        found.setdefault(id(value), (value, []))[1].append(path)
+    return [pair for pair in found.values() if len(pair[1]) > 1]
 
 
 def map(
@@ -346,8 +324,6 @@ def _with_children(value: tp.Any, copy: tp.Any, children: list[tuple[tp.Any, tp.
 
 # Arrays and references --------------------------------------------------------------------------
 
-A = tp.TypeVar("A")
-
 
 def _arrays(path: Path, leaf: tp.Any) -> bool:
     """Arrays, and Variables that hold one."""
@@ -363,7 +339,7 @@ def _raw(leaf: tp.Any) -> tp.Any:
     return leaf.get_raw_value() if isinstance(leaf, Variable) else leaf
 
 
-def to_refs(node: A, /, only: Filter = _arrays) -> A:
+def to_refs(node: N, /, only: Filter = _arrays) -> N:
     """A copy of a graph whose arrays are array references.
 
     A Variable that contains an array becomes one with `ref=True`.
@@ -386,7 +362,7 @@ def to_refs(node: A, /, only: Filter = _arrays) -> A:
     return _convert(node, filters.All(only, _arrays), {"ref": True}, array_ref)
 
 
-def to_arrays(node: A, /, *, only: Filter = _refs, allow_duplicates: bool = False) -> A:
+def to_arrays(node: N, /, *, only: Filter = _refs, allow_duplicates: bool = False) -> N:
     """A copy of a graph whose array references are arrays.
 
     A Variable with `ref=True` becomes one without.
@@ -412,7 +388,7 @@ def to_arrays(node: A, /, *, only: Filter = _refs, allow_duplicates: bool = Fals
 
 
 def with_vars(
-    node: A,
+    node: N,
     /,
     *,
     hijax: bool | None = None,
@@ -420,7 +396,7 @@ def with_vars(
     mutable: bool | None = None,
     only: Filter = ...,
     allow_duplicates: bool = False,
-) -> A:
+) -> N:
     """A copy of a graph whose Variables hold their values another way.
 
     Args:
@@ -445,10 +421,7 @@ def with_vars(
     (True, False)
     """
     if hijax:
-        raise ValueError(
-            "with_vars(hijax=True) is not available: hijax Variables are an experiment of JAX. Use "
-            "ref=True for Variables that live in JAX array references."
-        )
+        refuse_hijax("with_vars")
     given = {"ref": ref, "mutable": mutable}
     wanted = {name: value for name, value in given.items() if value is not None}
     chosen = to_predicate(only)
@@ -468,12 +441,12 @@ vars_as = with_vars
 
 
 def _convert(
-    node: A,
+    node: N,
     wanted: Predicate,
     metadata: dict[str, tp.Any],
     of_bare: tp.Callable[[tp.Any], tp.Any],
     allow_duplicates: bool = False,
-) -> A:
+) -> N:
     """A copy of a graph with other metadata of its wanted Variables, and its other leaves converted."""
     seen = view(node)
     if not allow_duplicates:
@@ -482,8 +455,8 @@ def _convert(
     for number, path in enumerate(seen.graphdef.each_path()):
         leaf = leaves[number]
         if wanted(path, leaf):
-            is_variable = isinstance(leaf, Variable)
-            leaves[number] = leaf.replace(**metadata) if is_variable else of_bare(leaf)
+            boxed = isinstance(leaf, Variable)
+            leaves[number] = leaf.replace(**metadata) if boxed else of_bare(leaf)
     return build(seen.graphdef, leaves)
 
 
@@ -495,3 +468,128 @@ def _refuse_duplicates(node: tp.Any, wanted: Predicate) -> None:
         if chosen and len(found) > 1:
             listed = "".join(f"  {path_text(path)}\n" for path in found)
             raise ValueError(f"Found duplicate at paths:\n  ---\n{listed}  ---")
+
+
+# Freezing ---------------------------------------------------------------------------------------
+
+
+def freeze(model: tp.Any, filter: Filter = ..., /) -> None:
+    """Freeze Variables: `nnx.grad` does not differentiate them and no optimizer changes them.
+
+    An optimizer made afterwards has no state for them. One made before keeps their state as it is,
+    and goes on with it once they are unfrozen.
+
+    Args:
+        model: an object, or a pytree of objects.
+        filter: the Variables to freeze; by default all.
+
+    Raises:
+        ValueError: if the filter matches no Variable; nothing is changed then.
+        TraceContextError: when called from another trace level than the Variables' own.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.freeze(model, nnx.PathContains("kernel"))
+    >>> list(nnx.grad(lambda m: m.kernel.sum() + m.bias.sum())(model))
+    ['bias']
+    >>> list(nnx.state(model, nnx.Frozen()))
+    ['kernel']
+    """
+    for variable in _chosen(model, filter, "freeze"):
+        variable.set_metadata(FROZEN, True)
+
+
+def unfreeze(model: tp.Any, filter: Filter = ..., /) -> None:
+    """The inverse of `freeze`.
+
+    Args:
+        model: an object, or a pytree of objects.
+        filter: the Variables to unfreeze; by default all.
+
+    Raises:
+        ValueError: if the filter matches no Variable; nothing is changed then.
+        TraceContextError: when called from another trace level than the Variables' own.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> nnx.freeze(model)
+    >>> nnx.unfreeze(model, nnx.PathContains("bias"))
+    >>> list(nnx.state(model, nnx.Not(nnx.Frozen())))
+    ['bias']
+    """
+    for variable in _chosen(model, filter, "unfreeze"):
+        if variable.has_metadata(FROZEN):
+            variable.del_metadata(FROZEN)
+
+
+def _chosen(model: tp.Any, filter: Filter, caller: str) -> list[Variable[tp.Any]]:
+    """The Variables that a filter matches, all of the present trace."""
+    chosen = [variable for _, variable in matches(model, filter, is_variable, "Variable", caller)]
+    for variable in chosen:
+        variable._check_level("metadata")
+    return chosen
+
+
+def matches(
+    model: tp.Any,
+    filter: Filter,
+    wanted: tp.Callable[[tp.Any], bool],
+    what: str,
+    caller: str,
+) -> Pairs:
+    """The nodes of a graph that a filter matches, each once, with their paths.
+
+    Args:
+        model: an object, or a pytree of objects.
+        filter: the filter.
+        wanted: whether a node is considered.
+        what: the name of the wanted nodes, for messages.
+        caller: the user's call, for messages.
+
+    Raises ValueError, which suggests similar names, if none matches.
+    """
+    predicate = to_predicate(filter)
+    nodes = [(path, node) for path, node in iter_graph(model) if wanted(node)]
+    chosen = [(path, node) for path, node in nodes if predicate(path, node)]
+    if not chosen:
+        raise ValueError(
+            f"{caller}: the filter {filter_text(filter)} matches no {what} of {type(model).__name__}. "
+            f"{_hint(predicate, nodes, what)}{_listed(nodes, what)}"
+        )
+    return chosen
+
+
+def _hint(predicate: tp.Any, nodes: Pairs, what: str) -> str:
+    """What was probably meant."""
+    names = {str(part) for path, _ in nodes for part in path}
+    if isinstance(predicate, PathContains):
+        return _similar(str(predicate.key), names, "in the paths")
+    if isinstance(predicate, WithTag):
+        if predicate.tag in names:
+            return (
+                f"A string is the tag of a Variable; for a name in the path use "
+                f"PathContains({predicate.tag!r}). "
+            )
+        tags = {str(getattr(node, "tag", "")) for _, node in nodes}
+        return _similar(predicate.tag, tags | names, "among tags and paths")
+    if isinstance(predicate, OfType) and isinstance(predicate.type, type):
+        kinds = ", ".join(sorted({type(node).__name__ for _, node in nodes}))
+        if what == "Variable" and nodes and not issubclass(predicate.type, Variable):
+            part = path_text(("model", *nodes[0][0][:-1]))
+            return (
+                "Filters match Variables here, not the objects that contain them; give the part "
+                f"itself, such as {part}. "
+            )
+        return f"Its {what}s are of the kinds {kinds}. " if kinds else ""
+    return ""
+
+
+def _similar(word: str, words: tp.Iterable[str], where: str) -> str:
+    near = difflib.get_close_matches(word, sorted(words), n=3)
+    return f"Similar {where}: {', '.join(map(repr, near))}. " if near else ""
+
+
+def _listed(nodes: Pairs, what: str) -> str:
+    if not nodes:
+        return f"It has no {what}s."
+    return f"It has {listed(nodes, text=lambda pair: path_text(pair[0]))}."

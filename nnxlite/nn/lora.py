@@ -27,9 +27,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.errors import listed, path_text, short_type
 from nnxlite.filters import All, Filter, Not
-from nnxlite.graph._freezing import freeze, matches
 from nnxlite.graph._rebuild import Path
-from nnxlite.graph._walk import iter_graph
+from nnxlite.graph._walk import freeze, iter_graph, matches
 from nnxlite.nn import initializers
 from nnxlite.nn._common import (
     NO_METADATA,

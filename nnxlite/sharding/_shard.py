@@ -14,8 +14,9 @@ from nnxlite._state._definition import from_flat_state
 from nnxlite.boundary._prefixes import StateSharding
 from nnxlite.filters import PathIn
 from nnxlite.graph._edit import update
+from nnxlite.graph._kinds import is_graph_node
 from nnxlite.graph._rebuild import Path
-from nnxlite.graph._walk import find_duplicates, is_graph_node
+from nnxlite.graph._walk import find_duplicates
 from nnxlite.sharding._decide import Leaf, decide, leaves_of, paths_of
 from nnxlite.sharding._layout import Layout
 from nnxlite.sharding._plan import AnyMesh, PlanLike, as_plan

@@ -19,9 +19,8 @@ from nnxlite._base.jax import is_ref
 from nnxlite._state._definition import State
 from nnxlite.filters import Filter, Not, to_predicate
 from nnxlite.graph._edit import update as update_node
-from nnxlite.graph._freezing import matches
 from nnxlite.graph._rebuild import Path
-from nnxlite.graph._walk import iter_graph
+from nnxlite.graph._walk import iter_graph, matches
 from nnxlite.nn import BatchNorm, Embed, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
 from nnxlite.objects._pytree import Pytree
 from nnxlite.training.optimizer import OptState

@@ -31,9 +31,9 @@ from nnxlite.boundary._prefixes import PrefixMapping
 from nnxlite.filters import Filter
 from nnxlite.graph._functional import build
 from nnxlite.graph._graphdef import GraphDef
+from nnxlite.graph._kinds import is_graph_node
 from nnxlite.graph._plan import view
 from nnxlite.graph._rebuild import Path
-from nnxlite.graph._walk import is_graph_node
 from nnxlite.transforms._call import STATIC, Call
 from nnxlite.transforms._jit import JitWrapped, jit
 from nnxlite.transforms._wrapper import (
