@@ -15,7 +15,7 @@ from benchmarks.models import library, read_mostly
 
 def entered(step: tp.Any, *args: tp.Any) -> tuple[tp.Any, tp.Any]:
     """The arguments of a call of a `jit`, and their static side."""
-    from nnxlite._base.config import context_key
+    from nnxlite._base.errors import context_key
 
     inputs = step._inputs(args, {})
     return inputs, inputs.define(context_key())

@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 import typing as tp
 
-from nnxlite._base.typing import M as M
+from nnxlite._base.jax import M as M
 from nnxlite.graph._functional import split
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.objects._rngs import Rngs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import nnxlite as nnx
-from nnxlite._base.config import (
+from nnxlite._base.errors import (
     EAGER_SHARDING,
     GRAPH_MODE,
     GRAPH_UPDATES,

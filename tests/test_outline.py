@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import nnxlite as nnx
-from nnxlite._base.config import TEXT_DEPTH
+from nnxlite._base.errors import TEXT_DEPTH
 from nnxlite._base.outline import MAX_CHILDREN, MAX_LINES
 
 

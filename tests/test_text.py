@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnxlite._base.config import TEXT_DEPTH
+from nnxlite._base.errors import TEXT_DEPTH
 from nnxlite._base.text import (
     MAX_ENTRIES,
     MAX_LINES,

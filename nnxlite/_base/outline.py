@@ -30,7 +30,7 @@ import typing as tp
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._base.config import TEXT_DEPTH
+from nnxlite._base.errors import TEXT_DEPTH
 from nnxlite._base.text import (
     WIDTH,
     Atom,

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from nnxlite._base.config import TEXT_DEPTH
+from nnxlite._base.errors import TEXT_DEPTH
 
 WIDTH = 80  # a builtin container of at most this many characters is on one line
 MAX_ENTRIES = 200  # further entries of one level are counted, not shown

@@ -19,7 +19,7 @@ import dataclasses
 import itertools
 import typing as tp
 
-from nnxlite._base.config import GRAPH_MODE
+from nnxlite._base.errors import GRAPH_MODE
 from nnxlite._base.interning import Writes
 from nnxlite._state._flat import FlatState
 from nnxlite.boundary._out import note_changes

@@ -16,10 +16,8 @@ import warnings
 
 import jax
 
-from nnxlite._base.config import context_key
-from nnxlite._base.errors import path_text, short_type
-from nnxlite._base.jax import as_integer
-from nnxlite._base.typing import P, R
+from nnxlite._base.errors import context_key, path_text, short_type
+from nnxlite._base.jax import P, R, as_integer
 from nnxlite.boundary._call_def import (
     CallDef,
     Inner,

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from nnxlite._base.jax import in_this_trace, is_sharding
-from nnxlite._base.typing import F, Numbers, P, R
+from nnxlite._base.jax import F, Numbers, P, R, in_this_trace, is_sharding
 from nnxlite.boundary._call_def import Partition, parameter_names
 from nnxlite.boundary._out import Fixed
 from nnxlite.filtered._specs import (

@@ -12,9 +12,8 @@ from jax.core import Tracer
 from jax.errors import JaxRuntimeError
 
 from nnxlite._base.errors import RuntimeCheckError
-from nnxlite._base.jax import is_recording, jaxpr_as_fun
+from nnxlite._base.jax import P, R, is_recording, jaxpr_as_fun
 from nnxlite._base.statics import ById
-from nnxlite._base.typing import P, R
 from nnxlite.boundary._body import Body, trace_body
 from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs

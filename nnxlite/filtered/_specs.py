@@ -28,8 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite import filters
-from nnxlite._base.config import Modes
-from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.errors import Modes, path_text, short_type
 from nnxlite._base.jax import as_integer
 from nnxlite._base.text import Style, Text, expanded, laid_out, open_up, short
 from nnxlite.boundary._call_def import CallDef, Inner, Partition

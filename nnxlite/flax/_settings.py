@@ -16,7 +16,7 @@ import functools
 import importlib
 import typing as tp
 
-from nnxlite._base import config as _config
+from nnxlite._base import errors as _config
 
 SETTINGS: dict[str, _config.Setting[tp.Any]] = {
     "nnx_graph_mode": _config.GRAPH_MODE,

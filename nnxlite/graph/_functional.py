@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import listed, non_exhaustive, path_text
-from nnxlite._base.jax import flatten_one_level
-from nnxlite._base.typing import ApplyCaller
+from nnxlite._base.jax import ApplyCaller, flatten_one_level
 from nnxlite._state._definition import State
 from nnxlite._state._flat import FlatState
 from nnxlite._state.traversals import flatten_to_sequence

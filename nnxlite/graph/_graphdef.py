@@ -17,9 +17,9 @@ import jax
 
 from nnxlite import filters
 from nnxlite._base.interning import Bounded, Definition, Table
+from nnxlite._base.jax import ApplyCaller
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text
-from nnxlite._base.typing import ApplyCaller
 from nnxlite._state._definition import State
 from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
 from nnxlite.graph._compare import graphdef_node

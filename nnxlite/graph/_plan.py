@@ -21,8 +21,7 @@ import operator
 import typing as tp
 import weakref
 
-from nnxlite._base.config import GRAPH_MODE
-from nnxlite._base.errors import path_text
+from nnxlite._base.errors import GRAPH_MODE, path_text
 from nnxlite._base.interning import Bounded, epoch, observe
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef, define_container
 from nnxlite.graph._graphdef import GraphDef

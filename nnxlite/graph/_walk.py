@@ -17,8 +17,7 @@ import operator
 import typing as tp
 
 from nnxlite import filters
-from nnxlite._base.config import GRAPH_MODE
-from nnxlite._base.errors import filter_text, listed, path_text
+from nnxlite._base.errors import GRAPH_MODE, filter_text, listed, path_text
 from nnxlite._base.jax import is_ref, trace_state
 from nnxlite._base.statics import facts
 from nnxlite.filters import Filter, OfType, PathContains, Predicate, WithTag, to_predicate

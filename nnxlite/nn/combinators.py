@@ -8,7 +8,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
-from nnxlite._base.typing import R
+from nnxlite._base.jax import R
 from nnxlite.boundary._call_def import parameters_of
 from nnxlite.nn._common import Precision, check_rate, check_size
 from nnxlite.nn.activations import identity, relu

@@ -25,8 +25,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from nnxlite._base.config import GRAPH_MODE, NAMED_SCOPES, SOW_ONLY_IN_CAPTURE
-from nnxlite._base.errors import listed, path_text, short_type
+from nnxlite._base.errors import (
+    GRAPH_MODE,
+    NAMED_SCOPES,
+    SOW_ONLY_IN_CAPTURE,
+    listed,
+    path_text,
+    short_type,
+)
 from nnxlite._base.jax import EAGER, drop_hidden_frames, is_recording, trace_state
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._plan import checked_view, nodes_by_number

@@ -22,8 +22,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.config import PYTREES
-from nnxlite._base.errors import check_level, give_way, is_ours
+from nnxlite._base.errors import PYTREES, check_level, give_way, is_ours
 from nnxlite._base.interning import Writes
 from nnxlite._base.jax import trace_state
 from nnxlite._base.outline import Shown

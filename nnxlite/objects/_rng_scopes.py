@@ -19,8 +19,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.config import Modes
-from nnxlite._base.errors import path_text
+from nnxlite._base.errors import Modes, path_text
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import iter_graph, recursive_map

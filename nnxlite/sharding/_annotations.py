@@ -18,7 +18,7 @@ import jax
 from jax.experimental.layout import Format, with_layout_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from nnxlite._base.config import GRAPH_MODE, Setting
+from nnxlite._base.errors import GRAPH_MODE, Setting
 from nnxlite._base.jax import constrained, current_mesh, is_ref, is_tracing
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import broadcast, labels

@@ -9,7 +9,7 @@ import typing as tp
 import jax
 
 from nnxlite._base.errors import MOST_PATHS, path_text
-from nnxlite._base.typing import P, R, RematPolicy
+from nnxlite._base.jax import P, R, RematPolicy
 from nnxlite.graph._kinds import is_graph_node
 from nnxlite.objects._capture import observed
 from nnxlite.objects._module import Module, iter_modules

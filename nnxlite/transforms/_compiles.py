@@ -28,8 +28,7 @@ from jax.core import Tracer
 from jax.errors import JaxRuntimeError
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite._base.config import Modes
-from nnxlite._base.errors import listed
+from nnxlite._base.errors import Modes, listed
 from nnxlite._base.interning import LOCK, Bounded
 from nnxlite._base.jax import current_mesh
 from nnxlite._base.text import Atom, safely, short

@@ -23,13 +23,13 @@ import numpy as np
 from jax.experimental import checkify as jax_checkify
 from jax.tree_util import tree_leaves
 
-from nnxlite._base.config import Modes
-from nnxlite._base.errors import path_text
+from nnxlite._base.errors import Modes, path_text
 from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import (
     EAGER,
     RULES,
     Literal,
+    RematPolicy,
     as_integers,
     drop_hidden_frames,
     inner_consts,
@@ -41,7 +41,6 @@ from nnxlite._base.jax import (
     without_literals,
     without_rules,
 )
-from nnxlite._base.typing import RematPolicy
 from nnxlite.boundary._body import Body, body_outputs, numbered, trace_body
 from nnxlite.boundary._call_def import CallDef, Inner, describe, parameter_names
 from nnxlite.boundary._inputs import Inputs

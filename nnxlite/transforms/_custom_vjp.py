@@ -21,7 +21,7 @@ import typing as tp
 import jax
 import numpy as np
 
-from nnxlite._base.config import Modes
+from nnxlite._base.errors import Modes
 from nnxlite._base.jax import is_sharding
 from nnxlite.boundary._call_def import (
     Inner,

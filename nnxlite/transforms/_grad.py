@@ -7,7 +7,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.config import Modes
+from nnxlite._base.errors import Modes
 from nnxlite._base.jax import is_ref, new_ref
 from nnxlite.boundary._call_def import Partition
 from nnxlite.boundary._prefixes import DiffState

@@ -18,7 +18,7 @@ import weakref
 import jax
 import numpy as np
 
-from nnxlite._base.config import Modes, context_key
+from nnxlite._base.errors import Modes, context_key
 from nnxlite._base.jax import as_integer, is_tracing
 from nnxlite.boundary._body import Body, body_outputs, trace_body
 from nnxlite.boundary._call_def import (

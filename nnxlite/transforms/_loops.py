@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves
 
-from nnxlite._base.config import Modes
+from nnxlite._base.errors import Modes
 from nnxlite._base.jax import Tracer, abstract, as_integer, is_pytree_leaf, is_ref
 from nnxlite.boundary._body import (
     Body,

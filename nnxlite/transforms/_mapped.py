@@ -11,7 +11,7 @@ import typing as tp
 import jax
 from jax.sharding import PartitionSpec
 
-from nnxlite._base.config import Modes, context_key
+from nnxlite._base.errors import Modes, context_key
 from nnxlite._base.jax import as_integer, as_integers
 from nnxlite.boundary._labels import mentioned
 from nnxlite.boundary._prefixes import by_path, refuse_foreign_axes

@@ -21,8 +21,7 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from nnxlite._base.config import UNNAMED_AXES
-from nnxlite._base.errors import listed
+from nnxlite._base.errors import UNNAMED_AXES, listed
 from nnxlite._base.jax import is_tracing
 from nnxlite.boundary._body import warn_of_streams
 from nnxlite.boundary._call_def import CallDef, Inner, Partition, enter

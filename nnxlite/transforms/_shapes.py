@@ -18,8 +18,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.config import GRAPH_MODE, Modes
-from nnxlite._base.errors import path_text
+from nnxlite._base.errors import GRAPH_MODE, Modes, path_text
 from nnxlite._base.jax import as_integers, key_name
 from nnxlite._state._definition import State
 from nnxlite.boundary._call_def import CallDef, replaced, template_of

@@ -11,7 +11,7 @@ import typing as tp
 
 from jax import Array
 
-from nnxlite._base.typing import Numbers, RematPolicy
+from nnxlite._base.jax import Numbers, RematPolicy
 from nnxlite._state._definition import State
 from nnxlite.objects._pytree import Pytree
 from nnxlite.transforms._derivatives import Argnums

@@ -19,7 +19,7 @@ import weakref
 
 import jax
 
-from nnxlite._base.config import Modes
+from nnxlite._base.errors import Modes
 from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import EAGER, drop_hidden_frames, is_pytree_leaf, trace_state
 from nnxlite._base.statics import ById, facts

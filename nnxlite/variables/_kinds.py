@@ -16,7 +16,7 @@ import typing as tp
 
 import jax.numpy as jnp
 
-from nnxlite._base.config import REF_VARIABLES, switch
+from nnxlite._base.errors import REF_VARIABLES, switch
 from nnxlite._base.interning import LOCK
 from nnxlite._base.jax import Ref, is_ref, new_ref
 from nnxlite.variables._definition import MISSING, Hook, VariableMetadata, as_hooks, refuse_hijax

@@ -25,8 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._base.config import EAGER_SHARDING, REF_VARIABLES
-from nnxlite._base.errors import give_way, short_type
+from nnxlite._base.errors import EAGER_SHARDING, REF_VARIABLES, give_way, short_type
 from nnxlite._base.interning import ByShared, Writes, run_together, touch
 from nnxlite._base.jax import is_ref, trace_state
 from nnxlite._base.outline import Shown
