@@ -339,26 +339,6 @@ def build_container(form: tp.Any, children: list[tp.Any]) -> tp.Any:
     return mapping if kind == DICT else form.type._nnx_wrap(mapping)  # type: ignore[attr-defined]
 
 
-def children_as(value: tp.Any, form: tp.Any) -> Children | None:
-    """The children of a container of the right class; None where it has another form now."""
-    kind = form.kind
-    if kind in (DICT, STATE):
-        same = len(value) == len(form.keys) and all(key in value for key in form.keys)
-        return [value[key] for key in form.keys] if same else None
-    if form.treedef is None:
-        return value if len(value) == len(form.keys) else None
-    _, children, treedef = flatten_container(value, kind)
-    try:
-        return children if treedef == form.treedef else None
-    except ValueError:  # its static part cannot be compared
-        return None
-
-
-def notifies(form: tp.Any) -> bool:
-    """Whether nothing in a container can be replaced without a new version or a new container."""
-    return form.kind in (TUPLE, STATE) or (form.kind == PYTREE and form.treedef is None)
-
-
 def items_of(value: tp.Any, kind: int) -> list[tuple[tp.Any, tp.Any]]:
     """The (name, child) pairs of a container, in the order in which they are traversed."""
     keys, children, _ = flatten_container(value, kind)

@@ -27,12 +27,14 @@ from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef, define_conta
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import (
     ARRAY,
+    DICT,
     EVERY,
     NUMBERS,
     OTHER,
+    STATE,
     STRICT,
     GraphNode,
-    children_as,
+    flatten_container,
     is_held,
     kind_of,
 )
@@ -303,9 +305,20 @@ class Plan:
 
 def _children_as(value: tp.Any, form: ContainerDef) -> tp.Iterable[tp.Any]:
     """The children of a container; raises Stale where it is not of this form any more."""
-    children = children_as(value, form) if type(value) is form.type else None
+    children = value
+    try:
+        same = type(value) is form.type
+        if not same or (form.treedef is None and len(value) != len(form.keys)):
+            raise Stale
+        if form.kind in (DICT, STATE):
+            children = [value[key] for key in form.keys]
+        elif form.treedef is not None:
+            _, children, treedef = flatten_container(value, form.kind)
+            same = treedef == form.treedef
+    except (KeyError, ValueError):  # another key, a static part that cannot be compared
+        raise Stale from None
     own = form.public is not None
-    if children is None or (own and not define_container(value, form.kind)[0].matches(form)):
+    if not same or (own and not define_container(value, form.kind)[0].matches(form)):
         raise Stale
     return form.in_order(children)
 

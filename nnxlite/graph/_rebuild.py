@@ -53,15 +53,16 @@ from nnxlite.graph._kinds import (
     NUMBERS,
     OBJECT,
     OTHER,
+    PYTREE,
     REF,
     STATE,
     STRICT,
+    TUPLE,
     VARIABLE,
     GraphNode,
     classify,
     kind_by_type,
     note_hidden,
-    notifies,
 )
 from nnxlite.variables._definition import MISSING, VariableDef, current_definition
 from nnxlite.variables._variable import Variable, make
@@ -103,7 +104,8 @@ def _notifies(code: Code) -> bool:
         if isinstance(part, ArrayCode):
             return False
         if isinstance(part, ContainerCode):
-            if not notifies(part.definition):
+            form = part.definition
+            if form.kind not in (TUPLE, STATE, PYTREE) or form.treedef is not None:
                 return False
             parts += part.codes
     return True
@@ -439,21 +441,11 @@ class Decoded:
 
     def leaf_paths(self, start: int = 0) -> tp.Iterator[Path]:
         """The path of each leaf in order, without its first `start` names."""
-        depths = [0] * len(self.frames)
-        for number in range(1, len(self.frames)):
-            depths[number] = depths[self.frames[number][0]] + 1
-        trail: list[int] = [0]  # the frames down to the latest leaf, by depth
-        names: list[tp.Any] = []
+        last, above = 0, ()
         for frame, name in self.leaf_frames:
-            down: list[int] = []
-            while depths[frame] >= len(trail) or trail[depths[frame]] != frame:
-                down.append(frame)
-                frame = self.frames[frame][0]
-            del trail[depths[frame] + 1 :], names[depths[frame] :]
-            for frame in reversed(down):
-                trail.append(frame)
-                names.append(self.frames[frame][1])
-            yield (*names[start:], name) if start <= len(names) else ()
+            if frame != last:
+                last, above = frame, self.path(self.frames[frame])
+            yield (*above, name)[start:]
 
 
 _NODES = (ObjectDef, VariableDef)
