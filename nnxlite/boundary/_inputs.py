@@ -20,24 +20,11 @@ from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import PyTreeDef
 from nnxlite.boundary._call_def import FLAT, CallDef, Names, OwnCall, call_def, static_leaves
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import (
-    CUSTOM,
-    DICT,
-    LIST,
-    OBJECT,
-    PYTREE,
-    REF,
-    STATE,
-    TUPLE,
-    VARIABLE,
-    classify,
-    kind_by_type,
-    kind_of,
-)
+from nnxlite.graph._kinds import Kind, classify, kind_by_type, kind_of
 from nnxlite.graph._plan import Stale, View, find_plan, refuse_sharing, view
 from nnxlite.variables._variable import Variable
 
-_ROOTS = frozenset({OBJECT, VARIABLE, STATE, CUSTOM, REF})
+_ROOTS = frozenset({Kind.OBJECT, Kind.VARIABLE, Kind.STATE, Kind.CUSTOM, Kind.REF})
 
 
 def is_root(value: tp.Any) -> bool:
@@ -230,7 +217,7 @@ class Inputs:
         return (self.treedef, self.where, self.graphdef, *more)
 
 
-_OPENED = frozenset({LIST, TUPLE, DICT, PYTREE})
+_OPENED = frozenset({Kind.LIST, Kind.TUPLE, Kind.DICT, Kind.PYTREE})
 
 CallForm = tuple[PyTreeDef, tuple[int, ...], tuple[int, ...]]
 """The treedef of some arguments, and the positions of the roots and of the other leaves."""

@@ -19,7 +19,7 @@ from nnxlite._base.jax import as_integer, flatten_one_level, is_pytree_leaf, key
 from nnxlite._state._definition import State
 from nnxlite.boundary._inputs import is_root
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
-from nnxlite.graph._kinds import OBJECT, kind_of
+from nnxlite.graph._kinds import Kind, kind_of
 from nnxlite.graph._rebuild import Path
 from nnxlite.objects._fields import Held, keyed_children
 from nnxlite.variables._definition import MISSING
@@ -314,7 +314,7 @@ def node_prefix(part: tp.Any, stops: Stops = is_setting) -> NodePrefix:
                 f"The prefix of type {type(part).__name__} contains itself at '{path_text(path)}'. "
                 "Choose the settings by filter instead."
             )
-        is_object = kind_of(value) == OBJECT
+        is_object = kind_of(value) == Kind.OBJECT
         below = keyed_children(value, stops) if is_object else flatten_one_level(value)[0]
         above = (*above, id(value))
         pending += [((*path, key_name(key)), child, above) for key, child in reversed(below)]

@@ -17,7 +17,7 @@ from flax import struct
 from flax.core import meta
 
 from nnxlite._state._definition import State
-from nnxlite.graph._kinds import ARRAY, is_node, kind_of
+from nnxlite.graph._kinds import Kind, is_node, kind_of
 from nnxlite.graph._walk import children_of_node
 from nnxlite.sharding import get_partition_spec
 from nnxlite.variables._definition import MISSING, PARTITION_NAME, add_axis, remove_axis
@@ -332,7 +332,7 @@ def named_leaves(
     """Every (path, leaf) of an object: Variables, each at its first path, and arrays; no streams."""
     seen = {} if seen is None else seen
     kind = kind_of(node)
-    if kind == ARRAY:
+    if kind == Kind.ARRAY:
         yield path, node
         return
     if node is None or isinstance(node, RngState) or id(node) in seen:
@@ -362,7 +362,7 @@ def given(
         if is_variable(state) and state.get_raw_value() is not value.get_raw_value():
             value.set_raw_value(state.get_raw_value())
         return value
-    if kind_of(value) == ARRAY:
+    if kind_of(value) == Kind.ARRAY:
         return state.get_raw_value() if is_variable(state) else value
     if not is_node(value) or id(value) in seen:
         return value

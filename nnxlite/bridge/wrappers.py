@@ -24,7 +24,7 @@ from nnxlite.bridge.variables import (
     nnx_attrs_to_linen_vars,
     to_linen_var,
 )
-from nnxlite.graph._kinds import ARRAY, VARIABLE, is_graph_node, kind_of
+from nnxlite.graph._kinds import Kind, is_graph_node, kind_of
 from nnxlite.objects._fields import static
 from nnxlite.objects._module import Module, iter_modules
 from nnxlite.objects._rngs import Rngs
@@ -34,7 +34,7 @@ from nnxlite.wrappers import functional as functional
 M = tp.TypeVar("M", bound=Module)
 
 _INITIALIZING = "to_nnx__initializing"
-_LEAVES = frozenset({ARRAY, VARIABLE})
+_LEAVES = frozenset({Kind.ARRAY, Kind.VARIABLE})
 _OWN = frozenset({"to_nnx__module", "to_nnx__rngs", _INITIALIZING})
 
 

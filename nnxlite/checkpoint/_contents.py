@@ -33,7 +33,7 @@ from nnxlite._state._flat import FlatState, content
 from nnxlite.checkpoint._report import CheckpointError
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._edit import note_update
-from nnxlite.graph._kinds import EVERY, NUMBERS, OTHER, is_graph_node, kind_of
+from nnxlite.graph._kinds import Kind, Leaves, is_graph_node, kind_of
 from nnxlite.graph._plan import view
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import find_duplicates, iter_graph
@@ -91,7 +91,7 @@ def refused(value: tp.Any) -> tp.Any:
     """The part because of which a checkpoint cannot contain a value without leaves; None if it can."""
     if is_graph_node(value) or isinstance(value, Variable):
         return None
-    if kind_of(value) == OTHER:
+    if kind_of(value) == Kind.OTHER:
         return value
     if leaves := jax.tree.leaves(value):
         return leaves[0]
@@ -327,7 +327,7 @@ class Contents:
     def __init__(self, root: tp.Any, only: Filter = ..., items: bool = False) -> None:
         self.root = root
         predicate = to_predicate(only)
-        seen = view(root, trees=EVERY if items else NUMBERS)
+        seen = view(root, trees=Leaves.EVERY if items else Leaves.NUMBERS)
         found = list(_leaves(zip(seen.graphdef.each_path(), seen.leaves)))
         if items:
             found += _plain_leaves(root, {(*f[0], *f[2]) for f in found})
@@ -370,7 +370,7 @@ class Contents:
             if isinstance(value, Variable):
                 if value.has_metadata(FROZEN):
                     found[name_of((*path, "frozen"))] = "True"
-            elif kind_of(value) == OTHER and value is not None and path not in leaves:
+            elif kind_of(value) == Kind.OTHER and value is not None and path not in leaves:
                 found[name_of(path)] = safely(short, value)
             elif is_graph_node(value):
                 public = getattr(value, "__dict__", {}).items()
@@ -468,7 +468,11 @@ def _leaves(pairs: tp.Iterable[tuple[Path, tp.Any]]) -> tp.Iterator[Found]:
         value = content(owner)
         below, treedef = jax.tree_util.tree_flatten_with_path(value)
         if jax.tree_util.treedef_is_leaf(treedef):
-            if isinstance(owner, Variable) or kind_of(owner) != OTHER or spec_of(owner) is not None:
+            if (
+                isinstance(owner, Variable)
+                or kind_of(owner) != Kind.OTHER
+                or spec_of(owner) is not None
+            ):
                 yield path, owner, (), None, value
             continue
         for position, (keys, part) in enumerate(below):

@@ -37,7 +37,7 @@ from nnxlite.boundary._labels import broadcast, labels
 from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import Fixed
 from nnxlite.boundary._prefixes import node_prefix
-from nnxlite.graph._kinds import OBJECT, kind_of
+from nnxlite.graph._kinds import Kind, kind_of
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._pytree import Pytree
@@ -475,7 +475,7 @@ def tree_inference(pytree: T, value: bool = True) -> T:
     tree = leaves_of(pytree)
     new = tree.definition.build(tree.leaves)
     for _, node in iter_graph(new):
-        if kind_of(node) == OBJECT:
+        if kind_of(node) == Kind.OBJECT:
             for name in _MODES:
                 if name in node._nnx_dict:
                     Pytree._nnx_assign(node, name, value)  # frozen or not: the copy is ours

@@ -23,7 +23,7 @@ from nnxlite._base.jax import flatten_one_level, is_pytree_leaf, key_name
 from nnxlite._state._flat import sorted_keys
 from nnxlite.filtered._specs import IsLeaf, T, is_array
 from nnxlite.graph._defs import own_status
-from nnxlite.graph._kinds import DATA_TYPES, OBJECT, VARIABLE, is_static_part, kind_of
+from nnxlite.graph._kinds import DATA_TYPES, Kind, is_static_part, kind_of
 from nnxlite.graph._rebuild import Path
 from nnxlite.objects._pytree import Pytree
 from nnxlite.variables._definition import MISSING
@@ -37,9 +37,9 @@ def children(value: tp.Any, also: tuple[type, ...] = ()) -> list[tuple[Path, tp.
     Variable has the Variable's own path.
     """
     kind = kind_of(value)
-    if kind == VARIABLE:
+    if kind == Kind.VARIABLE:
         return [((), value.get_raw_value())]
-    if kind == OBJECT:
+    if kind == Kind.OBJECT:
         status, attributes = value._nnx_status, value._nnx_dict.items()
         return [((n,), v) for n, v in attributes if status.get(n) or isinstance(v, also)]
     found = _level(value)
@@ -106,7 +106,7 @@ def copied(
         lead = first_given(*values)
         if lead is None or stops(lead):
             return leaf(in_container, *values)
-        if kind_of(lead) in (OBJECT, VARIABLE):
+        if kind_of(lead) in (Kind.OBJECT, Kind.VARIABLE):
             if id(lead) not in copies:
                 copies[id(lead)] = lead, copy_of(path, lead, values)
             return copies[id(lead)][1]
@@ -129,7 +129,7 @@ def copied(
         for name, child in list(lead._nnx_dict.items()):
             if lead._nnx_status.get(name):
                 parts = tuple(None if v is None else v._nnx_dict.get(name) for v in values)
-                is_object = kind_of(child) in (OBJECT, VARIABLE)
+                is_object = kind_of(child) in (Kind.OBJECT, Kind.VARIABLE)
                 in_container = not is_object and _level(child) is not None
                 copy._nnx_dict[name] = part((*path, name), parts, in_container)
         finish(lead, copy)
@@ -145,7 +145,7 @@ def differ(what: str, path: Path, one: tp.Any, other: tp.Any) -> tp.NoReturn:
     """Raise ValueError for two parts of different structure."""
 
     def shown(value: tp.Any) -> str:
-        found = None if kind_of(value) in (OBJECT, VARIABLE) else _level(value)
+        found = None if kind_of(value) in (Kind.OBJECT, Kind.VARIABLE) else _level(value)
         if found is None:
             return short_type(value)
         return f"{short_type(value)} with {len(found[0])} children {[*found[0]]}"
@@ -253,8 +253,8 @@ def tree_check(pytree: tp.Any) -> None:
     while pending:
         path, value = pending.pop()
         kind = kind_of(value)
-        parts = [] if kind == VARIABLE else children(value)
-        if not parts or (kind == OBJECT and id(value) in first):
+        parts = [] if kind == Kind.VARIABLE else children(value)
+        if not parts or (kind == Kind.OBJECT and id(value) in first):
             continue  # a leaf, or empty and so without effect, or an object, which may be shared
         if id(value) in first:
             raise ValueError(
@@ -401,7 +401,7 @@ def _at_path(tree: tp.Any, where: str | Path) -> tp.Any:
         path = tp.cast(Path, tuple(steps))
     for step, name in enumerate(path):
         parent: tp.Any = value
-        if kind_of(parent) == OBJECT and name in parent._nnx_dict:
+        if kind_of(parent) == Kind.OBJECT and name in parent._nnx_dict:
             value = parent._nnx_dict[name]
             if not parent._nnx_status.get(name) and not isinstance(value, _Mark):
                 value = parent._nnx_dict[name] = _Mark(value)

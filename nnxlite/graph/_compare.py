@@ -42,7 +42,7 @@ from nnxlite._base.text import (
     short,
 )
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef
-from nnxlite.graph._kinds import DICT, LIST, TUPLE
+from nnxlite.graph._kinds import Kind
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
 from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._variable import Variable
@@ -99,7 +99,7 @@ class _Place(Shown):
         data = {name: _shown(self.decoded, code, self.known) for name, code in below}
         if isinstance(definition, ObjectDef):
             return object_node(definition.type, {**data, **definition.template}, totals=False)
-        if definition.kind in (LIST, TUPLE, DICT):
+        if definition.kind in (Kind.LIST, Kind.TUPLE, Kind.DICT):
             return tp.cast(Text, open_up(definition.build([*data.values()])))
         entries = labelled(data)
         return Text(definition.type.__name__, entries=entries, identity=False, breaks=False)

@@ -46,16 +46,10 @@ from nnxlite._base.statics import alike, atoms, facts, is_constant, own_copy
 from nnxlite._state._flat import sort_key, sorted_keys
 from nnxlite.graph._kinds import (
     CONTAINERS,
-    CUSTOM,
     CUSTOM_NODES,
-    DICT,
-    EVERY,
-    LIST,
-    OBJECT,
-    PYTREE,
-    STATE,
-    STRICT,
     GraphNode,
+    Kind,
+    Leaves,
     build_container,
     flatten_container,
     has_data,
@@ -399,7 +393,7 @@ class ContainerDef(Definition):
         super().__init__(*content)
         self.kind, self.type, keys, _, self.treedef = self.head
         self.order: list[int] | None = None
-        if self.kind == PYTREE:
+        if self.kind == Kind.PYTREE:
             order = sorted(range(len(keys)), key=lambda i: sort_key(keys[i]))
             if order != list(range(len(keys))):
                 self.order = order
@@ -487,11 +481,11 @@ Names = tp.Collection[tp.Any]
 def children_of(value: tp.Any, static: bool = True) -> list[tuple[tp.Any, tp.Any]]:
     """The (name, child) pairs of a value in traversal order, with or without static attributes."""
     kind = kind_of(value)
-    if kind == OBJECT:
+    if kind == Kind.OBJECT:
         attributes, layout = value._nnx_dict, definition(value).layout
         names = layout.status if static else layout.data
         return [(name, attributes[name]) for name in names]
-    if kind == CUSTOM:
+    if kind == Kind.CUSTOM:
         return list(CUSTOM_NODES[type(value)].flatten(value)[0])
     return items_of(value, kind) if kind in CONTAINERS else []
 
@@ -499,19 +493,19 @@ def children_of(value: tp.Any, static: bool = True) -> list[tuple[tp.Any, tp.Any
 def children_by_name(value: tp.Any) -> tp.Mapping[tp.Any, tp.Any]:
     """The children of a node by name, in any order."""
     kind = kind_of(value)
-    if kind == OBJECT:
+    if kind == Kind.OBJECT:
         return value._nnx_dict
-    if kind == STATE:
+    if kind == Kind.STATE:
         return value._mapping
-    return value if kind == DICT else dict(children_of(value))
+    return value if kind == Kind.DICT else dict(children_of(value))
 
 
 def is_static_child(value: tp.Any, name: tp.Any, child: tp.Any) -> bool:
     """Whether a child of a node is not part of its state, not even with `graph=False`."""
     kind = kind_of(value)
-    if kind == OBJECT:
+    if kind == Kind.OBJECT:
         return not value._nnx_status.get(name, True)
-    return is_setting(child) if kind == CUSTOM else child is None
+    return is_setting(child) if kind == Kind.CUSTOM else child is None
 
 
 def is_edited_in_place(value: tp.Any) -> bool:
@@ -520,18 +514,22 @@ def is_edited_in_place(value: tp.Any) -> bool:
     All of these take children under new names as well, but for lists.
     """
     kind = kind_of(value)
-    return not value._nnx_closed if kind == OBJECT else kind in (CUSTOM, LIST, DICT, STATE)
+    return (
+        not value._nnx_closed
+        if kind == Kind.OBJECT
+        else kind in (Kind.CUSTOM, Kind.LIST, Kind.DICT, Kind.STATE)
+    )
 
 
 def note_edit(writes: Writes, value: tp.Any, assigned: Assigned, removed: Names = ()) -> None:
     """Note that children of a node are replaced or added, and others removed."""
     kind = kind_of(value)
-    if kind == OBJECT:
+    if kind == Kind.OBJECT:
         value._nnx_edit(writes, assigned, removed)
         return
     delete: tp.Callable[..., None] = operator.delitem
     assign: tp.Callable[..., None] = operator.setitem
-    if kind == CUSTOM:
+    if kind == Kind.CUSTOM:
         delete, assign = CUSTOM_NODES[type(value)].pop_key, CUSTOM_NODES[type(value)].set_key
     note = writes.add if type(value) in (list, dict) else writes.add_foreign
     for name in sorted(removed, key=lambda name: -name if isinstance(name, int) else 0):
@@ -549,13 +547,13 @@ def contains_itself(value: tp.Any, path: list[tp.Any]) -> ValueError:
 
 
 def define_container(
-    value: tp.Any, kind: int, loose: int = STRICT
+    value: tp.Any, kind: int, loose: int = Leaves.STRICT
 ) -> tuple[tp.Any, tp.Sequence[tp.Any]]:
     """The definition of a container and its children, static ones as their definitions."""
     keys, children, treedef = flatten_container(value, kind)
     definition = container_def(kind, type(value), keys, treedef)
     parts = definition.in_order(children)
-    if loose == EVERY:
+    if loose == Leaves.EVERY:
         return definition, parts
     return definition, [static_def(v) if is_held(v, loose) else v for v in parts]
 

@@ -28,7 +28,7 @@ from nnxlite.graph._defs import (
     note_edit,
 )
 from nnxlite.graph._functional import AnyState, GraphState, root_leaves
-from nnxlite.graph._kinds import EVERY, NODES, OBJECT, PYTREE, GraphNode, kind_of
+from nnxlite.graph._kinds import NODES, GraphNode, Kind, Leaves, kind_of
 from nnxlite.graph._plan import Stale, usual_plan, view
 from nnxlite.graph._rebuild import (
     ArrayCode,
@@ -166,7 +166,7 @@ class _Update:
                 path, child = (*above, name), children.get(name, MISSING)
                 if isinstance(child, Variable):
                     self._variable(child, value, path)
-                elif type(value) is State and kind_of(child) == OBJECT:  # quick
+                elif type(value) is State and kind_of(child) == Kind.OBJECT:  # quick
                     pending.append((path, child, owner, value))
                 elif child is MISSING or (child is None and isinstance(value, Variable)):
                     self._add(path, node, owner, value)
@@ -236,7 +236,7 @@ class _Update:
             if name != size + len([n for n in added if isinstance(n, int) and n >= size]):
                 raise self._unknown(path, value, "is not the next item of a list", node)
         check_trace(owner)
-        if kind_of(node) == OBJECT and name not in node._nnx_status:
+        if kind_of(node) == Kind.OBJECT and name not in node._nnx_status:
             node._nnx_decided(name, value)  # raises where the attribute is declared static
         added[name] = value
 
@@ -261,7 +261,7 @@ class _Update:
         if given is None:
             raise self._unknown(self._path(path, leaf), new, f"holds an array of shape {shape}")
         reference = is_ref(old)
-        boxed = kind_of(new) == PYTREE and kind_of(old) != PYTREE and _is_box(new)
+        boxed = kind_of(new) == Kind.PYTREE and kind_of(old) != Kind.PYTREE and _is_box(new)
         if not boxed and not reference and len(shape) == len(given):
             return
         where = lambda: f"'{path_text(self._path(path, leaf))}'"
@@ -331,7 +331,9 @@ class _Update:
             note_edit(writes, node, children)
 
     def _note_bare(self, writes: Writes) -> None:
-        graphdef, nodes, leaves, *_ = view(self.root, trees=EVERY)  # a number in a list is a leaf
+        graphdef, nodes, leaves, *_ = view(
+            self.root, trees=Leaves.EVERY
+        )  # a number in a list is a leaf
         decoded = graphdef.decoded
         codes: dict[Path, Code] = {(): decoded.roots[0]}
         arrays: dict[int, tp.Any] = {}
@@ -419,7 +421,7 @@ def note_arrays(
     if root is None or new_of(root, decoded.roots[0], root) is root:
         return
     name = type(root).__name__
-    if kind_of(root) == OBJECT:
+    if kind_of(root) == Kind.OBJECT:
         raise dataclasses.FrozenInstanceError(
             f"update cannot change {name}, a frozen module, in place. Make another one of the "
             "state, nnx.merge(nnx.graphdef(module), state), or pass the object that contains it."

@@ -43,12 +43,22 @@ from nnxlite._state._definition import State
 from nnxlite._state._flat import sort_key, sorted_keys
 from nnxlite.variables._variable import Variable
 
-OBJECT, VARIABLE, STATE, LIST, TUPLE, DICT, PYTREE, ARRAY, REF, CUSTOM, OTHER = range(11)
-"""Graph object, Variable, State, builtin containers, other registered pytree node, array-like leaf,
-array reference, user-registered graph node, and everything else."""
 
-CONTAINERS = frozenset({STATE, LIST, TUPLE, DICT, PYTREE})
-NODES = CONTAINERS | {OBJECT, CUSTOM}
+class Kind:
+    """What a value is: a graph object, Variable, State, builtin container, other registered pytree node,
+    array-like leaf, array reference, user-registered graph node, or anything else."""
+
+    OBJECT, VARIABLE, STATE, LIST, TUPLE, DICT, PYTREE, ARRAY, REF, CUSTOM, OTHER = range(11)
+
+
+class Leaves:
+    """What is a leaf in a plain container besides data: nothing, numbers, all but None."""
+
+    STRICT, NUMBERS, EVERY = range(3)
+
+
+CONTAINERS = frozenset({Kind.STATE, Kind.LIST, Kind.TUPLE, Kind.DICT, Kind.PYTREE})
+NODES = CONTAINERS | {Kind.OBJECT, Kind.CUSTOM}
 """The kinds of values that have children."""
 
 
@@ -114,22 +124,22 @@ NOT_OBJECTS = (
 """Classes of static values that have no attributes to look into."""
 
 kind_by_type: dict[type, int] = {
-    **dict.fromkeys((*NOT_OBJECTS, type(...)), OTHER),
-    list: LIST,
-    tuple: TUPLE,
-    dict: DICT,
-    np.ndarray: ARRAY,
+    **dict.fromkeys((*NOT_OBJECTS, type(...)), Kind.OTHER),
+    list: Kind.LIST,
+    tuple: Kind.TUPLE,
+    dict: Kind.DICT,
+    np.ndarray: Kind.ARRAY,
 }
 MOST_KINDS = 4096
 # Key: a type. Dropped by `forget`, when a class is registered. Threads: each entry is a single write of
 # a dict. Bound: MOST_KINDS. It keeps classes alive that JAX would not: named tuples, and those with
 # `pytree=False`. Working these out in each walk would take 13 % of a jitted call with 20 named tuples.
 # Earned by a first `split` (`functional`): 12 %.
-_OF_CLASSES = frozenset({OBJECT, VARIABLE, STATE, PYTREE, CUSTOM})
+_OF_CLASSES = frozenset({Kind.OBJECT, Kind.VARIABLE, Kind.STATE, Kind.PYTREE, Kind.CUSTOM})
 
 
 def kind_of(value: tp.Any) -> int:
-    """The kind of a value, one of the constants of this module."""
+    """The kind of a value, as in `Kind`."""
     kind = kind_by_type.get(type(value))
     return classify(value) if kind is None else kind
 
@@ -138,30 +148,30 @@ def classify(value: tp.Any) -> int:
     """Work out the kind of a value whose type has not been seen (and remember what is final)."""
     cls = type(value)
     if issubclass(cls, GraphNode):
-        kind = OBJECT
+        kind = Kind.OBJECT
     elif issubclass(cls, Variable):
-        kind = VARIABLE
+        kind = Kind.VARIABLE
     elif issubclass(cls, State):
-        kind = STATE
+        kind = Kind.STATE
     elif cls in CUSTOM_NODES:
-        kind = CUSTOM
+        kind = Kind.CUSTOM
     elif issubclass(cls, Ref):
-        return REF
+        return Kind.REF
     elif issubclass(cls, Tracer):
-        return REF if is_ref(value) else ARRAY
+        return Kind.REF if is_ref(value) else Kind.ARRAY
     elif isinstance(value, (jax.Array, np.ndarray)):
-        kind = ARRAY
+        kind = Kind.ARRAY
     elif (isinstance(value, tuple) and hasattr(cls, "_fields")) or not is_pytree_leaf(value):
-        kind = PYTREE
+        kind = Kind.PYTREE
     else:
-        return OTHER  # may still be registered later
+        return Kind.OTHER  # may still be registered later
     if len(kind_by_type) >= MOST_KINDS:
         for known, its_kind in kind_by_type.copy().items():
             if its_kind in _OF_CLASSES:
                 forget(known)
     kind_by_type[cls] = kind
-    if kind != CUSTOM and cls in CUSTOM_NODES:  # registered by another thread, just now
-        kind_by_type[cls] = kind = CUSTOM
+    if kind != Kind.CUSTOM and cls in CUSTOM_NODES:  # registered by another thread, just now
+        kind_by_type[cls] = kind = Kind.CUSTOM
     return kind
 
 
@@ -233,12 +243,12 @@ def is_data(value: tp.Any, /) -> bool:
     (True, False, False)
     """
     kind = kind_of(value)
-    if kind == OTHER:
+    if kind == Kind.OTHER:
         return type(value) in DATA_TYPES
     return kind in DATA_KINDS
 
 
-DATA_KINDS = frozenset({OBJECT, VARIABLE, ARRAY, REF, CUSTOM})
+DATA_KINDS = frozenset({Kind.OBJECT, Kind.VARIABLE, Kind.ARRAY, Kind.REF, Kind.CUSTOM})
 
 
 def is_node(x: tp.Any) -> bool:
@@ -248,12 +258,12 @@ def is_node(x: tp.Any) -> bool:
 
 def is_graph_node(x: tp.Any) -> bool:
     """Whether `x` is shared by reference: an object or a Variable."""
-    return kind_of(x) in (OBJECT, CUSTOM, VARIABLE)
+    return kind_of(x) in (Kind.OBJECT, Kind.CUSTOM, Kind.VARIABLE)
 
 
 def is_node_leaf(x: tp.Any) -> bool:
     """Whether `x` is a leaf of graphs: a Variable, an array, or an array reference."""
-    return kind_of(x) in (VARIABLE, ARRAY, REF)
+    return kind_of(x) in (Kind.VARIABLE, Kind.ARRAY, Kind.REF)
 
 
 def jax_to_nnx_path(jax_path: tp.Iterable[tp.Any], /) -> tuple[tp.Any, ...]:
@@ -273,7 +283,7 @@ def is_setting(value: tp.Any) -> bool:
     A `jax.ShapeDtypeStruct` stands for an array, and so is a leaf. It is not data by itself: as an
     attribute it describes an input, say, and is static.
     """
-    if kind_of(value) != OTHER or type(value) in DATA_TYPES:
+    if kind_of(value) != Kind.OTHER or type(value) in DATA_TYPES:
         return False
     return not isinstance(value, jax.ShapeDtypeStruct)
 
@@ -293,15 +303,11 @@ def _is_number(value: tp.Any) -> bool:
     return hasattr(type(value), "__jax_array__")
 
 
-STRICT, NUMBERS, EVERY = range(3)
-"""What is a leaf in a plain container besides data: nothing, numbers, all but None."""
-
-
 def is_held(value: tp.Any, loose: int) -> bool:
     """Whether a value in a container is static."""
-    if loose == EVERY:
+    if loose == Leaves.EVERY:
         return False
-    return is_static_part(value) if loose == NUMBERS else is_setting(value)
+    return is_static_part(value) if loose == Leaves.NUMBERS else is_setting(value)
 
 
 # Containers -------------------------------------------------------------------------------------
@@ -313,9 +319,9 @@ def flatten_container(
     value: tp.Any, kind: int
 ) -> tuple[tuple[tp.Any, ...], Children, PyTreeDef | None]:
     """The keys and children of a container; for pytree nodes the structure of this level as well."""
-    if kind in (LIST, TUPLE):
+    if kind in (Kind.LIST, Kind.TUPLE):
         return tuple(range(len(value))), value, None
-    if kind in (DICT, STATE):
+    if kind in (Kind.DICT, Kind.STATE):
         keys = tuple(sorted_keys(value))
         return keys, [value[key] for key in keys], None
     if hasattr(value, "_fields"):
@@ -327,23 +333,23 @@ def flatten_container(
 def build_container(form: tp.Any, children: list[tp.Any]) -> tp.Any:
     """A container of this form with these children, in the order of `flatten_container`."""
     kind = form.kind
-    if kind == LIST:
+    if kind == Kind.LIST:
         return children
-    if kind == TUPLE:
+    if kind == Kind.TUPLE:
         return tuple(children)
-    if kind == PYTREE:
+    if kind == Kind.PYTREE:
         if form.treedef is None:
             return form.type(*children)
         return jax.tree_util.tree_unflatten(form.treedef, children)
     mapping = dict(zip(form.keys, children))
-    return mapping if kind == DICT else form.type._nnx_wrap(mapping)  # type: ignore[attr-defined]
+    return mapping if kind == Kind.DICT else form.type._nnx_wrap(mapping)  # type: ignore[attr-defined]
 
 
 def items_of(value: tp.Any, kind: int) -> list[tuple[tp.Any, tp.Any]]:
     """The (name, child) pairs of a container, in the order in which they are traversed."""
     keys, children, _ = flatten_container(value, kind)
     pairs = list(zip(keys, children))
-    return sorted(pairs, key=lambda pair: sort_key(pair[0])) if kind == PYTREE else pairs
+    return sorted(pairs, key=lambda pair: sort_key(pair[0])) if kind == Kind.PYTREE else pairs
 
 
 def has_data(value: tp.Any, /) -> bool:
@@ -403,7 +409,7 @@ def attributes_of(value: tp.Any) -> dict[str, tp.Any]:
     """The attributes of a plain object; empty for everything else."""
     if (
         isinstance(value, NOT_OBJECTS)
-        or kind_of(value) != OTHER
+        or kind_of(value) != Kind.OTHER
         or is_trusted(type(value).__module__)
     ):
         return {}
@@ -453,7 +459,7 @@ def find_hidden(value: tp.Any, levels: int = LEVELS, limit: int = OBJECTS) -> Pa
 def mark_static(value: tp.Any) -> None:
     """Note that a value was marked with `nnx.static`: data in it is meant to be there."""
     for part in parts_of([value], levels=-1, limit=float("inf")):
-        if kind_of(part.value) == OTHER:
+        if kind_of(part.value) == Kind.OTHER:
             try:
                 _marked[id(part.value)] = part.value
             except TypeError:  # no weak references to it

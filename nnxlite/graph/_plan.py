@@ -25,19 +25,7 @@ from nnxlite._base.errors import GRAPH_MODE, path_text
 from nnxlite._base.interning import Bounded, epoch, observe
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef, define_container
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import (
-    ARRAY,
-    DICT,
-    EVERY,
-    NUMBERS,
-    OTHER,
-    STATE,
-    STRICT,
-    GraphNode,
-    flatten_container,
-    is_held,
-    kind_of,
-)
+from nnxlite.graph._kinds import GraphNode, Kind, Leaves, flatten_container, is_held, kind_of
 from nnxlite.graph._rebuild import ArrayCode, Code, NodeCode, Path, Traversal, traverse
 from nnxlite.variables._definition import VariableDef
 from nnxlite.variables._variable import Variable, store_together, versioned
@@ -273,9 +261,11 @@ class Plan:
             if node is None:
                 raise Stale
             if name is _ROOT:
-                pending.append((node, code, EVERY))
+                pending.append((node, code, Leaves.EVERY))
                 continue
-            loose = self.trees or (NUMBERS if getattr(node, "_nnx_frozen", False) else STRICT)
+            loose = self.trees or (
+                Leaves.NUMBERS if getattr(node, "_nnx_frozen", False) else Leaves.STRICT
+            )
             pending.append((node._nnx_dict[name], code, loose))
         return self._arrays_as_coded(pending)
 
@@ -310,7 +300,7 @@ def _children_as(value: tp.Any, form: ContainerDef) -> tp.Iterable[tp.Any]:
         same = type(value) is form.type
         if not same or (form.treedef is None and len(value) != len(form.keys)):
             raise Stale
-        if form.kind in (DICT, STATE):
+        if form.kind in (Kind.DICT, Kind.STATE):
             children = [value[key] for key in form.keys]
         elif form.treedef is not None:
             _, children, treedef = flatten_container(value, form.kind)
@@ -326,8 +316,8 @@ def _children_as(value: tp.Any, form: ContainerDef) -> tp.Iterable[tp.Any]:
 def _is_leaf(value: tp.Any, loose: int) -> bool:
     """Whether a root, or a child of a container, is a leaf."""
     kind = kind_of(value)
-    if kind != OTHER:
-        return kind == ARRAY
+    if kind != Kind.OTHER:
+        return kind == Kind.ARRAY
     return value is not None and not is_held(value, loose)
 
 
@@ -363,7 +353,7 @@ class View(tp.NamedTuple):
     nested: dict[tp.Any, tp.Any] | None = None
 
 
-def view(*roots: tp.Any, trees: int = STRICT, open_roots: bool = False) -> View:
+def view(*roots: tp.Any, trees: int = Leaves.STRICT, open_roots: bool = False) -> View:
     """Definition, nodes and leaves of some roots, from a plan where there is one.
 
     See `traverse` for the options.
@@ -401,7 +391,7 @@ def nodes_by_number(root: tp.Any) -> tuple[GraphDef[tp.Any], tp.Callable[[int], 
     return seen.graphdef, seen.nodes().__getitem__
 
 
-def find_plan(roots: tp.Sequence[tp.Any], trees: int = STRICT) -> Plan | None:
+def find_plan(roots: tp.Sequence[tp.Any], trees: int = Leaves.STRICT) -> Plan | None:
     """The plan of some roots, if there is one and it is still valid.
 
     Does not check plain containers: `Plan.leaves` and `Plan.values` do.
@@ -413,7 +403,7 @@ def find_plan(roots: tp.Sequence[tp.Any], trees: int = STRICT) -> Plan | None:
     key = (*map(id, roots), int(trees))
     known = plans.get(key)
     if known is None and trees:
-        known = plans.get(key := (*key[:-1], STRICT))
+        known = plans.get(key := (*key[:-1], Leaves.STRICT))
         if known is not None and known[0].graphdef.has_static_items:
             return None
     if known is None or not known[0].is_of(roots):

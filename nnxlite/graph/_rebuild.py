@@ -46,20 +46,10 @@ from nnxlite.graph._defs import (
     values_getter,
 )
 from nnxlite.graph._kinds import (
-    ARRAY,
-    CUSTOM,
     CUSTOM_NODES,
-    EVERY,
-    NUMBERS,
-    OBJECT,
-    OTHER,
-    PYTREE,
-    REF,
-    STATE,
-    STRICT,
-    TUPLE,
-    VARIABLE,
     GraphNode,
+    Kind,
+    Leaves,
     classify,
     kind_by_type,
     note_hidden,
@@ -105,7 +95,7 @@ def _notifies(code: Code) -> bool:
             return False
         if isinstance(part, ContainerCode):
             form = part.definition
-            if form.kind not in (TUPLE, STATE, PYTREE) or form.treedef is not None:
+            if form.kind not in (Kind.TUPLE, Kind.STATE, Kind.PYTREE) or form.treedef is not None:
                 return False
             parts += part.codes
     return True
@@ -153,7 +143,7 @@ def traverse(
     roots: tp.Iterable[tp.Any],
     into: Traversal | None = None,
     *,
-    trees: int = STRICT,
+    trees: int = Leaves.STRICT,
     open_roots: bool = False,
 ) -> Traversal:
     """Walk the graphs below `roots` as one: each object once, children by sorted name.
@@ -172,11 +162,12 @@ def traverse(
     tokens, nodes, versions = traversal.tokens, traversal.nodes, traversal.versions
     leaves, index = traversal.leaves, traversal.index
     kinds, wrap = kind_by_type, State._nnx_wrap
+    VARIABLE, OBJECT, REF, CUSTOM = Kind.VARIABLE, Kind.OBJECT, Kind.REF, Kind.CUSTOM  # locals
     # A level is: children still to come, their State so far, its name above, id of the container,
     # and what is a leaf in plain containers (`STRICT`, `NUMBERS`, `EVERY`).
     children: tp.Iterator[tuple[tp.Any, tp.Any]] = enumerate(tuple(roots))
     level, above, container = traversal.nested, None, 0
-    loose, inner_loose = EVERY if trees or open_roots else STRICT, int(trees)
+    loose, inner_loose = Leaves.EVERY if trees or open_roots else Leaves.STRICT, int(trees)
     stack: list[
         tuple[tp.Iterator[tuple[tp.Any, tp.Any]], dict[tp.Any, tp.Any], tp.Any, int, int]
     ] = []
@@ -236,14 +227,14 @@ def traverse(
                     continue
                 opened, inner = 0, inner_loose
                 if not inner and kind == OBJECT and value._nnx_frozen:
-                    inner = NUMBERS
+                    inner = Leaves.NUMBERS
             elif kind == _STATIC:
                 tokens.append(value)
                 continue
             elif value is None:
                 tokens.append(static_def(None))
                 continue
-            elif kind == ARRAY or kind == OTHER:
+            elif kind == Kind.ARRAY or kind == Kind.OTHER:
                 tokens.append(LEAF)
                 leaves.append(value)
                 level[name] = value
@@ -253,7 +244,7 @@ def traverse(
                 if opened in open_containers:
                     path = [*[outer[2] for outer in stack[2:]], above, name]
                     raise contains_itself(value, path[-len(stack) :])
-                if kind == STATE:
+                if kind == Kind.STATE:
                     traversal.states.append((value, value._nnx_version or observe(value)))
                 inner = loose
                 token, parts = define_container(value, kind, loose)

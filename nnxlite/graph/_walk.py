@@ -31,15 +31,10 @@ from nnxlite.graph._defs import (
 )
 from nnxlite.graph._functional import build
 from nnxlite.graph._kinds import (
-    ARRAY,
     CONTAINERS,
-    CUSTOM,
     CUSTOM_NODES,
-    DICT,
     NODES,
-    OBJECT,
-    REF,
-    VARIABLE,
+    Kind,
     is_graph_node,
     is_node,
     is_node_leaf,
@@ -54,7 +49,7 @@ from nnxlite.variables._variable import Variable, is_variable
 N = tp.TypeVar("N")
 Pairs = list[tuple[Path, tp.Any]]
 
-_REFERENCES = frozenset({OBJECT, CUSTOM, VARIABLE, REF})
+_REFERENCES = frozenset({Kind.OBJECT, Kind.CUSTOM, Kind.VARIABLE, Kind.REF})
 
 
 def iter_graph(node: tp.Any, /, *, graph: bool | None = None) -> tp.Iterator[tuple[Path, tp.Any]]:
@@ -205,7 +200,7 @@ def _duplicates(node: tp.Any) -> list[tuple[tp.Any, list[Path]]]:
     for path, code in decoded.visit(decoded.roots[0]):
         if isinstance(code, NodeCode):
             value = nodes[code.number]
-        elif isinstance(code, ArrayCode) and kind_of(seen.leaves[code.leaf]) == ARRAY:
+        elif isinstance(code, ArrayCode) and kind_of(seen.leaves[code.leaf]) == Kind.ARRAY:
             value = seen.leaves[code.leaf]
         else:
             continue
@@ -285,8 +280,8 @@ def recursive_map(
                 names.append(name)
             results.append([])
             kind = kind_of(value)
-            if kind in (OBJECT, CUSTOM):
-                form = definition(value) if kind == OBJECT else define_custom(value)[0]
+            if kind in (Kind.OBJECT, Kind.CUSTOM):
+                form = definition(value) if kind == Kind.OBJECT else define_custom(value)[0]
                 copies[id(value)] = new_node(form, trace)
         else:
             copy = _with_children(value, copies.get(id(value)), results.pop())
@@ -301,7 +296,7 @@ def recursive_map(
 def _with_children(value: tp.Any, copy: tp.Any, children: list[tuple[tp.Any, tp.Any]]) -> tp.Any:
     """A node like `value` with other children, put into the empty `copy` of an object."""
     kind = kind_of(value)
-    if kind == OBJECT:
+    if kind == Kind.OBJECT:
         form: ObjectDef = definition(value)
         attributes = dict(children)
         fill(copy, form, [attributes[name] for name in form.layout.data])
@@ -310,10 +305,10 @@ def _with_children(value: tp.Any, copy: tp.Any, children: list[tuple[tp.Any, tp.
             if new is not old and facts(new).key != facts(old).key:
                 copy._nnx_assign(name, new)
         return copy
-    if kind == CUSTOM:
+    if kind == Kind.CUSTOM:
         CUSTOM_NODES[type(value)].init(copy, tuple(children))
         return copy
-    if kind == DICT:
+    if kind == Kind.DICT:
         children_by_key = dict(children)
         return {key: children_by_key[key] for key in value}  # in its own order
     if kind in CONTAINERS:
@@ -326,7 +321,7 @@ def _with_children(value: tp.Any, copy: tp.Any, children: list[tuple[tp.Any, tp.
 
 def _arrays(path: Path, leaf: tp.Any) -> bool:
     """Arrays, and Variables that hold one."""
-    return kind_of(_raw(leaf)) == ARRAY
+    return kind_of(_raw(leaf)) == Kind.ARRAY
 
 
 def _refs(path: Path, leaf: tp.Any) -> bool:
@@ -463,7 +458,7 @@ def _refuse_duplicates(node: tp.Any, wanted: Predicate) -> None:
     """Raise ValueError where a wanted leaf has several paths."""
     for value, paths in _duplicates(node):
         chosen = [path for path in paths if wanted(path, value)] if is_node_leaf(value) else []
-        found = chosen if kind_of(value) == ARRAY else paths  # an array may well have others
+        found = chosen if kind_of(value) == Kind.ARRAY else paths  # an array may well have others
         if chosen and len(found) > 1:
             listed = "".join(f"  {path_text(path)}\n" for path in found)
             raise ValueError(f"Found duplicate at paths:\n  ---\n{listed}  ---")

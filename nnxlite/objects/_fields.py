@@ -34,10 +34,8 @@ from nnxlite.graph._defs import ContainerDef, ObjectDef, definition, new_shell
 from nnxlite.graph._kinds import (
     CONTAINERS,
     DATA_KINDS,
-    OBJECT,
-    STATE,
-    VARIABLE,
     GraphNode,
+    Kind,
     build_container,
     flatten_container,
     is_static_part,
@@ -278,9 +276,9 @@ def dataclass(
 # What JAX sees ---------------------------------------------------------------------------------
 
 
-_OPENED = CONTAINERS - {STATE}
+_OPENED = CONTAINERS - {Kind.STATE}
 _TO_BE_SEEN = _OPENED | {None}  # with the classes of unknown kind
-_WHOLE = DATA_KINDS | {STATE}
+_WHOLE = DATA_KINDS | {Kind.STATE}
 
 
 class Held:
@@ -449,7 +447,7 @@ def refuse_circles(root: tp.Any) -> None:
                 raise _circle(root, child, [*names, name], opened[id(child)])
             names.append(name)
             opened[id(child)] = len(names)
-            number = observe(child) if kind_of(child) == OBJECT else 0
+            number = observe(child) if kind_of(child) == Kind.OBJECT else 0
             stack.append((child, number, iter(_below(child))))
             break
         else:
@@ -465,17 +463,17 @@ def refuse_circles(root: tp.Any) -> None:
 def _below(value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
     """The children of an object, a Variable or a container that can lead to an object, by name."""
     kind = kind_of(value)
-    if kind == OBJECT:
+    if kind == Kind.OBJECT:
         attributes = value._nnx_dict
         pairs = [(name, attributes[name]) for name in definition(value).layout.data]
-    elif kind == VARIABLE:
+    elif kind == Kind.VARIABLE:
         pairs = [("value", value._box.value)]
     else:
         pairs = items_of(value, kind)
     return [pair for pair in pairs if kind_of(pair[1]) in _LEAD_ON]
 
 
-_LEAD_ON = _OPENED | {OBJECT, VARIABLE}
+_LEAD_ON = _OPENED | {Kind.OBJECT, Kind.VARIABLE}
 
 
 def _circle(root: tp.Any, value: tp.Any, names: list[tp.Any], start: int) -> ValueError:

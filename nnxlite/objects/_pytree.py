@@ -39,16 +39,7 @@ from nnxlite.graph._defs import (
     set_definition,
     set_static,
 )
-from nnxlite.graph._kinds import (
-    ARRAY,
-    OTHER,
-    GraphNode,
-    has_data,
-    is_data,
-    is_static_part,
-    kind_of,
-    walk,
-)
+from nnxlite.graph._kinds import GraphNode, Kind, has_data, is_data, is_static_part, kind_of, walk
 from nnxlite.objects._fields import Data as Data
 from nnxlite.objects._fields import Static as Static
 from nnxlite.objects._fields import Tagged, declared_in, register
@@ -330,7 +321,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
                     return value, not is_static_part(value)
                 if is_data(value):
                     return value, True
-                if kind_of(value) == OTHER:
+                if kind_of(value) == Kind.OTHER:
                     return value, False
         if type(value) in _CONTAINERS:
             _refuse_tags(self, name, value)
@@ -424,7 +415,9 @@ def _are_alike(old: tp.Any, new: tp.Any) -> bool:
     if old is None or new is None:
         return False
     kinds = kind_of(old), kind_of(new)
-    return kinds == (ARRAY, ARRAY) or (kinds[1] == OTHER and kinds[0] in (OTHER, ARRAY))
+    return kinds == (Kind.ARRAY, Kind.ARRAY) or (
+        kinds[1] == Kind.OTHER and kinds[0] in (Kind.OTHER, Kind.ARRAY)
+    )
 
 
 _STATUS = "_nnx_status"  # the key of the statuses in the pickled state

@@ -26,7 +26,7 @@ from nnxlite._base.jax import as_integers
 from nnxlite._base.outline import array_text
 from nnxlite.boundary._call_def import parameter_names
 from nnxlite.graph._functional import flat_pairs, merge, split
-from nnxlite.graph._kinds import PYTREE, kind_of
+from nnxlite.graph._kinds import Kind, kind_of
 from nnxlite.objects._pytree import Pytree
 from nnxlite.transforms._wrapper import name_of, unbind
 from nnxlite.variables._variable import Variable, is_variable
@@ -315,7 +315,7 @@ def _safetensors() -> tp.Any:
 
 def _is_model(value: tp.Any) -> bool:
     """Whether an argument is weights: an object, or a module of another library, a callable pytree."""
-    return isinstance(value, Pytree) or (kind_of(value) == PYTREE and callable(value))
+    return isinstance(value, Pytree) or (kind_of(value) == Kind.PYTREE and callable(value))
 
 
 def _labels(fun: tp.Any, positional: tp.Sequence[tp.Any]) -> list[str]:

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from nnxlite._base.jax import key_name
 from nnxlite._state._flat import content
-from nnxlite.graph._kinds import OBJECT, kind_of
+from nnxlite.graph._kinds import Kind, kind_of
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import find_duplicates, iter_graph
 from nnxlite.nn import Conv, Embed, Linear, LinearGeneral, LoRA, MultiHeadAttention
@@ -103,7 +103,7 @@ def leaves_of(tree: tp.Any) -> list[Leaf]:
 
 
 def _rank(above: list[tp.Any]) -> int:
-    if above and kind_of(above[-1]) == OBJECT:
+    if above and kind_of(above[-1]) == Kind.OBJECT:
         return IN_OBJECT
     in_tuple = any(isinstance(part, tuple) and hasattr(part, "_fields") for part in above)
     return IN_NAMED_TUPLE if in_tuple else IN_CONTAINER

@@ -30,7 +30,7 @@ from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import Outputs, replay
 from nnxlite.boundary._refusals import refuse_foreign_outputs, refuse_non_arrays
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import OTHER, kind_by_type
+from nnxlite.graph._kinds import Kind, kind_by_type
 from nnxlite.graph._plan import refuse_sharing, view
 from nnxlite.graph._rebuild import traverse
 from nnxlite.transforms._finish import Owner, owners, raise_failed
@@ -99,7 +99,7 @@ def _shown(name: int | str, fun: tp.Callable[..., tp.Any]) -> str:
 
 
 # A leaf: what the arguments look like is known from their types.
-kind_by_type[StaticArgument] = OTHER
+kind_by_type[StaticArgument] = Kind.OTHER
 
 
 def unboxed(inputs: Inputs) -> None:

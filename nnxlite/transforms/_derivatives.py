@@ -28,7 +28,7 @@ from nnxlite.boundary._out import Fixed
 from nnxlite.boundary._prefixes import DiffState
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import STATE
+from nnxlite.graph._kinds import Kind
 from nnxlite.graph._rebuild import Code, ContainerCode, NodeCode, Path
 from nnxlite.transforms._call import Call, unwrapped_value
 from nnxlite.transforms._wrapper import name_of
@@ -310,7 +310,7 @@ def root_states(
 
     def of_root(root: int) -> tp.Any:
         code = decoded.roots[root]
-        if isinstance(code, ContainerCode) and code.definition.kind == STATE:
+        if isinstance(code, ContainerCode) and code.definition.kind == Kind.STATE:
             if any(leaf not in leaves for leaf, _ in leaves_of_code(decoded, code)):
                 return state((root,))
         return of_code(code, (root,))

@@ -13,7 +13,7 @@ from nnxlite.boundary._call_def import Partition
 from nnxlite.boundary._prefixes import DiffState
 from nnxlite.filters import All, Filter, Frozen, Not
 from nnxlite.graph._defs import ObjectDef
-from nnxlite.graph._kinds import STATE
+from nnxlite.graph._kinds import Kind
 from nnxlite.graph._rebuild import ContainerCode, NodeCode
 from nnxlite.transforms._call import Call, positional
 from nnxlite.transforms._derivatives import (
@@ -86,7 +86,7 @@ def _select(given: Call, states: dict[int, DiffState | None]) -> Partition:
         definition = decoded.node_defs[code.number] if isinstance(code, NodeCode) else None
         if code is None or isinstance(definition, VariableDef):
             return True
-        of_state = isinstance(code, ContainerCode) and code.definition.kind == STATE
+        of_state = isinstance(code, ContainerCode) and code.definition.kind == Kind.STATE
         wanted: Filter = ...
         if not of_state and (isinstance(code, ContainerCode) or isinstance(definition, ObjectDef)):
             wanted = state.filter if state is not None else Param if updates else ...

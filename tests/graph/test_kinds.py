@@ -345,4 +345,4 @@ def test_the_kinds_of_classes_are_bounded(monkeypatch):
     gc.collect()
     assert first() is None
     assert len(_kinds.kind_by_type) <= _kinds.MOST_KINDS
-    assert _kinds.kind_of([]) == _kinds.LIST and _kinds.kind_of(ONE) == _kinds.ARRAY
+    assert _kinds.kind_of([]) == _kinds.Kind.LIST and _kinds.kind_of(ONE) == _kinds.Kind.ARRAY
