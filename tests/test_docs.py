@@ -69,3 +69,15 @@ def test_quick_start_is_two_short_commands():
     assert section
     commands = [code for name, code in pages.BLOCK.findall(section[1]) if name == "sh"]
     assert commands == ["python3 examples digits\n", "python3 tests\n"]
+
+
+PRIVATE = re.compile(
+    r"\b(is no|are no|be no|has no such|anew|afresh|whoever|mended|lies on|lie on|truth values?|is told"
+    r"|settled|dealt|where it stands|fickle|bit by bit)\b|, too\."
+)
+"""Words that the field does not use, or not in this sense."""
+
+
+def test_pages_docstrings_and_messages_use_the_words_of_the_field():
+    sources = [*PAGES, *(ROOT / "nnxlite").rglob("*.py")]
+    assert [(path.name, match[0]) for path in sources for match in PRIVATE.finditer(path.read_text())] == []

@@ -92,7 +92,7 @@ class Setting(tp.Generic[T]):
 
 
 def flag_from_environment(name: str, default: bool) -> bool:
-    """A boolean environment variable; raises ValueError on anything but a truth word.
+    """A boolean environment variable; raises ValueError on anything but true or false.
 
     >>> from nnxlite._base.errors import flag_from_environment
     >>> flag_from_environment("NNXLITE_SURELY_UNSET", True)

@@ -195,7 +195,7 @@ def restore(
     Raises:
         nnxlite.checkpoint.MismatchError: if the objects need something else than is stored; its `report`
             has every name.
-        nnxlite.checkpoint.NotFoundError: if there is no checkpoint, with what there is instead.
+        nnxlite.checkpoint.NotFoundError: if the folder has no checkpoint, with what it has instead.
         nnxlite.checkpoint.DamagedError: if files are missing or cut short.
         nnxlite.checkpoint.CheckpointError: for a renaming that matches nothing or one name twice.
         ImportError: without Orbax (`pip install "nnxlite[checkpoint]"`).
@@ -342,7 +342,7 @@ def info(path: tp.Any, /) -> Info:
         An `Info`, which prints as a summary.
 
     Raises:
-        nnxlite.checkpoint.NotFoundError: if there is no checkpoint.
+        nnxlite.checkpoint.NotFoundError: if the folder has no checkpoint.
         nnxlite.checkpoint.DamagedError: if its description cannot be read.
 
     >>> import nnxlite as nnx, tempfile
@@ -377,7 +377,7 @@ def values(path: tp.Any, /) -> tp.Mapping[str, tp.Any]:
         of an item are read when it is first asked for.
 
     Raises:
-        nnxlite.checkpoint.NotFoundError: if there is no checkpoint.
+        nnxlite.checkpoint.NotFoundError: if the folder has no checkpoint.
         nnxlite.checkpoint.DamagedError: if it cannot be read.
 
     >>> import nnxlite as nnx, tempfile

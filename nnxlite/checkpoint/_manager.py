@@ -166,7 +166,7 @@ class Manager:
         force: bool = False,
         **items: tp.Any,
     ) -> bool:
-        """Save a checkpoint, and delete those that are no longer to be kept.
+        """Save a checkpoint, and delete those that it need not keep any more.
 
         What has been passed may be changed, and its arrays donated, as soon as this returns.
 
@@ -257,7 +257,7 @@ class Manager:
             A `Report`, with the step.
 
         Raises:
-            nnxlite.checkpoint.NotFoundError: if there is no such checkpoint.
+            nnxlite.checkpoint.NotFoundError: if the folder does not have that checkpoint.
             nnxlite.checkpoint.CheckpointError: as `nnx.checkpoint.restore`.
 
         Warns:

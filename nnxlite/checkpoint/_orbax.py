@@ -159,7 +159,7 @@ def content_of(contents: Contents) -> Content:
     with together("nnx.checkpoint: what is to be saved"):
         for name, leaf in leaves.items():
             if isinstance(leaf.value, jax.ShapeDtypeStruct):
-                raise CheckpointError(f"'{name}' is abstract: there is no value to save.")
+                raise CheckpointError(f"'{name}' is abstract: it has no value to save.")
             if leaf.spec.is_python or 0 in leaf.spec.shape:
                 continue
             value = jax.random.key_data(leaf.value) if leaf.spec.key_impl else leaf.value
@@ -363,7 +363,7 @@ def _what_is(path: epath.Path) -> str:
         unfinished = [n for n in near if n.startswith(f".{path.name}.")]
         if unfinished:
             return f"saving it was interrupted, and only the unfinished {unfinished[0]} is there"
-        return "there is no such folder"
+        return "the folder does not exist"
     if not path.is_dir():
         return f"it is a file, not a folder; nnx.load_safetensors reads files of safetensors. {PICKLES}"
     names = sorted(p.name for p in path.iterdir())

@@ -185,7 +185,7 @@ class DamagedError(CheckpointError):
 
 
 class NotFoundError(CheckpointError, FileNotFoundError):
-    """There is no checkpoint at a path; the message says what is there.
+    """A path has no checkpoint; the message says what is there.
 
     >>> import nnxlite as nnx
     >>> issubclass(nnx.checkpoint.NotFoundError, FileNotFoundError)

@@ -290,7 +290,7 @@ def _applied_rule(
             members = _in_order(counted_ours, members)
         written = [p.fill(b) for b in members for p in (first, *others)]
         if absent := [name for name in written if name not in names]:
-            raise ValueError(f"there is no {absent[0]!r}{near_text(absent[0], names)}.")
+            raise ValueError(f"{absent[0]!r} does not exist{near_text(absent[0], names)}.")
         ours = tuple(names[name] for name in written)
         specs = [leaves[name].spec for name in ours]
         if rule.operations and any(spec.key_impl for spec in specs):

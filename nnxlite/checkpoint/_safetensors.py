@@ -153,7 +153,7 @@ def load_safetensors(
         model, another one where it cannot be changed (a frozen module, or one of Equinox).
 
     Raises:
-        NotFoundError: (a FileNotFoundError) if there is no such file.
+        NotFoundError: (a FileNotFoundError) if the file does not exist.
         DamagedError: for a file that is damaged, or of another kind.
         MismatchError: if names, shapes or dtypes do not match, with the `Report`.
         MappingError: if the mapping does not suit the model.
@@ -247,7 +247,7 @@ def located(path: Path) -> Path:
     for file in (path, index):
         if file.is_file():
             return file
-    raise NotFoundError(f"There is no file {path}.")
+    raise NotFoundError(f"No such file: {path}.")
 
 
 def _safetensors() -> tp.ContextManager[None]:
@@ -306,7 +306,7 @@ def indexed(path: Path) -> dict[str, Stored]:
         if Path(file).is_absolute() or ".." in Path(file).parts:
             raise DamagedError(f"{path} refers to {file!r}, which is not in its folder.")
         if not (path.parent / file).is_file():
-            raise NotFoundError(f"{path} lists {file!r}, and there is no such file beside it.")
+            raise NotFoundError(f"{path} lists {file!r}, which is not beside it.")
         stored = stored_in(path.parent / file)
         found.update((name, stored[name]) for name in stored if weight_map.get(name, file) == file)
     if absent := [name for name in weight_map if name not in found]:

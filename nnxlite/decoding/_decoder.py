@@ -3,7 +3,7 @@
 - With a cache: the model is viewed with `decode=True`, `batch_size` and `max_length`, for which
   `MultiHeadAttention` allocates a `Cache`.  A call then gets only the next tokens, and what `Cache`
   Variables contain is carried from one call to the next.  They are zero at first.
-- Without one: if there is no `Cache` after that, each step calls the model on the whole sequence,
+- Without one: if the model has no `Cache` after that, each step calls the model on the whole sequence,
   padded to its final length, and reads the logits of one position.  The model must be causal.
 
 Both ways are right for a causal model alone, whose logits do not depend on later tokens.  When a

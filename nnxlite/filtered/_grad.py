@@ -350,7 +350,7 @@ def _arrays(values: tp.Iterable[tp.Any]) -> list[tp.Any]:
 
 
 def _nonzero(tangents: tp.Iterable[tp.Any]) -> list[tp.Any]:
-    """Tangents, None where one is known to be zero: JAX passed none, or there is no derivative."""
+    """Tangents, None where one is known to be zero: JAX passed none, or the leaf has no derivative."""
     float0 = jax.dtypes.float0
     zero = lambda x: isinstance(x, SymbolicZero) or getattr(x, "dtype", None) == float0
     return [None if zero(x) else jnp.asarray(x) for x in tangents]

@@ -272,7 +272,7 @@ class Plan:
     def _arrays_as_coded(self, pending: list[tuple[tp.Any, Code, int]]) -> dict[int, tp.Any]:
         """The arrays below some values, by leaf number.
 
-        Raises Stale where a value is no longer what its code says.
+        Raises Stale where a value has changed from what its code says.
         """
         out: dict[int, tp.Any] = {}
         while pending:
@@ -381,7 +381,7 @@ def view(*roots: tp.Any, trees: int = Leaves.STRICT, open_roots: bool = False) -
 def nodes_by_number(root: tp.Any) -> tuple[GraphDef[tp.Any], tp.Callable[[int], tp.Any]]:
     """The definition of a root, and its nodes by number, None for one that is gone.
 
-    Unlike a view it does not read the leaves, which after a training step are no longer in the
+    Unlike a view it does not read the leaves, which after a training step have left the
     processor's cache: reading them takes ten times as long as the rest of a change of mode.
     """
     plan = find_plan((root,))

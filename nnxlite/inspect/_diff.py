@@ -58,7 +58,7 @@ def diff(before: tp.Any, after: tp.Any, /) -> Diff:
         before, after: what to compare.
 
     Returns:
-        A `Diff`: false if there is no difference, otherwise with an entry for each.  Nothing is
+        A `Diff`: false if they are equal, otherwise with an entry for each.  Nothing is
         raised: an object that cannot be traversed is a difference of kind "unreadable".
 
     >>> import nnxlite as nnx

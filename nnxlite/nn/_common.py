@@ -98,7 +98,7 @@ class Arguments:
     def parameter(
         self, name: str, shape: tp.Sequence[int] | None, init: Initializer | None = None
     ) -> tp.Any:
-        """A new parameter, or None (as data) if the layer does not have it or there is no shape.
+        """A new parameter, or None (as data) if the layer does not have it or its shape is None.
 
         Args:
             name: the name of the parameter.
@@ -313,7 +313,7 @@ def product_options(layer: tp.Any, out_sharding: OutSharding) -> dict[str, tp.An
 
 
 def add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """`y + bias` along the last axes of `y`; `y` itself if there is no bias."""
+    """`y + bias` along the last axes of `y`; `y` itself if `bias` is None."""
     if bias is None:
         return y
     return y + broadcastable(bias, (1,) * (y.ndim - bias.ndim) + bias.shape)

@@ -173,7 +173,7 @@ def _is_fusible(precision: Precision, key: jax.Array, value: jax.Array) -> bool:
 
 
 def _precision_name(precision: Precision) -> str | None:
-    """The name of a precision for `jax.default_matmul_precision`; None if it has no such name."""
+    """The name of a precision for `jax.default_matmul_precision`; None if it has none."""
     if isinstance(precision, lax.DotAlgorithmPreset):
         return precision.name
     try:

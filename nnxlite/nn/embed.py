@@ -141,7 +141,7 @@ class Embed(Module):
 
 
 def _rows(table: jax.Array, indices: jax.Array, out_sharding: OutSharding) -> jax.Array:
-    """The rows of a table at some indices; NaN where there is no such row."""
+    """The rows of a table at some indices; NaN where the table has no row."""
     if table.shape[0] == 1:
         return jnp.broadcast_to(table[0], (*indices.shape, table.shape[1]))
     if out_sharding is not None:

@@ -420,7 +420,7 @@ def merge(model: tp.Any) -> None:
         model: an object, or a pytree of objects, with adapters.
 
     Raises:
-        ValueError: if there are no adapters.
+        ValueError: if the model has no adapters.
 
     >>> import nnxlite as nnx
     >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
@@ -447,7 +447,7 @@ def remove(model: tp.Any) -> None:
         model: an object, or a pytree of objects, with adapters.
 
     Raises:
-        ValueError: if there are no adapters.
+        ValueError: if the model has no adapters.
 
     >>> import nnxlite as nnx
     >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))

@@ -387,7 +387,7 @@ class RMSNorm(_Normalization):
             well.
         axis_index_groups: groups of indices along the named axis that each have their own
             mean square.
-        use_fast_variance: has no effect, as there is no mean to subtract.
+        use_fast_variance: has no effect, as no mean is subtracted.
         promote_dtype: casts input and scale to the dtype of the computation.
         rngs: the stream "params" is drawn once.
         scale_metadata: metadata of the scale.

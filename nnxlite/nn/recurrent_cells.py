@@ -170,7 +170,7 @@ class _Cell(RNNCellBase):
                 the cell's own stream.  A constant carry needs none.
             carry_init: an initializer; takes precedence over the cell's own.  Zeros by default.
 
-        Raises ValueError if the carry is random and there is no source of keys.
+        Raises ValueError if the carry is random and the cell has no source of keys.
         """
         return _first_carry(self, 1, input_shape, rngs, carry_init)[0]
 

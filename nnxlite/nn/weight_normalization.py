@@ -277,7 +277,7 @@ def _feature_axes(layer: WeightNorm, path: Path, weight: Variable[jax.Array]) ->
     for axis in axes:
         if not -weight.ndim <= axis < weight.ndim:
             raise IndexError(
-                f"WeightNorm(feature_axes={layer.feature_axes}) has no such axis in "
+                f"WeightNorm(feature_axes={layer.feature_axes}) names an axis that does not exist in "
                 f"{path_text(path)} of {type(layer.layer_instance).__name__}, of shape "
                 f"{weight.shape}. Select weights with variable_filter."
             )

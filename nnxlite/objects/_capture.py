@@ -227,8 +227,8 @@ def _to_record(subject: tp.Any, first: dict[Path, Variable[tp.Any]]) -> list[tup
     for path in first:
         if path[:-1] not in known:
             raise ValueError(
-                f"capture: `init` has a value for '{path_text(path)}', but there is no module "
-                f"at '{path_text(path[:-1])}'. The paths are those of the captured states."
+                f"capture: `init` has a value for '{path_text(path)}', but no module has the "
+                f"path '{path_text(path[:-1])}'. The paths are those of the captured states."
             )
     here = threading.get_ident()
     for path, module in modules:

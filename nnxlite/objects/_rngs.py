@@ -281,7 +281,7 @@ class Rngs(Samplers, Pytree):
 
     Raises:
         ValueError: if a value is neither a seed, a key nor a stream.
-        AttributeError, KeyError: when asked for a missing stream, if there is no `default`.
+        AttributeError, KeyError: when asked for a missing stream, without a `default`.
 
     `rngs()` draws from `default`; `rngs.dropout()` from the stream `dropout`; samplers and
     initializers are methods (see `Samplers`). Names can also be looked up with `rngs["dropout"]`.
@@ -316,7 +316,7 @@ class Rngs(Samplers, Pytree):
         return self.default()
 
     def __getattr__(self, name: str) -> RngStream:
-        # Called only if there is no such attribute; private names are never streams.
+        # Called only for an attribute that does not exist; private names are never streams.
         default = None if name.startswith("_") else vars(self).get("default")
         if isinstance(default, RngStream):
             return default

@@ -258,7 +258,7 @@ def load_exported(path: tp.Any) -> Exported:
         An `Exported`.
 
     Raises:
-        OSError: if there is no such file, or it cannot be opened.
+        OSError: if the file does not exist or cannot be opened.
         ImportError: without `flatbuffers` and `safetensors` (`pip install "nnxlite[serving]"`).
         ValueError: for a file that is damaged, of another format, or of another version of this one,
             saying what was found.

@@ -134,7 +134,7 @@ def decide(tree: tp.Any, leaves: list[Leaf], mesh: AnyMesh, plan: Plan, caller: 
     """
     ruled = _by_rules(tree, leaves, plan, mesh, caller)
     if not leaves:
-        raise ValueError(f"{caller}: there are no arrays in {type(tree).__name__}.")
+        raise ValueError(f"{caller}: found no arrays in {type(tree).__name__}.")
     divisions = [
         ruled.get(number) or _division(leaf, plan, mesh, caller)
         for number, leaf in enumerate(leaves)

@@ -44,7 +44,7 @@ def stack_layers(layers: tp.Iterable[M], *, partition: str | None = None) -> M:
         A new object of the same class.  It shares nothing with the layers.
 
     Raises:
-        ValueError: if there are no layers, if two of them share a Variable, if they differ in
+        ValueError: if the list is empty, if two of them share a Variable, if they differ in
             structure, shape, dtype or sharding, or if the mesh axis does not divide their number.
 
     >>> import jax.numpy as jnp

@@ -40,8 +40,8 @@ def cast(model: tp.Any, dtype: Dtype, *, only: Filter = Not(OptState), keep: Fil
     """Cast the floating arrays of a model in place, and set the `param_dtype` of its layers to match.
 
     Integers, random keys, bools and complex numbers stay as they are, and so does, by default, the
-    state of optimizers. What is shared is cast once. What a layer computes in is its `dtype`, which
-    only a `Policy` changes (but an `Embed` that computed in the dtype of its table goes on to do so).
+    state of optimizers. Shared arrays are cast once. A layer still computes in its `dtype`,
+    which only a `Policy` changes (an `Embed` that computed in the dtype of its table still does).
 
     Args:
         model: an object, or a pytree of objects; also an abstract one.

@@ -192,9 +192,9 @@ class Tangents(tp.NamedTuple):
             leaf, path = number_of.get(place.path), place.path
             if leaf is None:
                 raise self.error(
-                    f"{self.what} at '{path_text(path)}' is a {short_type(values[other])}, where "
-                    "there is no leaf. Give it the form of what it belongs to; a State may stand for "
-                    "an object, and None for all that has none."
+                    f"{self.what} at '{path_text(path)}' is a {short_type(values[other])}, which "
+                    "matches no leaf. Give it the form of the value it belongs to; a State may stand "
+                    "for an object, and None for all that has none."
                 )
             known, first = source.setdefault(leaf, (other, path))
             # A tree may have lost its sharing in `jax.tree.map`.

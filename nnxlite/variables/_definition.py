@@ -319,7 +319,7 @@ class HasMetadata:
             exclude_required: leave out the entries every Variable has (`hijax`, `ref`, ...).
 
         Raises:
-            KeyError: when there is no such entry and no default.
+            KeyError: when the entry does not exist and no default is given.
             TypeError: for a name together with `exclude_required`, or a default without a name.
         """
         entries = self._box.definition.metadata

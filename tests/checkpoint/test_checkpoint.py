@@ -572,7 +572,7 @@ def test_what_cannot_be_saved(tmp_path):
     abstract = nnx.eval_shape(linear)
     for model, message in (
         (deleted, r"'model\.kernel' has been deleted, probably donated"),
-        (abstract, r"'model\.bias' is abstract: there is no value to save"),
+        (abstract, r"'model\.bias' is abstract: it has no value to save"),
         (nnx.Variable(object()), r"'model' is a object, which a checkpoint cannot contain"),
     ):
         with pytest.raises(checkpoint.CheckpointError, match=message):
@@ -860,7 +860,7 @@ def test_what_is_there_instead_of_a_checkpoint(tmp_path):
             checkpoint.restore(tmp_path / name, step=0)
         return str(caught.value)
 
-    assert message("nothing").endswith("there is no such folder.")
+    assert message("nothing").endswith("the folder does not exist.")
     (tmp_path / "empty").mkdir()
     assert message("empty").endswith("the folder is empty.")
     (tmp_path / ".killed.new.orbax-checkpoint-tmp").mkdir()

@@ -344,7 +344,7 @@ def test_foreign_arrays_that_are_merged_have_one_dtype():
         ),
         (
             [Rule("x", ["bias", "baes"], Unstack())],
-            "there is no 'baes' (near: bias)",
+            "'baes' does not exist (near: bias)",
         ),
         (
             [Rule("x", ["bias", "kernel"], Unstack())],

@@ -482,7 +482,7 @@ def test_files_that_are_damaged_or_of_another_kind(tmp_path, kind, monkeypatch):
 def test_paths_with_nothing_to_load(tmp_path):
     model = one(a=jnp.zeros(2))
     cases = [
-        (tmp_path / "no" / "m.safetensors", f"There is no file {tmp_path}/no/m.safetensors."),
+        (tmp_path / "no" / "m.safetensors", f"No such file: {tmp_path}/no/m.safetensors."),
         (
             tmp_path,
             f"The folder {tmp_path} has no model.safetensors; there is no file. Pickles, such",

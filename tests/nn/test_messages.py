@@ -232,7 +232,7 @@ def norms():
     text = r"parameter is 3D .*table of Dict has the shape \(2, 3"
     table = lambda: nnx.Dict(table=nnx.Param(ONES((2, 3, 4))))
     yield ValueError, text, lambda: made(nnx.SpectralNorm, table(), error_on_non_matrix=True)
-    text = r"feature_axes=1\) has no such axis in bias of Linear, of shape \(4,\)"
+    text = r"feature_axes=1\) names an axis that does not exist in bias of Linear, of shape \(4,\)"
     wrong = {"feature_axes": 1, "variable_filter": nnx.Param}
     yield IndexError, text, lambda: made(nnx.WeightNorm, linear(3, 4), **wrong)
     text = "WeightNorm wraps a module.*got a value of type list"

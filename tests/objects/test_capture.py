@@ -160,7 +160,7 @@ def test_bad_initial_states_are_refused():
         TypeError, match=r"`init` contains float32\[\] at 'inner', but must contain Var"
     ):
         capture(stage, Mid, init={"inner": X})
-    with pytest.raises(ValueError, match="value for 'y.inner', but there is no module at 'y'"):
+    with pytest.raises(ValueError, match="value for 'y.inner', but no module has the path 'y'"):
         capture(stage, Mid, init=nnx.State({"y": {"inner": P(1.0)}}))(X)
     with pytest.raises(ValueError, match="Stage.perturb: .*'inner' was made for float32"):
         capture(stage, P, init=nnx.State({"inner": P(jnp.ones(2))}))(X)

@@ -334,7 +334,7 @@ def test_what_is_no_plan(plan):
 def test_what_is_no_mesh_and_what_has_no_arrays():
     with pytest.raises(TypeError, match="the mesh has to be a jax.sharding.Mesh, got 8"):
         nnx.plan_layout(made(nnx.Linear, 2, 2), 8, "fsdp")
-    with pytest.raises(ValueError, match="there are no arrays in Dict"):
+    with pytest.raises(ValueError, match="found no arrays in Dict"):
         nnx.plan_layout(nnx.Dict(a=1), MESH, "fsdp")
     wide = AbstractMesh((2, 2), ("a", "b"))
     with pytest.raises(ValueError, match=r"Say which one: nnx.Plan\(fsdp='a'\)"):

@@ -182,14 +182,14 @@ def test_cotangents_are_matched_by_path():
         (
             nnx.State({"z": nnx.Param(1.0)}),
             ValueError,
-            "cotangent at 'm.z' is a float, where there is",
+            "cotangent at 'm.z' is a float, which matches",
         ),
         (
             nnx.Dict(x=nnx.Param(1.0)),
             ValueError,
             "cotangent at 'm.n' is nothing, where the float32",
         ),
-        (3.0, ValueError, "cotangent at 'm' is a float, where there is no leaf.*a State may stand"),
+        (3.0, ValueError, "cotangent at 'm' is a float, which matches no leaf.*a State may stand"),
         (nnx.State({"x": jnp.array(1)}), TypeError, r"'m.x' is int32\[\], .* needs one of its own"),
     ):
         with pytest.raises(error, match=message):
@@ -275,14 +275,14 @@ FLOAT, X2 = r"tangent at 'args\[0\].x' is float32\[2\], where float32\[\] needs"
             (Foo(),),
             (nnx.Dict(q=X2),),
             TypeError,
-            r"at 'args\[0\].q' is a float32.* there is no",
+            r"at 'args\[0\].q' is a float32.* matches no leaf",
         ),
         ((Foo(),), (nnx.Dict(x=1.0),), TypeError, r"at 'args\[0\].n' is nothing, where"),
         (
             (Foo(),),
             (2.0,),
             TypeError,
-            r"at 'args\[0\]' is a float, where there is no leaf.*a State may",
+            r"at 'args\[0\]' is a float, which matches no leaf.*a State may",
         ),
         ((Foo(),), (nnx.State({"x": X2}),), ValueError, FLOAT),
     ],
