@@ -48,6 +48,15 @@ def test_python_of(page, tmp_path, monkeypatch):
         assert output.agrees, f"{page}:{output.line} shows other output:\n{output.printed}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_shows_output_and_asserts_once_at_most(page):
+    if page.name == "README.md" or page.parts[-2:] == ("migrating", "differences.md"):
+        return  # programs beside those of the reference
+    code = "".join(match[2] for match in pages.BLOCK.finditer(page.read_text()) if match[1] == "python")
+    asserts = re.findall(r"^ *(?:assert|np\.testing\.assert_\w+)\b", code, re.MULTILINE)
+    assert len(asserts) <= 1, f"{page}: print what a reader wants to see (docs/contributing.md)"
+
+
 def test_an_output_block_is_what_the_blocks_before_it_print(tmp_path):
     page = tmp_path / "page.md"
     block = "```python\nprint({})\n```\n\n```output\n{}\n```\n\n"
