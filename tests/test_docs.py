@@ -52,7 +52,9 @@ def test_python_of(page, tmp_path, monkeypatch):
 def test_a_page_shows_output_and_asserts_once_at_most(page):
     if page.name == "README.md" or page.parts[-2:] == ("migrating", "differences.md"):
         return  # programs beside those of the reference
-    code = "".join(match[2] for match in pages.BLOCK.finditer(page.read_text()) if match[1] == "python")
+    code = "".join(
+        match[2] for match in pages.BLOCK.finditer(page.read_text()) if match[1] == "python"
+    )
     asserts = re.findall(r"^ *(?:assert|np\.testing\.assert_\w+)\b", code, re.MULTILINE)
     assert len(asserts) <= 1, f"{page}: print what a reader wants to see (docs/contributing.md)"
 
@@ -89,4 +91,6 @@ PRIVATE = re.compile(
 
 def test_pages_docstrings_and_messages_use_the_words_of_the_field():
     sources = [*PAGES, *(ROOT / "nnxlite").rglob("*.py")]
-    assert [(path.name, match[0]) for path in sources for match in PRIVATE.finditer(path.read_text())] == []
+    assert [
+        (path.name, match[0]) for path in sources for match in PRIVATE.finditer(path.read_text())
+    ] == []

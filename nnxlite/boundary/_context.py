@@ -262,7 +262,7 @@ def _note_refill(
 
 @dataclasses.dataclass
 class UpdateContext:
-    """What one pass through the four steps remembers; made by `update_context`.
+    """The record of one pass through the four steps; made by `update_context`.
 
     Attributes:
         tag: the name by which `split_context` and `merge_context` find the context.

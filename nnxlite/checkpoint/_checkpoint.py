@@ -294,7 +294,7 @@ def items_of(names: tp.Iterable[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Info:
-    """What a checkpoint contains, without its arrays.
+    """The contents of a checkpoint, without its arrays.
 
     Attributes:
         path: of the folder.
@@ -333,7 +333,7 @@ class Info:
 
 
 def info(path: tp.Any, /) -> Info:
-    """What a checkpoint contains: names, shapes and dtypes, numbers, classes and settings.
+    """The contents of a checkpoint: names, shapes and dtypes, numbers, classes and settings.
 
     Args:
         path: of the folder.
@@ -366,7 +366,7 @@ def info(path: tp.Any, /) -> Info:
 
 
 def values(path: tp.Any, /) -> tp.Mapping[str, tp.Any]:
-    """What a checkpoint contains, by item, without the objects that were saved.
+    """The contents of a checkpoint, by item, without the objects that were saved.
 
     Args:
         path: of the folder.

@@ -35,7 +35,7 @@ class Mismatch(tp.NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report:
-    """What was restored, and what was not.
+    """The leaves that were restored, and those that were not.
 
     Attributes:
         source: what was read, in words.
@@ -160,7 +160,7 @@ class CheckpointError(NnxError, ValueError):
 
 
 class MismatchError(CheckpointError):
-    """What is stored is not what the objects need; nothing has been changed.
+    """The stored leaves do not match the objects; nothing has been changed.
 
     Attributes:
         report: the `Report`, with every name.
@@ -185,7 +185,7 @@ class DamagedError(CheckpointError):
 
 
 class NotFoundError(CheckpointError, FileNotFoundError):
-    """A path has no checkpoint; the message says what is there.
+    """A path has no checkpoint; the message describes what it has instead.
 
     >>> import nnxlite as nnx
     >>> issubclass(nnx.checkpoint.NotFoundError, FileNotFoundError)

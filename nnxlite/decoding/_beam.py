@@ -33,7 +33,7 @@ from nnxlite.transforms._jit import jit
 
 
 class Beams(tp.NamedTuple):
-    """What `beam_search` returns: arrays for a batch, without their first axis for a single prompt.
+    """The result of `beam_search`: arrays for a batch, without their first axis for a single prompt.
 
     Args:
         tokens: new tokens, (batch, beams, max_new) int32, best first; padding after the last one.

@@ -49,7 +49,7 @@ CHUNK = 16
 
 
 class Conversation(tp.NamedTuple):
-    """What a model has read, for `generate(..., cache=...)` to go on with.
+    """The tokens that a model has read, for `generate(..., cache=...)` to continue.
 
     Args:
         leaves: the arrays of the model's cache.
@@ -73,7 +73,7 @@ class Conversation(tp.NamedTuple):
 
 
 class Generated(tp.NamedTuple):
-    """What `generate` returns: arrays for a batch, without their first axis for a single prompt.
+    """The result of `generate`: arrays for a batch, without their first axis for a single prompt.
 
     Args:
         tokens: the new tokens, (batch, max_new) int32; padding after the last one.

@@ -24,7 +24,7 @@ Number = float | jax.Array
 
 
 class SamplerFn(tp.Protocol):
-    """What chooses a token."""
+    """A function that chooses a token."""
 
     def __call__(self, logits: jax.Array, key: tp.Any, /) -> jax.Array:
         """A token, for logits (vocabulary,) and a random key or None."""

@@ -82,7 +82,7 @@ class Finding:
 
 
 class Findings(tuple[Finding, ...]):
-    """What `check` found: true where there is anything, iterable, and readable as text.
+    """The findings of `check`: true if there are any, iterable, and readable as text.
 
     Attributes:
         entries: one `Finding` (kind, path, text) for each, those of one kind together.
@@ -113,7 +113,7 @@ class Findings(tuple[Finding, ...]):
 def check(
     model: tp.Any, optimizer: tp.Any = None, /, *inputs: tp.Any, **named_inputs: tp.Any
 ) -> Findings:
-    """What will go wrong silently with a model, its optimizers and its inputs, each with the remedy.
+    """Silent mistakes in a model, its optimizers and its inputs, each with the remedy.
 
     Without inputs:
 

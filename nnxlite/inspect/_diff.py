@@ -22,7 +22,7 @@ MAX_LINES = 200
 
 
 class Diff(tuple[Difference, ...]):
-    """The differences of two graphs: true where there are any, iterable, and readable as text.
+    """The differences of two graphs: true if there are any, iterable, and readable as text.
 
     Attributes:
         entries: one `Difference` (path, kind, both sides) for each, in the order of the graph.

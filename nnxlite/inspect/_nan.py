@@ -62,7 +62,7 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class NotFinite:
-    """Where the first values that are not finite were found; `str` gives it as text.
+    """The origin of the first values that are not finite; `str` gives it as text.
 
     Attributes:
         where: "argument" if they were there before the call, "output" of a module, "between" the calls

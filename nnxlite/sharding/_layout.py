@@ -20,7 +20,7 @@ MOST_ROWS = 60
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where one array is on a mesh: an entry of a `Layout`.
+    """The sharding of one array on a mesh: an entry of a `Layout`.
 
     Attributes:
         path: attribute names, keys and indices.
@@ -60,7 +60,7 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Layout:
-    """Where each array is on a mesh; `nnx.shard` and `nnx.plan_layout` return it.
+    """The sharding of each array on a mesh; `nnx.shard` and `nnx.plan_layout` return it.
 
     Printed it is a table: path, shape, spec, bytes on each device, and why. Layers that are divided
     alike are one line.

@@ -143,7 +143,7 @@ def barrier(name: str, timeout: float = TIMEOUT) -> None:
 
 
 def exchange(name: str, text: str, timeout: float = TIMEOUT) -> list[str]:
-    """The texts of all processes, in the order of their numbers; waits until all have given theirs.
+    """The strings of all processes, in the order of their numbers; waits for all of them.
 
     Args:
         name: the same in all of them; it may be used again.

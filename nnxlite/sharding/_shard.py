@@ -29,7 +29,7 @@ M = tp.TypeVar("M")
 
 
 def plan_layout(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
-    """What `shard` would do: the sharding of each array of a model on a mesh. Nothing is moved.
+    """The sharding that `shard` would give each array of a model on a mesh. Nothing is moved.
 
     Args:
         tree: a module, also an abstract one of `nnx.eval_shape`; or a tuple of objects, such as

@@ -53,7 +53,7 @@ ROOM = 2**14
 
 
 class Log(tp.Protocol):
-    """What losses and evaluations are sent to: a function, `nnx.training.CSV`, `TensorBoard` or `WandB`.
+    """A receiver of losses and evaluations: a function, `nnx.training.CSV`, `TensorBoard` or `WandB`.
 
     If there is a method `flush`, it is called at the end of the run.
     """
@@ -64,7 +64,7 @@ class Log(tp.Protocol):
 
 
 class Checkpoints(tp.Protocol):
-    """What saves and restores: `nnx.checkpoint.Manager`, or an object like it.
+    """An object that saves and restores: `nnx.checkpoint.Manager`, or one like it.
 
     If `save` has the parameters `metrics` and `force`, it gets the last evaluation, and whether this is
     the last save; if there is a method `wait`, it is called at the end.

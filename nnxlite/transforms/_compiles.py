@@ -211,7 +211,7 @@ def _parts(value: tp.Any) -> dict[str, tp.Any]:
 
 
 class Explanation(tp.NamedTuple):
-    """Why a function was last compiled; `str` gives it as text.
+    """The reason why a function was last compiled; `str` gives it as text.
 
     Attributes:
         function: its name.
@@ -522,7 +522,7 @@ def eval_shape(
     graph_updates: bool | None = None,
     **kwargs: tp.Any,
 ) -> R:
-    """What a function would return, with a `jax.ShapeDtypeStruct` for each array; nothing is computed.
+    """The result of a function, with a `jax.ShapeDtypeStruct` for each array; nothing is computed.
 
     Objects in the result are new and hold ShapeDtypeStructs; the arguments stay as they are. The
     shardings of arrays are kept; on a mesh, Variables have the sharding that their annotation asks for.

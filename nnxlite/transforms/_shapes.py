@@ -300,7 +300,7 @@ def from_tree(
     is_inner: bool | None = None,
     ctxtag: tp.Hashable | None = None,
 ) -> tp.Any:
-    """The inverse of `to_tree`: graph nodes in place of what stands for them.
+    """The inverse of `to_tree`: graph nodes in place of their `NodeStates`.
 
     Args:
         tree: what `to_tree` gave, with any leaves.
