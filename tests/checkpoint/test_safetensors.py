@@ -523,7 +523,7 @@ def test_a_repository_of_the_hub(tmp_path, monkeypatch):
     [
         ({"a": "../m.safetensors"}, DamagedError, "refers to '../m.safetensors', which is not in its"),
         ({"a": "/etc/m.safetensors"}, DamagedError, "refers to '/etc/m.safetensors', which is not in"),
-        ({"a": "b.safetensors"}, NotFoundError, "lists 'b.safetensors', and there is no such file"),
+        ({"a": "b.safetensors"}, NotFoundError, "lists 'b.safetensors', which is not beside it"),
         ({"b": "m.safetensors"}, DamagedError, "lists 'b' in 'm.safetensors', which does not have it."),
         (["a"], DamagedError, "is not an index of safetensors files"),
     ],
