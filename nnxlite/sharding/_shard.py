@@ -5,25 +5,18 @@ from __future__ import annotations
 import typing as tp
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType
 
 from nnxlite._base.errors import warn_user
-from nnxlite._base.jax import is_ref, is_tracing, new_ref
+from nnxlite._base.jax import is_tracing, new_ref
 from nnxlite._base.text import mesh_text
 from nnxlite._state._definition import from_flat_state
-from nnxlite.boundary._prefixes import StateSharding
-from nnxlite.filters import PathIn
 from nnxlite.graph._edit import update
-from nnxlite.graph._kinds import is_graph_node
-from nnxlite.graph._rebuild import Path
-from nnxlite.graph._walk import find_duplicates
-from nnxlite.sharding._decide import Leaf, decide, leaves_of, paths_of
+from nnxlite.sharding._decide import Leaf, decide, leaves_of
 from nnxlite.sharding._layout import Layout
 from nnxlite.sharding._plan import AnyMesh, PlanLike, as_plan
 from nnxlite.transforms._compiles import eval_shape
-from nnxlite.transforms._jit import jit
 from nnxlite.variables._definition import PLACEMENT
-from nnxlite.variables._variable import Variable
 
 M = tp.TypeVar("M")
 
@@ -132,30 +125,19 @@ def _placed(value: tp.Any, sharding: tp.Any) -> tp.Any:
 
 
 def _write(tree: tp.Any, leaves: list[Leaf], new: list[tp.Any]) -> None:
-    of_variables: dict[int, tuple[Variable[tp.Any], list[tp.Any]]] = {}
-    bare: dict[Path, tp.Any] = {}
-    for leaf, value in zip(leaves, new):
-        if leaf.variable is None:
-            if value is not leaf.value:
-                bare[leaf.path] = value
+    moved = [(leaf, value) for leaf, value in zip(leaves, new) if value is not leaf.value]
+    arrays = {id(leaf.value): value for leaf, value in moved}
+    for leaf, _ in moved:
+        if (variable := leaf.variable) is None:
+            continue
+        old = variable.get_raw_value()
+        if variable.ref:
+            variable.set_raw_value(new_ref(arrays[id(leaf.value)]))
         else:
-            of_variables.setdefault(id(leaf.variable), (leaf.variable, []))[1].append((leaf, value))
-    for variable, pairs in of_variables.values():
-        if any(value is not leaf.value for leaf, value in pairs):
-            _set_value(variable, {leaf.keys: value for leaf, value in pairs})
+            variable.set_raw_value(jax.tree.map(lambda x: arrays.get(id(x), x), old))
+    bare = {leaf.path: value for leaf, value in moved if leaf.variable is None}
     if bare:
         update(tree, from_flat_state(bare))
-
-
-def _set_value(variable: Variable[tp.Any], values: dict[tuple[tp.Any, ...], tp.Any]) -> None:
-    old = variable.get_raw_value()
-    in_reference = is_ref(old)
-    if list(values) == [()]:
-        (new,) = values.values()
-    else:
-        arrays = iter(values.values())
-        new = jax.tree_util.tree_map(lambda x: next(arrays) if hasattr(x, "shape") else x, old)
-    variable.set_raw_value(new_ref(new) if in_reference else new)
 
 
 def _keep_specs(leaves: list[Leaf], layout: Layout) -> None:
@@ -197,28 +179,10 @@ def init_sharded(build: tp.Callable[[], M], mesh: jax.sharding.Mesh, plan: PlanL
         raise ValueError("init_sharded: call it outside of transforms, or only build() inside.")
     if not isinstance(mesh, jax.sharding.Mesh):
         raise TypeError(f"init_sharded: the mesh has to be a jax.sharding.Mesh, got {mesh!r}.")
-    abstract = eval_shape(build)
-    leaves, layout = _decided(abstract, mesh, plan, "init_sharded")
-    by_owner = {_owner(leaf): layout.sharding_of(entry) for leaf, entry in zip(leaves, layout)}
-    whole = jax.sharding.NamedSharding(mesh, PartitionSpec())
-
-    def prefix(part: tp.Any) -> tp.Any:
-        if not is_graph_node(part):
-            return by_owner.get(id(part), whole)
-        paths: dict[tp.Any, list[Path]] = {}
-        shared = find_duplicates(part)
-        for leaf in leaves_of(part):
-            found = paths_of(leaf._replace(keys=()), shared)
-            paths.setdefault(by_owner[_owner(leaf)], []).extend(found)
-        return StateSharding(
-            {**{PathIn(*p): sharding for sharding, p in paths.items()}, ...: whole}
-        )
-
-    shardings = jax.tree_util.tree_map(prefix, abstract, is_leaf=is_graph_node)
-    made = jit(build, out_shardings=shardings)()
-    shard(made, mesh, plan)
-    return made
-
-
-def _owner(leaf: Leaf) -> int:
-    return id(leaf.value if leaf.variable is None else leaf.variable)
+    model = eval_shape(build)
+    leaves, layout = _decided(model, mesh, plan, "init_sharded")
+    shardings = [layout.sharding_of(entry) for entry in layout]
+    made = jax.jit(lambda: [leaf.value for leaf in leaves_of(build())], out_shardings=shardings)()
+    _write(model, leaves, made)
+    _keep_specs(leaves, layout)
+    return model
