@@ -1,12 +1,14 @@
 """What MkDocs calls while it builds the site.
 
-Files outside `docs/` that pages link to are pages, too, and entries of the API have the name that
-programs write.
+Files outside `docs/` that pages link to become pages. Entries of the API have the name that programs
+write, and links to the guides that use it most.
 """
 
 from __future__ import annotations
 
 import ast
+import collections
+import functools
 import re
 from pathlib import Path
 
@@ -21,6 +23,31 @@ OUTSIDE = re.compile(
 """Links of a page to a file of the repository that is not in `docs/`."""
 ENTRY = re.compile(r"^(::: nnxlite\.([\w.]+))$(?:\n\n> .*)?", re.MULTILINE)
 """The line of a page that stands for the docstring of a name, and the summary below it."""
+
+
+USED = re.compile(r"\bnnx\.([\w.]*\w)")
+REFERENCE = ("api", "benchmarks", "cheat-sheet", "differences", "ecosystem", "errors", "index")
+"""Pages that name everything, and explain nothing in particular."""
+
+
+@functools.cache
+def guides() -> dict[str, tuple[str, collections.Counter[str]]]:
+    """The guides by path: the title, and how often the page has each name of the library."""
+    out: dict[str, tuple[str, collections.Counter[str]]] = {}
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        name = path.relative_to(ROOT / "docs").as_posix()
+        if not set(REFERENCE) & {*path.parts, path.stem}:
+            text = path.read_text(encoding="utf-8")
+            title = text.partition("\n")[0].removeprefix("# ")
+            out[name] = title, collections.Counter(USED.findall(text))
+    return out
+
+
+def see_also(name: str, limit: int = 3) -> list[tuple[str, str]]:
+    """The guides that use a name most, with their titles."""
+    used = [(words[name], path, title) for path, (title, words) in guides().items()]
+    used.sort(key=lambda entry: (-entry[0], entry[1]))
+    return [(path, title) for times, path, title in used[:limit] if times > 1]
 
 
 def source_page(path: Path) -> str:
@@ -68,6 +95,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def headed(match: re.Match[str]) -> str:
         options = f"      heading: nnx.{match[2]}\n      toc_label: {match[2]}\n"
-        return f"{match[1]}\n    options:\n{options}"
+        links = ", ".join(f"[{title}](../{path})" for path, title in see_also(match[2]))
+        return f"{match[1]}\n    options:\n{options}" + (f"\nSee also: {links}\n" if links else "")
 
     return OUTSIDE.sub(inside, ENTRY.sub(headed, markdown))

@@ -53,6 +53,13 @@ def test_the_index_links_to_every_page():
     assert linked == pages - {"index.md"}
 
 
+def test_an_entry_links_to_the_guides_that_use_the_name_most():
+    see_also = load("hooks").see_also
+    assert see_also("jit", limit=1) == [("transforms/jit.md", "jit")]
+    assert see_also("generate")[0] == ("generating.md", "Generating text")
+    assert see_also("no_such_name") == []
+
+
 # Each check can fail ------------------------------------------------------------------------------
 
 
