@@ -15,7 +15,7 @@ from nnxlite._base import jax as _typing
 from nnxlite.nn import conv as _conv
 from nnxlite.nn import embed as _embed
 from nnxlite.nn import linear as _linear
-from nnxlite.objects import _pytree, _rngs
+from nnxlite.objects import _module, _pytree, _rngs
 from nnxlite.transforms import _compiles, _shapes
 
 MODULES = (
@@ -34,7 +34,7 @@ PATHS: dict[str, str] = {
     "map_state merge_context pure "
     "set_graph_mode set_graph_updates split_context unflatten update_context",
     "helpers": "A ApplyCaller GraphDef M Module State Variable",
-    "module": "A B F Key M ModuleMeta P PytreeMeta R S State V iter_children split_state",
+    "module": "A B F Key M ModuleMeta P PytreeMeta R S State V first_from iter_children split_state",
     "nn.attention": "LinearGeneral MultiHeadAttention RoPE default_bias_init default_kernel_init "
     "dot_product_attention_with_rope first_from",
     "nn.linear": "Conv ConvTranspose Embed canonicalize_padding default_embed_init first_from",
@@ -62,7 +62,7 @@ def install(package: types.ModuleType) -> None:
         sys.modules[f"{package.__name__}.{name}"] = getattr(package, name)
     layers = (_conv, _embed, _linear)
     sources = (package, _typing, _shapes, _compiles, _boundary)
-    sources += (_transforms, _objects, _pytree, _rngs, *layers)
+    sources += (_transforms, _objects, _module, _pytree, _rngs, *layers)
     for path, names in PATHS.items():
         full = f"{package.__name__}.{path}"
         module = sys.modules.get(full)

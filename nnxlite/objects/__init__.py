@@ -13,12 +13,10 @@ from nnxlite.objects._fields import dataclass as dataclass
 from nnxlite.objects._fields import field as field
 from nnxlite.objects._fields import static as static
 from nnxlite.objects._module import Module as Module
-from nnxlite.objects._module import first_from as first_from
 from nnxlite.objects._module import iter_module_children as iter_module_children
 from nnxlite.objects._module import iter_modules as iter_modules
 from nnxlite.objects._pytree import Object as Object
 from nnxlite.objects._pytree import Pytree as Pytree
-from nnxlite.objects._pytree import PytreeMeta as PytreeMeta
 from nnxlite.objects._pytree import check_pytree as check_pytree
 from nnxlite.objects._rng_scopes import fork_rngs as fork_rngs
 from nnxlite.objects._rng_scopes import reseed as reseed

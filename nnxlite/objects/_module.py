@@ -444,7 +444,7 @@ def first_from(*args: T | None, error_msg: str) -> T:
 
     Raises ValueError, with `error_msg`, if all are None.
 
-    >>> from nnxlite.objects import first_from
+    >>> from nnxlite.objects._module import first_from
     >>> first_from(None, False, True, error_msg="give `deterministic`")
     False
     """

@@ -1,11 +1,7 @@
 """Variables: mutable boxes for values, their kinds, metadata and callbacks."""
 
-from nnxlite.variables._definition import MISSING as MISSING
 from nnxlite.variables._definition import PARTITION_NAME as PARTITION_NAME
-from nnxlite.variables._definition import VariableDef as VariableDef
 from nnxlite.variables._definition import VariableMetadata as VariableMetadata
-from nnxlite.variables._definition import add_axis as add_axis
-from nnxlite.variables._definition import remove_axis as remove_axis
 from nnxlite.variables._kinds import ArrayRef as ArrayRef
 from nnxlite.variables._kinds import BatchStat as BatchStat
 from nnxlite.variables._kinds import Cache as Cache
