@@ -8,6 +8,8 @@ It needs Flax, for `flax.linen`, and is imported when it is first used.
 (3, 4)
 """
 
+import sys
+
 try:
     import flax.linen as _linen
 except ModuleNotFoundError as error:
@@ -17,12 +19,9 @@ except ModuleNotFoundError as error:
         "nnx.bridge is for modules of flax.linen, and Flax is not installed: pip install flax"
     ) from error
 
-from nnxlite.bridge import interop as interop
 from nnxlite.bridge import module as module
 from nnxlite.bridge import variables as variables
 from nnxlite.bridge import wrappers as wrappers
-from nnxlite.bridge.interop import linen_in_bridge_mdl as linen_in_bridge_mdl
-from nnxlite.bridge.interop import nnx_in_bridge_mdl as nnx_in_bridge_mdl
 from nnxlite.bridge.module import AttrPriority as AttrPriority
 from nnxlite.bridge.module import Module as Module
 from nnxlite.bridge.module import Scope as Scope
@@ -36,9 +35,14 @@ from nnxlite.bridge.wrappers import ToLinen as ToLinen
 from nnxlite.bridge.wrappers import ToNNX as ToNNX
 from nnxlite.bridge.wrappers import functional as functional
 from nnxlite.bridge.wrappers import lazy_init as lazy_init
+from nnxlite.bridge.wrappers import linen_in_bridge_mdl as linen_in_bridge_mdl
+from nnxlite.bridge.wrappers import nnx_in_bridge_mdl as nnx_in_bridge_mdl
 from nnxlite.bridge.wrappers import to_linen as to_linen
 from nnxlite.nn import initializers as initializers
 from nnxlite.sharding.linen_rules import share_rules_with_linen
+
+interop = wrappers  # where the reference has `linen_in_bridge_mdl` and `nnx_in_bridge_mdl`
+sys.modules[f"{__name__}.interop"] = interop
 
 share_rules_with_linen()
 del _linen, share_rules_with_linen
