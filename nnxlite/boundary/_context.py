@@ -27,7 +27,6 @@ from nnxlite.filters import Filter
 from nnxlite.graph._defs import children_by_name
 from nnxlite.graph._functional import copied, leaves_of, listed_leaves, select
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import Kind, kind_of
 from nnxlite.graph._plan import View, refuse_sharing
 from nnxlite.graph._rebuild import (
     Decoded,
@@ -252,11 +251,8 @@ def _note_refill(
     before = children_by_name(node)
     removed = tuple(name for name in before if name not in after)
     after = {name: x for name, x in after.items() if before.get(name, MISSING) is not x}
-    arrays = all(kind_of(x) == Kind.ARRAY == kind_of(before.get(n)) for n, x in after.items())
     same = getattr(node, "_nnx_def", None) is definition and not definition.mutable
-    if same and arrays and not removed:  # no change of structure
-        writes.add_all((node._nnx_dict.__setitem__, name, x) for name, x in after.items())
-    else:
+    if after or removed or not same:
         note_changes(writes, node, definition, after, removed)
 
 
