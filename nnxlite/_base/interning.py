@@ -337,14 +337,8 @@ epoch = _Epoch()
 """`epoch.now` differs from its earlier value when any observed structure has changed since."""
 
 
-class Versioned(tp.Protocol):
-    """Anything with a structural version: objects, States, the boxes of Variables."""
-
-    _nnx_version: int
-
-
-def observe(node: Versioned) -> int:
-    """The version of the present structure of a node, assigned now if it has none."""
+def observe(node: tp.Any) -> int:
+    """The version of the present structure of an object, State or box, assigned now if it has none."""
     version = node._nnx_version
     if not version:
         version = next_number()
@@ -352,7 +346,7 @@ def observe(node: Versioned) -> int:
     return version
 
 
-def touch(node: Versioned) -> None:
+def touch(node: tp.Any) -> None:
     """Record that the node's structure has changed (call it after the change)."""
     if node._nnx_version:
         object.__setattr__(node, "_nnx_version", 0)
@@ -385,7 +379,7 @@ class Writes:
     def __init__(self) -> None:
         self._calls: list[tuple[tp.Any, ...]] = []
         self._foreign: list[tuple[tp.Any, ...]] = []
-        self._changed: list[Versioned] = []
+        self._changed: list[tp.Any] = []
 
     def add(self, function: tp.Any, *args: tp.Any) -> None:
         """Note a write by a builtin function."""
@@ -399,7 +393,7 @@ class Writes:
         """Note a write by code that can be interrupted, and may fail: it is made before the others."""
         self._foreign.append((function, *args))
 
-    def touch(self, node: Versioned) -> None:
+    def touch(self, node: tp.Any) -> None:
         """Note that the writes change the structure of an object."""
         self._changed.append(node)
 
