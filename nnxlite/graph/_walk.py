@@ -580,7 +580,7 @@ def _hint(predicate: tp.Any, nodes: Pairs, what: str) -> str:
 
 def _similar(word: str, words: tp.Iterable[str], where: str) -> str:
     near = difflib.get_close_matches(word, sorted(words), n=3)
-    return f"Similar {where}: {', '.join(map(repr, near))}. " if near else ""
+    return f"Similar {where}: {', '.join([repr(name) for name in near])}. " if near else ""
 
 
 def _listed(nodes: Pairs, what: str) -> str:
