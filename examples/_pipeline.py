@@ -32,7 +32,6 @@ def pipeline(
     *,
     microbatches: int,
     axis: str = "stage",
-    mesh: tp.Any = None,
 ) -> jax.Array:
     """Apply stacked layers one after the other, each device those of its stage.
 
@@ -42,12 +41,15 @@ def pipeline(
         layers: as `nnx.stack_layers` returns them.  Their number is a multiple of the number of stages.
         x: an array (batch, ...).
         microbatches: number of parts of the batch; it divides the batch.
-        axis: the mesh axis of the stages.
-        mesh: the mesh; the one of `jax.set_mesh` by default.
+        axis: the axis of the stages, in the mesh of `jax.set_mesh`; without it, the layers run here.
 
     Returns:
         What the last layer returns, like `x`.
     """
+
+    def looped(layers: tp.Any, x: jax.Array) -> jax.Array:
+        body = lambda x, layer: f(layer, x)
+        return nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, layers)
 
     def run(layers: tp.Any, parts: jax.Array) -> jax.Array:
         here, stages = lax.axis_index(axis), lax.axis_size(axis)
@@ -55,9 +57,7 @@ def pipeline(
         graphdef, state = nnx.split(layers)
 
         def stage(x: jax.Array) -> jax.Array:
-            layers = nnx.merge(graphdef, state, copy=True)
-            body = lambda x, layer: f(layer, x)
-            return nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, layers)
+            return looped(nnx.merge(graphdef, state, copy=True), x)
 
         def tick(received: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
             first = parts[jnp.minimum(number, microbatches - 1)]
@@ -69,11 +69,13 @@ def pipeline(
         last = jnp.where(here == stages - 1, out[stages - 1 :], 0)
         return lax.psum(last, axis)
 
+    if axis not in jax.sharding.get_abstract_mesh().axis_names:
+        return looped(layers, x)
     # Microbatch `i` has the rows i, i + microbatches, ...: a batch that other axes of the mesh divide
     # stays divided by them in each part.
     parts = x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1)
     # Stages have different microbatches, so JAX cannot verify that the result is replicated.
     out = nnx.shard_map(
-        run, mesh=mesh, in_specs=(P(axis), P()), out_specs=P(), axis_names={axis}, check_vma=False
+        run, mesh=None, in_specs=(P(axis), P()), out_specs=P(), axis_names={axis}, check_vma=False
     )(layers, parts)
     return out.swapaxes(0, 1).reshape(x.shape)

@@ -24,6 +24,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+import nnxlite as nnx
+
 
 def ring_attention(
     query: jax.Array,
@@ -33,10 +35,7 @@ def ring_attention(
     *,
     axis: str = "sequence",
     is_causal: bool = False,
-    dropout_rate: float = 0.0,
-    deterministic: bool = True,
-    module: tp.Any = None,
-    **_: tp.Any,
+    **others: tp.Any,
 ) -> jax.Array:
     """`nnx.dot_product_attention` on the mesh of `jax.set_mesh`; an `attention_fn` of a layer.
 
@@ -45,17 +44,23 @@ def ring_attention(
         key: (*batch, key length, key heads, depth), where key heads divides heads.
         value: of the shape of `key`, or of another depth.
         mask: broadcasts to (*batch, heads, query length, key length); False excludes a key for a query.
-        axis: the mesh axis that the sequence lies along. The others are left to JAX.
+        axis: the mesh axis that the sequence lies along. The others are left to JAX. In a mesh without
+            it, this is `nnx.dot_product_attention`.
         is_causal: exclude keys at later positions than the query.
-        dropout_rate, deterministic, module: as a layer passes them; nothing is dropped or recorded.
+        others: as a layer passes them; along a ring nothing is dropped or recorded.
     """
-    if module is not None or dropout_rate and not deterministic:
+    mesh = jax.sharding.get_abstract_mesh()
+    if axis not in mesh.axis_names:
+        attend = functools.partial(nnx.dot_product_attention, is_causal=is_causal, **others)
+        return attend(query, key, value, mask=mask)
+    if (
+        others.get("module") is not None
+        or others.get("dropout_rate")
+        and not others["deterministic"]
+    ):
         raise ValueError(
             "ring_attention neither drops nor records weights: no device has them all."
         )
-    mesh = jax.sharding.get_abstract_mesh()
-    if axis not in mesh.axis_names:
-        raise ValueError(f"ring_attention needs a mesh with the axis {axis!r}; see jax.set_mesh.")
     lead = (None,) * (query.ndim - 3)
     along, rows = P(*lead, axis), P(*lead, None, axis)
     if mask is not None:

@@ -1,9 +1,10 @@
 """Train, be killed in the middle of it, go on in a new process, and end with the same bits.
 
-Three processes train the same network on the scans of digits in scikit-learn, in batches that Grain
-shuffles. The first one runs to the end. The second one kills itself with SIGKILL while a checkpoint is
-being written; the third one goes on from the newest complete checkpoint, with the next batch after it.
+Three processes train a network on the scans of digits in scikit-learn, in batches that Grain shuffles.
+The first one runs to the end. The second one kills itself with SIGKILL while it writes a checkpoint; the
+third one goes on from the newest complete checkpoint, with the next batch after it.
 
+    pip install "nnxlite[examples,checkpoint,data]"
     python examples/checkpoint_resume.py            # about a minute on two CPU cores
     python examples/checkpoint_resume.py --quick    # fewer steps
 
@@ -11,14 +12,11 @@ Result: parameters and optimizer of the resumed run have the same bits as withou
 `resume.png` in the output folder shows the loss of all three.
 """
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import threading
 from pathlib import Path
 
@@ -26,7 +24,7 @@ import grain
 import jax
 import numpy as np
 import optax
-from _common import BLUE, INK, RED, options, picture
+from _common import curves, options
 from sklearn.datasets import load_digits
 
 import nnxlite as nnx
@@ -88,8 +86,7 @@ def process(folder: Path, steps: int, kill_at: int | None = None) -> None:
     worker = multiprocessing.get_context("spawn").Process(target=run, args=(folder, steps, kill_at))
     worker.start()
     worker.join()
-    if worker.exitcode != (0 if kill_at is None else -signal.SIGKILL):
-        sys.exit(f"checkpoint_resume.py: error: a process ended with {worker.exitcode}")
+    assert worker.exitcode == (0 if kill_at is None else -signal.SIGKILL), worker.exitcode
 
 
 def main() -> None:
@@ -103,29 +100,16 @@ def main() -> None:
     process(parts, steps, kill_at=steps // 2 + 9)
     process(parts, steps)
 
-    losses = [
-        np.loadtxt(p / "losses.csv", delimiter=",", skiprows=1, usecols=(0, 2)).T
-        for p in (whole, parts)
-    ]
-    (step, loss), (step_of_parts, loss_of_parts) = losses
-    again = (
-        int(np.flatnonzero(np.diff(step_of_parts) <= 0)[0]) + 1
-    )  # the first one of the third process
-    with picture(chosen.out / "resume.png", 7, 3.6) as figure:
-        axes = figure.subplots()
-        axes.plot(step, loss, color=BLUE, lw=5, label="not interrupted")
-        axes.plot(step_of_parts[:again], loss_of_parts[:again], color=RED, lw=1.6, label="killed")
-        axes.plot(step_of_parts[again:], loss_of_parts[again:], color=INK, lw=1.6, label="resumed")
-        axes.set(xlabel="step", ylabel="cross-entropy", yscale="log")
-        axes.legend()
-    print(f"losses of the three: {chosen.out / 'resume.png'}")
-    print(
-        f"killed after step {step_of_parts[again - 1]:.0f}, resumed at step {step_of_parts[again]:.0f}"
-    )
+    read = lambda p: np.loadtxt(p / "losses.csv", delimiter=",", skiprows=1, usecols=(0, 2))
+    losses, losses_of_parts = read(whole), read(parts)
+    again = int(np.argmin(np.diff(losses_of_parts[:, 0]))) + 1  # where the third process begins
+    killed, resumed = np.split(losses_of_parts, [again])
+    series = {"not interrupted": losses, "killed": killed, "resumed": resumed}
+    curves(chosen.out / "resume.png", series, "step", "cross-entropy", yscale="log")
+    print(f"killed after step {killed[-1, 0]:.0f}, resumed at step {resumed[0, 0]:.0f}")
     digests = [(folder / "digest").read_text() for folder in (whole, parts)]
     print(f"parameters and optimizer: {digests[0][:16]}, resumed: {digests[1][:16]}")
-    if digests[0] != digests[1]:
-        sys.exit("checkpoint_resume.py: error: the resumed run ended with other bits")
+    assert digests[0] == digests[1], "the resumed run ended with other bits"
     print(f"the resumed run ended with the same bits after {steps} steps")
 
 

@@ -1,27 +1,17 @@
 """Learn the dynamics of two animal populations from noisy counts, and predict beyond them.
 
-The true system is that of Lotka and Volterra: prey multiply and are eaten, predators starve and feed.
-The model knows only that the populations follow some differential equation, whose right-hand side is
-a small network. diffrax solves it, and gradients go through the solver: `nnx.split` turns the module
-into the pytree that diffrax takes as `args`, and the right-hand side calls what `nnx.merge` returns.
-
-Training compares short stretches of solutions, each begun at a count, with the counts that follow.
-The test solves once from the start, four times as long as training saw, for trajectories that were
-not in training.
+Prey multiply and are eaten, predators starve and feed, as Lotka and Volterra described it. The model
+knows only that they follow some differential equation, whose right-hand side is a small network. diffrax
+solves it, and gradients go through the solver (Chen et al. 2018, arXiv:1806.07366). Training
+compares stretches of five counts; the test solves once, four times as long as training saw.
 
     pip install "nnxlite[examples,ode]"
     python examples/neural_ode.py            # a minute or two on two CPU cores
     python examples/neural_ode.py --quick    # half a minute, and a rougher model
 
 Result: an error of the predicted populations of at most 5 % within the time of training and 12 % over
-four times as long; with `--quick`, at most 15 % and 40 %. `neural_ode.png` in the output folder shows
-one test trajectory over time, and some in the plane of both populations.
-
-Sources: neural ordinary differential equations by Chen et al. (2018), arXiv:1806.07366; diffrax by
-Kidger (2021), arXiv:2202.02435.
+four times as long; with `--quick`, at most 15 % and 40 %. `neural_ode.png` shows both.
 """
-
-from __future__ import annotations
 
 import typing as tp
 
@@ -42,41 +32,23 @@ STRETCH = 5  # counts that a stretch of training predicts
 TRAJECTORIES, TESTS = 64, 16
 
 
-class Field(nnx.Module):
+def true_field(time, state: jax.Array, args: None) -> jax.Array:
     """The rates of change (2,) of the logarithms of both populations, given these logarithms (2,)."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        self.net = nnx.MLP(2, 2, 64, 2, activation=nnx.tanh, rngs=rngs)
-
-    def __call__(self, state: jax.Array) -> jax.Array:
-        return self.net(state)
-
-
-def true_field(state: jax.Array) -> jax.Array:
-    """The same for the true system: the logarithm of prey grows by BIRTH - EATEN * predators."""
     prey, predators = jnp.exp(state)
     return jnp.stack([BIRTH - EATEN * predators, FED * prey - DEATH])
 
 
 def integrate(field: tp.Callable, start: jax.Array, times: jax.Array, args: tp.Any) -> jax.Array:
     """The states (times, 2) of `field(t, state, args)` after `start` (2,)."""
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(field),
-        diffrax.Tsit5(),
-        t0=0.0,
-        t1=times[-1],
-        dt0=EVERY,
-        y0=start,
-        args=args,
-        saveat=diffrax.SaveAt(ts=times),
-    )
-    return solution.ys
+    term, saved = diffrax.ODETerm(field), diffrax.SaveAt(ts=times)
+    solve = diffrax.diffeqsolve
+    return solve(term, diffrax.Tsit5(), 0.0, times[-1], EVERY, start, args, saveat=saved).ys
 
 
 @nnx.vmap(in_axes=(None, 0, None))
-def predict(model: Field, start: jax.Array, times: jax.Array) -> jax.Array:
+def predict(model: nnx.MLP, start: jax.Array, times: jax.Array) -> jax.Array:
     """States (trajectories, times, 2) by the model; `start` is (trajectories, 2)."""
-    graphdef, params = nnx.split(model)
+    graphdef, params = nnx.split(model)  # diffrax takes a pytree of arrays as `args`
     field = lambda time, state, params: nnx.merge(graphdef, params)(state)
     return integrate(field, start, times, params)
 
@@ -85,20 +57,14 @@ def predict(model: Field, start: jax.Array, times: jax.Array) -> jax.Array:
 def truth(key: jax.Array) -> jax.Array:
     """States (times, 2) of the true system, from 1 to 4 of prey and 1 to 3 of predators."""
     start = jnp.log(jax.random.uniform(key, (2,), minval=1.0, maxval=jnp.array([4.0, 3.0])))
-    return integrate(lambda t, state, _: true_field(state), start, TIMES, None)
-
-
-def stretches(states: jax.Array) -> jax.Array:
-    """Trajectories (trajectories, times, 2) in pieces (pieces, STRETCH + 1, 2) that share an end."""
-    first = jnp.arange(0, states.shape[1] - STRETCH, STRETCH)
-    return states[:, first[:, None] + jnp.arange(STRETCH + 1)].reshape(-1, STRETCH + 1, 2)
+    return integrate(true_field, start, TIMES, None)
 
 
 @nnx.jit
-def train_step(model: Field, optimizer: nnx.Optimizer, pieces: jax.Array) -> jax.Array:
+def train_step(model: nnx.MLP, optimizer: nnx.Optimizer, pieces: jax.Array) -> jax.Array:
     """One step of gradient descent, in place; `pieces` is (pieces, STRETCH + 1, 2)."""
 
-    def loss_fn(model: Field) -> jax.Array:
+    def loss_fn(model: nnx.MLP) -> jax.Array:
         predicted = predict(model, pieces[:, 0], TIMES[: STRETCH + 1])
         return jnp.square(predicted - pieces)[:, 1:].mean()
 
@@ -107,14 +73,26 @@ def train_step(model: Field, optimizer: nnx.Optimizer, pieces: jax.Array) -> jax
     return loss
 
 
-def error(predicted: np.ndarray, exact: np.ndarray) -> float:
-    """The root of the mean squared error of populations, relative to the mean population."""
-    return float(np.sqrt(np.square(predicted - exact).mean()) / exact.mean())
+def main() -> None:
+    run = options(__doc__)
+    rngs = nnx.Rngs(0)
+    exact = jax.vmap(truth)(jax.random.split(rngs(), TRAJECTORIES + TESTS))
+    seen = TIMES <= OBSERVED
+    counts = exact[:TRAJECTORIES, seen]
+    model = nnx.MLP(2, 2, 64, 2, activation=nnx.tanh, rngs=rngs)
+    counts += NOISE * rngs.normal(counts.shape)
+    first = jnp.arange(0, counts.shape[1] - STRETCH, STRETCH)  # stretches share an end
+    pieces = counts[:, first[:, None] + jnp.arange(STRETCH + 1)].reshape(-1, STRETCH + 1, 2)
 
+    steps = 400 if run.quick else 1500
+    schedule = optax.cosine_decay_schedule(5e-3, steps)
+    optimizer = nnx.Optimizer(model, optax.adam(schedule), wrt=nnx.Param)
+    for step in nnx.training.loop(steps):
+        step.log(squared_error=train_step(model, optimizer, pieces))
 
-def draw(predicted: np.ndarray, exact: np.ndarray, path) -> None:
-    """Populations (trajectories, times, 2): the first over time, some in the plane of both."""
-    with picture(path, 11, 4) as figure:
+    states = exact[TRAJECTORIES:]
+    predicted, exact = np.exp(nnx.jit(predict)(model, states[:, 0], TIMES)), np.exp(states)
+    with picture(run.out / "neural_ode.png", 11, 4) as figure:
         left, right = figure.subplots(1, 2, width_ratios=[1.5, 1])
         left.axvspan(0, OBSERVED, color=INK, alpha=0.08, lw=0, label="time of training")
         for column, (name, colour) in enumerate((("prey", INK), ("predators", RED))):
@@ -126,31 +104,12 @@ def draw(predicted: np.ndarray, exact: np.ndarray, path) -> None:
             right.plot(*exact[number].T, color=INK, lw=4, alpha=0.25)
             right.plot(*predicted[number].T, color=RED, lw=1)
         right.set(xlabel="prey", ylabel="predators", title="Four orbits")
-
-
-def main() -> None:
-    run = options(__doc__)
-    rngs = nnx.Rngs(run.seed)
-    exact = jax.vmap(truth)(jax.random.split(rngs(), TRAJECTORIES + TESTS))
-    seen = TIMES <= OBSERVED
-    counts = exact[:TRAJECTORIES, seen]
-    model = Field(rngs)
-    pieces = stretches(counts + NOISE * rngs.normal(counts.shape))
-
-    steps = 400 if run.quick else 1500
-    schedule = optax.cosine_decay_schedule(5e-3, steps)
-    optimizer = nnx.Optimizer(model, optax.adam(schedule), wrt=nnx.Param)
-    for step in nnx.training.loop(steps):
-        step.log(squared_error=train_step(model, optimizer, pieces))
-
-    states = exact[TRAJECTORIES:]
-    predicted, exact = np.exp(nnx.jit(predict)(model, states[:, 0], TIMES)), np.exp(states)
-    draw(predicted, exact, run.out / "neural_ode.png")
-    print(f"trajectories: {run.out / 'neural_ode.png'}")
+    error = lambda part: (
+        100 * np.sqrt(np.square(predicted - exact)[part].mean()) / exact[part].mean()
+    )
     print(
-        f"error of the populations: {100 * error(predicted[:, seen], exact[:, seen]):.1f} % within"
-        f" the time of training, {100 * error(predicted, exact):.1f} % in {PREDICTED / OBSERVED:.0f}"
-        f" times as long; noise {100 * NOISE:.0f} %"
+        f"error of the populations: {error(np.s_[:, seen]):.1f} % within the time of training,"
+        f" {error(...):.1f} % in {PREDICTED / OBSERVED:.0f} times as long; noise {100 * NOISE:.0f} %"
     )
 
 

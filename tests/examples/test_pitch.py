@@ -43,6 +43,6 @@ def test_the_outputs_are_those_of_the_original(size, monkeypatch):
         expected = original(torch.tensor(sound)).numpy()
     model = example.load(size)
     np.testing.assert_allclose(nnx.sigmoid(model(sound)), expected, atol=1e-5)
-    back = example.mapping().export(model)
+    back = nnx.checkpoint.Mapping(example.RULES).export(model)
     assert back.keys() == {name for name in weights if not name.endswith("batches_tracked")}
     assert all(np.array_equal(back[name], weights[name]) for name in back)

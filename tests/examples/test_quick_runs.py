@@ -73,7 +73,7 @@ def _(guided, plain, real, output, out):
 def _(accuracy, after, before, output, out):
     assert accuracy >= 78
     assert after <= 5 and after < before
-    assert float(re.search(r"calibrated ensemble: .* AUROC of (0\.\d{3})", output)[1]) > 0.7
+    assert float(re.search(r"calibrated: .* AUROC of (0\.\d{3})", output)[1]) > 0.7
 
 
 @example("spiral_rnn", r"test accuracy (\S+) %", needs=["matplotlib"])
@@ -96,41 +96,31 @@ def _(output, out):
     assert re.search(r"│ data .*all-reduce", output)
 
 
-@example("long_sequences", needs=["matplotlib"])
-def _(output, out):
-    held = {m[1].strip(): int(m[2]) for m in re.finditer(r"│ ([a-z ]+?) +│.*?(\d+) kB a", output)}
+@example(
+    "long_sequences", r"along the ring, a step needs (\d+) % of the memory", needs=["matplotlib"]
+)
+def _(share, output, out):
+    held = {m[1]: int(m[2]) for m in re.finditer(r"([a-z ]+): (\d+) kB a device", output)}
     assert held["ring"] == held["one device"] > 3 * held["stages"]
-    apart = [float(m[1]) for m in re.finditer(r"│ \d\.\d{4} │ (\d+e[+-]\d+) ", output)]
+    apart = [float(text) for text in re.findall(r" (\d+e[+-]\d+) apart", output)]
     assert len(apart) == 3 and max(apart) < 1e-3
-    assert int(re.search(r"needs (\d+) % of the memory along the ring", output)[1]) < 10
+    assert share < 10
 
 
-@example("lora", r"turned digits: (\S+) % before, (\S+) % with 5\.2 % of the weights")
-def _(before, after, output, out):
-    from safetensors.numpy import load_file
-
-    assert before < 40 and after > 80
-    assert "taken out: the network is as it was" in output
-    adapters = load_file(out / "lora.safetensors")
-    assert sum(array.size for array in adapters.values()) == 4392
-    assert adapters["layers.0.kernel.lora_a"].shape == (64, 4)
+@example("moe", r"8 experts on 8 devices: (\S+) right; (\S+) before training", needs=["matplotlib"])
+def _(after, before, output, out):
+    assert before < 0.15 and after > 0.8
+    loads = re.search(r"load of the experts:((?: \d+%){8});", output)[1].split()
+    assert max(int(load[:-1]) for load in loads) < 50
 
 
 @example(
-    "moe", r"8 experts on 8 devices: accuracy (\S+); (\S+) before training", needs=["matplotlib"]
+    "multihost",
+    r"(\S+) % of 320 test scans right; (\S+) % after the restore",
+    needs=["sklearn", "matplotlib", "orbax.checkpoint"],
 )
-def _(after, before, output, out):
-    assert before < 0.15 and after > 0.8
-    loads = [int(load) for load in re.findall(r"│ \d +│ +(\d+)% +│", output)]
-    assert len(loads) == 8 and max(loads) < 50
-
-
-@example("multihost", needs=["sklearn", "orbax.checkpoint"])
-def _(output, out):
-    trained = re.findall(r"^(data|fsdp): .*, (\d+\.\d)% of 320 test scans right", output, re.M)
-    assert [plan for plan, _ in trained] == ["data", "fsdp"]
-    restored = re.search(r"restored on one copy each: \d+ arrays, (\d+\.\d)% right$", output)
-    assert restored[1] == trained[1][1] and float(restored[1]) >= 90
+def _(trained, restored, output, out):
+    assert restored == trained >= 90
 
 
 @example(
@@ -150,6 +140,11 @@ def _(within, beyond, output, out):
     needs=["matplotlib", "torch", "flatbuffers"],
 )
 def _(ordinary, lacking, ordinary_after, lacking_after, count, output, out):
+    from safetensors.numpy import load_file
+
+    adapters = load_file(out / "adapters.safetensors")
+    assert sum(array.size for array in adapters.values()) == count
+    assert adapters["blocks.1.conv.kernel.lora_b"].shape == (4, 128)
     assert ordinary > 94 and ordinary_after > 94
     assert lacking < 60 and lacking_after > 62
 
@@ -188,7 +183,7 @@ def test_a_quick_run_gives_what_it_promises(name, tmp_path, monkeypatch):
     assert figures, output
     numbers = [float(text.replace(",", "")) for text in figures.groups()]
     judge(*numbers, output=output, out=tmp_path / "out")
-    if "matplotlib" in needs:
+    if name != "multihost":
         pictures = list((tmp_path / "out").glob("*.png"))
         assert pictures and all(p.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for p in pictures)
 
