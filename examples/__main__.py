@@ -16,8 +16,6 @@ import environment  # noqa: E402
 EXAMPLES = {path.stem: path for path in sorted(HERE.glob("[!_]*.py"))}
 NEEDS = {
     "checkpoint_resume": ["checkpoint", "data"],
-    "load_pretrained": ["pretrained"],
-    "lora": ["checkpoint"],
     "multihost": ["checkpoint"],
     "neural_ode": ["ode"],
     "pitch": ["checkpoint", "serving", "pretrained"],

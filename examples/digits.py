@@ -83,8 +83,8 @@ def main() -> None:
         eval_step(model, metrics, valid, valid_labels)
         curves["validation"].append(jax.tree.map(float, metrics.compute()))
         metrics.reset()
-        last = [(name, *curve[-1].values()) for name, curve in curves.items()]
-        texts = [f"{name} {loss:.3f} {100 * accuracy:5.1f} %" for name, loss, accuracy in last]
+        last = [(name, curve[-1]) for name, curve in curves.items()]
+        texts = [f"{name} {x['loss']:.3f} {100 * x['accuracy']:5.1f} %" for name, x in last]
         print(f"epoch {epoch:2}: {'  '.join(texts)}")
 
     probs = np.asarray(eval_step(model, metrics, test, test_labels))

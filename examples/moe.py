@@ -85,10 +85,11 @@ def main() -> None:
             # Read at once: virtual devices share threads, which steps in advance would block.
             step.log(loss=float(train_step(model, optimizer, *batch(letters))))
         after, load = accuracy(model, *test)
+        dropped = float(model.experts.dropped[...])
         loads = [accuracy(model, *batch(np.full(64 * devices, i)))[1] for i in range(LETTERS)]
 
     shares = " ".join(f"{share:.0%}" for share in load)
-    print(f"load of the experts: {shares}; {model.experts.dropped[...]:.1%} had no place")
+    print(f"load of the experts: {shares}; {dropped:.1%} of the tokens had no place")
     with picture(run.out / "moe.png", 5.5, 4.2) as figure:
         axes = figure.subplots()
         image = axes.imshow(loads, cmap="YlGnBu", vmin=0, vmax=1, aspect="auto")

@@ -46,7 +46,7 @@ class Mechanism(nnx.Module):
 
     def mean(self, examples: tp.Any) -> tp.Any:
         """The noisy mean of a tree of arrays (examples, ...), each example cut to the norm."""
-        norms = jax.vmap(optax.global_norm)(examples)
+        norms = jax.vmap(optax.tree.norm)(examples)
         weights = jnp.minimum(1.0, self.clip / jnp.maximum(norms, 1e-12))
 
         def noisy(x: jax.Array) -> jax.Array:
