@@ -67,11 +67,11 @@ def curves(path: Path, series: dict[str, Any], xlabel: str, ylabel: str, **other
         axes.legend()
 
 
-def tiles(axes: Axes, images: np.ndarray, title: str) -> None:
+def tiles(axes: Axes, images: np.ndarray, title: str, white: float, black: float) -> None:
     """Images of 8 x 8 pixels, (rows, columns, 64), with a margin around each."""
     rows, columns, _ = np.shape(images)
     sheet = np.asarray(images).reshape(rows, columns, 8, 8)
-    sheet = np.pad(sheet, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=sheet.min())
+    sheet = np.pad(sheet, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=white)
     sheet = sheet.transpose(0, 2, 1, 3).reshape(rows * 10, columns * 10)
-    axes.imshow(sheet, cmap="gray_r")
+    axes.imshow(sheet, cmap="gray_r", vmin=white, vmax=black)
     axes.set(xticks=[], yticks=[], title=title)

@@ -108,8 +108,8 @@ def main() -> None:
     one_of_each = trajectory.reshape(STEPS, 10, -1, PIXELS)[3::4, :, 0].swapaxes(0, 1)
     with picture(run.out / "diffusion.png", 8, 4) as figure:
         left, right_axes = figure.subplots(1, 2)
-        tiles(left, guided.reshape(10, -1, PIXELS)[:, :10], "Samples of each digit")
-        tiles(right_axes, one_of_each, "From noise to digits")
+        tiles(left, guided.reshape(10, -1, PIXELS)[:, :10], "Samples of each digit", -1, 1)
+        tiles(right_axes, one_of_each, "From noise to digits", -1, 1)
     print(
         f"intended digit recognised in {right:.1f} % of {len(digits):,} samples, {right_plain:.1f} % "
         f"without guidance; {right_real:.1f} % of real test scans"

@@ -100,10 +100,10 @@ def main() -> None:
     with picture(run.out / "vae.png", 12, 4) as figure:
         left, middle, right = figure.subplots(1, 3)
         rows = np.stack([scans, *rebuilt])
-        tiles(left, rows, "Scans, and as 16 and 2 latents rebuild them")
-        tiles(middle, samples.reshape(5, 10, 64), "Samples, 16 latent variables")
+        tiles(left, rows, "Scans, and as 16 and 2 latents rebuild them", 0, 16)
+        tiles(middle, samples.reshape(5, 10, 64), "Samples, 16 latent variables", 0, 16)
         maps = expected_levels(small, plane).reshape(16, 16, 64)
-        tiles(right, maps, "What two latent variables can draw")
+        tiles(right, maps, "What two latent variables can draw", 0, 16)
 
     counts = (levels == np.arange(LEVELS)[:, None, None]).sum(1) + 1.0  # (17, 64)
     by_frequency = -np.log2(counts / counts.sum(0))[test, np.arange(PIXELS)].mean()
