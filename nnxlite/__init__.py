@@ -38,33 +38,9 @@ from nnxlite._base.errors import use_named_scopes as use_named_scopes
 from nnxlite._base.errors import using_eager_sharding as using_eager_sharding
 from nnxlite._base.jax import A as A
 from nnxlite._base.jax import M as M
-from nnxlite._state import FlatState as FlatState
-from nnxlite._state import State as State
-from nnxlite._state import as_pure as as_pure
-from nnxlite._state import filter_state as filter_state
-from nnxlite._state import from_flat_state as from_flat_state
-from nnxlite._state import map_state as map_state
-from nnxlite._state import merge_state as merge_state
-from nnxlite._state import pure as pure
-from nnxlite._state import replace_by_pure_dict as replace_by_pure_dict
-from nnxlite._state import restore_int_paths as restore_int_paths
-from nnxlite._state import split_state as split_state
-from nnxlite._state import to_flat_state as to_flat_state
-from nnxlite._state import to_pure_dict as to_pure_dict
+from nnxlite._state import *
 from nnxlite._state import traversals as traversals
-from nnxlite.boundary import Carry as Carry
-from nnxlite.boundary import DiffState as DiffState
-from nnxlite.boundary import MergeContext as MergeContext
-from nnxlite.boundary import SplitContext as SplitContext
-from nnxlite.boundary import StateAxes as StateAxes
-from nnxlite.boundary import StateSharding as StateSharding
-from nnxlite.boundary import UpdateContext as UpdateContext
-from nnxlite.boundary import current_update_context as current_update_context
-from nnxlite.boundary import flatten as flatten
-from nnxlite.boundary import merge_context as merge_context
-from nnxlite.boundary import split_context as split_context
-from nnxlite.boundary import unflatten as unflatten
-from nnxlite.boundary import update_context as update_context
+from nnxlite.boundary import *
 from nnxlite.filtered import *
 from nnxlite.filters import All as All
 from nnxlite.filters import Any as Any
@@ -75,35 +51,7 @@ from nnxlite.filters import Nothing as Nothing
 from nnxlite.filters import OfType as OfType
 from nnxlite.filters import PathContains as PathContains
 from nnxlite.filters import WithTag as WithTag
-from nnxlite.graph import Difference as Difference
-from nnxlite.graph import GraphDef as GraphDef
-from nnxlite.graph import GraphState as GraphState
-from nnxlite.graph import PureState as PureState
-from nnxlite.graph import call as call
-from nnxlite.graph import clone as clone
-from nnxlite.graph import find_duplicates as find_duplicates
-from nnxlite.graph import graphdef as graphdef
-from nnxlite.graph import has_data as has_data
-from nnxlite.graph import is_data as is_data
-from nnxlite.graph import iter_children as iter_children
-from nnxlite.graph import iter_graph as iter_graph
-from nnxlite.graph import map as map
-from nnxlite.graph import merge as merge
-from nnxlite.graph import pop as pop
-from nnxlite.graph import recursive_map as recursive_map
-from nnxlite.graph import register_data_type as register_data_type
-from nnxlite.graph import set_metadata as set_metadata
-from nnxlite.graph import split as split
-from nnxlite.graph import state as state
-from nnxlite.graph import to_arrays as to_arrays
-from nnxlite.graph import to_refs as to_refs
-from nnxlite.graph import unpack as unpack
-from nnxlite.graph import update as update
-from nnxlite.graph import variables as variables
-from nnxlite.graph import vars_as as vars_as
-from nnxlite.graph import with_vars as with_vars
-from nnxlite.graph._walk import freeze as freeze
-from nnxlite.graph._walk import unfreeze as unfreeze
+from nnxlite.graph import *
 from nnxlite.nn import RNN as RNN
 from nnxlite.nn import Bidirectional as Bidirectional
 from nnxlite.nn import GRUCell as GRUCell
@@ -150,14 +98,7 @@ from nnxlite.objects import *
 from nnxlite.objects import _pytree as object
 from nnxlite.objects import _pytree as pytreelib
 from nnxlite.objects import _rng_scopes as rnglib
-from nnxlite.sharding import abstract_with_sharding as abstract_with_sharding
-from nnxlite.sharding import as_abstract as as_abstract
-from nnxlite.sharding import get_abstract_model as get_abstract_model
-from nnxlite.sharding import get_named_sharding as get_named_sharding
-from nnxlite.sharding import get_partition_spec as get_partition_spec
-from nnxlite.sharding import logical_axis_rules as logical_axis_rules
-from nnxlite.sharding import transform_metadata as transform_metadata
-from nnxlite.sharding import with_partitioning as with_partitioning
+from nnxlite.sharding import *
 from nnxlite.training import EMA as EMA
 from nnxlite.training import DynamicLossScale as DynamicLossScale
 from nnxlite.training import LossScaleState as LossScaleState
@@ -176,32 +117,7 @@ from nnxlite.training import by_path as by_path
 from nnxlite.training import cast as cast
 from nnxlite.training import metrics as metrics
 from nnxlite.training import optimizer as optimizer
-from nnxlite.transforms import PARTITION_NAME as PARTITION_NAME
-from nnxlite.transforms import NodeStates as NodeStates
-from nnxlite.transforms import cached_partial as cached_partial
-from nnxlite.transforms import checkify as checkify
-from nnxlite.transforms import cond as cond
-from nnxlite.transforms import custom_vjp as custom_vjp
-from nnxlite.transforms import eval_shape as eval_shape
-from nnxlite.transforms import explain_compiles as explain_compiles
-from nnxlite.transforms import fori_loop as fori_loop
-from nnxlite.transforms import from_tree as from_tree
-from nnxlite.transforms import grad as grad
-from nnxlite.transforms import jit as jit
-from nnxlite.transforms import jit_partial as jit_partial
-from nnxlite.transforms import jvp as jvp
-from nnxlite.transforms import make_jaxpr as make_jaxpr
-from nnxlite.transforms import pmap as pmap
-from nnxlite.transforms import prefix as prefix
-from nnxlite.transforms import remat as remat
-from nnxlite.transforms import scan as scan
-from nnxlite.transforms import shard_map as shard_map
-from nnxlite.transforms import switch as switch
-from nnxlite.transforms import to_tree as to_tree
-from nnxlite.transforms import value_and_grad as value_and_grad
-from nnxlite.transforms import vjp as vjp
-from nnxlite.transforms import vmap as vmap
-from nnxlite.transforms import while_loop as while_loop
+from nnxlite.transforms import *
 from nnxlite.variables import *
 
 _LATER = {
@@ -252,19 +168,8 @@ if _tp.TYPE_CHECKING:  # the names of `_LATER`, for editors and type checkers
     from nnxlite.inspect import find_nan as find_nan
     from nnxlite.inspect import memory as memory
     from nnxlite.inspect import tabulate as tabulate
-    from nnxlite.serving import Exported as Exported
-    from nnxlite.serving import export as export
-    from nnxlite.serving import load_exported as load_exported
-    from nnxlite.sharding.plans import Layout as Layout
-    from nnxlite.sharding.plans import Placement as Placement
-    from nnxlite.sharding.plans import Plan as Plan
-    from nnxlite.sharding.plans import init_sharded as init_sharded
-    from nnxlite.sharding.plans import make_mesh as make_mesh
-    from nnxlite.sharding.plans import plan_layout as plan_layout
-    from nnxlite.sharding.plans import remat_layers as remat_layers
-    from nnxlite.sharding.plans import shard as shard
-    from nnxlite.sharding.plans import stack_layers as stack_layers
-    from nnxlite.sharding.plans import unstack_layers as unstack_layers
+    from nnxlite.serving import *
+    from nnxlite.sharding.plans import *
 else:  # so that type checkers see a wrong name
 
     def __getattr__(name: str) -> _tp.Any:

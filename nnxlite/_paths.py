@@ -5,18 +5,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 
-from nnxlite import boundary as _boundary
-from nnxlite import objects as _objects
-from nnxlite import transforms as _transforms
-from nnxlite._base import jax as _typing
-from nnxlite.nn import conv as _conv
-from nnxlite.nn import embed as _embed
-from nnxlite.nn import linear as _linear
-from nnxlite.objects import _module, _pytree, _rngs
-from nnxlite.transforms import _compiles, _shapes
+from nnxlite._state._definition import diff
+from nnxlite.graph._graphdef import Static, VariableRecord
 
 MODULES = (
     "filterlib graphlib initializers metrics module object optimizer pytreelib rnglib spmd statelib "
@@ -32,7 +26,9 @@ PATHS: dict[str, str] = {
     "IndexMap RefMap UpdateContext V Variable as_pure "
     "cached_partial current_update_context flatten iter_module_children "
     "map_state merge_context pure "
-    "set_graph_mode set_graph_updates split_context unflatten update_context",
+    "set_graph_mode set_graph_updates split_context unflatten update_context "
+    "NodeDef NodeRef is_array_ref is_graph_node is_node is_node_leaf jax_to_nnx_path "
+    "register_graph_node_type",
     "helpers": "A ApplyCaller GraphDef M Module State Variable",
     "module": "A B F Key M ModuleMeta P PytreeMeta R S State V first_from iter_children split_state",
     "nn.attention": "LinearGeneral MultiHeadAttention RoPE default_bias_init default_kernel_init "
@@ -45,24 +41,30 @@ PATHS: dict[str, str] = {
     "proxy_caller": "ApplyCaller",
     "pytreelib": "A ObjectMeta P Variable register_data_type",
     "rnglib": "A F Key RngCount RngKey RngState Rngs Variable",
+    "spmd": "PARTITION_NAME add_axis get_var_pspec remove_axis",
     "statelib": "A K Key S V",
     "transforms.autodiff": "DiffState custom_vjp grad jvp remat value_and_grad vjp",
     "transforms.compilation": "Compiled JitWrapped Lowered StateSharding Traced jit jit_partial "
     "shard_map",
     "transforms.iteration": "Carry StateAxes fori_loop pmap scan transform_metadata vmap while_loop",
     "transforms.transforms": "checkify cond eval_shape make_jaxpr switch",
-    "variablelib": "A B C F V use_eager_sharding using_eager_sharding",
+    "variablelib": "MISSING A B C F V use_eager_sharding using_eager_sharding",
 }
 """For each submodule, further names in it; a submodule that does not exist is made of these."""
+
+SOURCES = (
+    "_base.jax transforms._shapes transforms._compiles transforms._jit sharding._annotations "
+    "boundary._context graph._kinds graph._graphdef graph._walk variables._definition "
+    "objects._module objects._pytree objects._rngs nn.conv nn.embed nn.linear"
+).split()
+"""Where these names are found, if not at the root."""
 
 
 def install(package: types.ModuleType) -> None:
     """Make `MODULES`, and the names of `PATHS`, importable by those paths below a package."""
     for name in MODULES.split():
         sys.modules[f"{package.__name__}.{name}"] = getattr(package, name)
-    layers = (_conv, _embed, _linear)
-    sources = (package, _typing, _shapes, _compiles, _boundary)
-    sources += (_transforms, _objects, _module, _pytree, _rngs, *layers)
+    sources = [package, *[importlib.import_module(f"{package.__name__}.{x}") for x in SOURCES]]
     for path, names in PATHS.items():
         full = f"{package.__name__}.{path}"
         module = sys.modules.get(full)
@@ -74,3 +76,9 @@ def install(package: types.ModuleType) -> None:
             if not hasattr(module, name):
                 source = next(source for source in sources if hasattr(source, name))
                 setattr(module, name, getattr(source, name))
+    for path, name, value in (  # at the root other things have these names
+        ("graphlib", "Static", Static),
+        ("graphlib", "VariableDef", VariableRecord),
+        ("statelib", "diff", diff),
+    ):
+        setattr(sys.modules[f"{package.__name__}.{path}"], name, value)

@@ -72,12 +72,13 @@ def imported_for_type_checkers() -> dict[str, str]:
     """Where each name comes from that a type checker is shown, and Python finds when it is used."""
     tree = ast.parse(Path(nnx.__file__).read_text())
     [block] = [node for node in tree.body if isinstance(node, ast.If)]
-    return {
-        alias.name: node.module
-        for node in block.body
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-    }
+    found = {}
+    for node in block.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [alias.name for alias in node.names]
+            room = vars(importlib.import_module(node.module)) if names == ["*"] else names
+            found |= {name: node.module for name in room if not name.startswith("_")}
+    return found
 
 
 def test_names_imported_at_first_use_are_those_that_type_checkers_see():

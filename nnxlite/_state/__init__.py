@@ -18,7 +18,6 @@ All of it is iterative: depth is bounded by memory, not by Python's recursion li
 
 from nnxlite._state._definition import State as State
 from nnxlite._state._definition import as_pure as as_pure
-from nnxlite._state._definition import diff as diff
 from nnxlite._state._definition import from_flat_state as from_flat_state
 from nnxlite._state._definition import map_state as map_state
 from nnxlite._state._definition import merge_state as merge_state

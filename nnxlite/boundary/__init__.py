@@ -1,10 +1,6 @@
 """The one protocol by which objects enter and leave a JAX transform."""
 
-from nnxlite.boundary._call_def import Partition as Partition
-from nnxlite.boundary._call_def import enter as enter
-from nnxlite.boundary._context import IndexMap as IndexMap
 from nnxlite.boundary._context import MergeContext as MergeContext
-from nnxlite.boundary._context import RefMap as RefMap
 from nnxlite.boundary._context import SplitContext as SplitContext
 from nnxlite.boundary._context import UpdateContext as UpdateContext
 from nnxlite.boundary._context import current_update_context as current_update_context
@@ -13,9 +9,7 @@ from nnxlite.boundary._context import merge_context as merge_context
 from nnxlite.boundary._context import split_context as split_context
 from nnxlite.boundary._context import unflatten as unflatten
 from nnxlite.boundary._context import update_context as update_context
-from nnxlite.boundary._inputs import Inputs as Inputs
 from nnxlite.boundary._prefixes import Carry as Carry
 from nnxlite.boundary._prefixes import DiffState as DiffState
-from nnxlite.boundary._prefixes import PrefixMapping as PrefixMapping
 from nnxlite.boundary._prefixes import StateAxes as StateAxes
 from nnxlite.boundary._prefixes import StateSharding as StateSharding

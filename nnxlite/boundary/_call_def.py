@@ -519,7 +519,7 @@ class Partition:
         labels: the group of each leaf.
         order: the groups, in the order in which `split` gives them.
 
-    >>> from nnxlite.boundary import Partition
+    >>> from nnxlite.boundary._call_def import Partition
     >>> partition = Partition(("carry", "constant", "carry"), ("constant", "carry"))
     >>> partition.split([1, 2, 3])
     ([2], [1, 3])

@@ -43,7 +43,8 @@ class Inputs:
     of the key. From then on `leaves` are the others, and `enter` adds these:
 
     >>> import jax.numpy as jnp
-    >>> from nnxlite.boundary import Inputs, enter
+    >>> from nnxlite.boundary._call_def import enter
+    >>> from nnxlite.boundary._inputs import Inputs
     >>> inputs = Inputs((jnp.ones(2), "relu", 3), inside=True)
     >>> inputs.make_static([not isinstance(x, jnp.ndarray) for x in inputs.leaves], "f")
     >>> call = inputs.define()

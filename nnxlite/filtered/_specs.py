@@ -26,6 +26,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
 from nnxlite import filters
 from nnxlite._base.errors import Modes, path_text, short_type
@@ -504,7 +505,7 @@ def array_text(array: tp.Any) -> str:
     >>> array_text(jnp.zeros((2, 3)))
     'f32[2,3]'
     """
-    text = jax.core.ShapedArray(array.shape, array.dtype).str_short(short_dtypes=True)
+    text = ShapedArray(array.shape, array.dtype).str_short(short_dtypes=True)
     return f"{text}(numpy)" if isinstance(array, (np.ndarray, np.generic)) else text
 
 

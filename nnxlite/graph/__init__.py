@@ -1,16 +1,6 @@
 """The graph engine: object graphs as interned definitions and leaves, and back."""
 
-from nnxlite._state._definition import State as State
-from nnxlite._state._definition import as_pure as as_pure
-from nnxlite._state._definition import map_state as map_state
-from nnxlite._state._definition import pure as pure
-from nnxlite._state._flat import FlatState as FlatState
 from nnxlite.graph._compare import Difference as Difference
-from nnxlite.graph._compare import compare as compare
-from nnxlite.graph._compare import differences_text as differences_text
-from nnxlite.graph._defs import definition as definition
-from nnxlite.graph._defs import own_status as own_status
-from nnxlite.graph._defs import set_definition as set_definition
 from nnxlite.graph._edit import pop as pop
 from nnxlite.graph._edit import set_metadata as set_metadata
 from nnxlite.graph._edit import update as update
@@ -25,30 +15,17 @@ from nnxlite.graph._functional import state as state
 from nnxlite.graph._functional import unpack as unpack
 from nnxlite.graph._functional import variables as variables
 from nnxlite.graph._graphdef import GraphDef as GraphDef
-from nnxlite.graph._graphdef import NodeDef as NodeDef
-from nnxlite.graph._graphdef import NodeRef as NodeRef
-from nnxlite.graph._graphdef import Static as Static
-from nnxlite.graph._graphdef import VariableRecord as VariableRecord
-from nnxlite.graph._kinds import GraphNode as GraphNode
 from nnxlite.graph._kinds import has_data as has_data
 from nnxlite.graph._kinds import is_data as is_data
-from nnxlite.graph._kinds import is_graph_node as is_graph_node
-from nnxlite.graph._kinds import is_node as is_node
-from nnxlite.graph._kinds import is_node_leaf as is_node_leaf
-from nnxlite.graph._kinds import jax_to_nnx_path as jax_to_nnx_path
 from nnxlite.graph._kinds import register_data_type as register_data_type
-from nnxlite.graph._kinds import register_graph_node_type as register_graph_node_type
-from nnxlite.graph._rebuild import Path as Path
 from nnxlite.graph._walk import find_duplicates as find_duplicates
+from nnxlite.graph._walk import freeze as freeze
 from nnxlite.graph._walk import iter_children as iter_children
 from nnxlite.graph._walk import iter_graph as iter_graph
 from nnxlite.graph._walk import map as map
 from nnxlite.graph._walk import recursive_map as recursive_map
 from nnxlite.graph._walk import to_arrays as to_arrays
 from nnxlite.graph._walk import to_refs as to_refs
+from nnxlite.graph._walk import unfreeze as unfreeze
 from nnxlite.graph._walk import vars_as as vars_as
 from nnxlite.graph._walk import with_vars as with_vars
-from nnxlite.variables._kinds import is_array_ref as is_array_ref
-from nnxlite.variables._variable import Variable as Variable
-
-VariableDef = VariableRecord  # the reference's name; inside, a VariableDef is what is interned

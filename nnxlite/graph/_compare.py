@@ -160,7 +160,7 @@ class Difference:
     def words(self) -> str:
         """The difference without its path.
 
-        >>> from nnxlite.graph import Difference
+        >>> from nnxlite.graph._compare import Difference
         >>> Difference(("rate",), "setting", 0.1, 0.2).words
         '0.1 became 0.2'
         """
@@ -228,7 +228,7 @@ def compare(
         at_leaf: called for each leaf that both have, to compare what a definition does not contain.
 
     >>> import nnxlite as nnx
-    >>> from nnxlite.graph import compare
+    >>> from nnxlite.graph._compare import compare
     >>> a, b = nnx.Dict(rate=0.1, w=nnx.Param(1.0)), nnx.Dict(rate=0.2, w=nnx.BatchStat(1.0))
     >>> print(*compare(nnx.graphdef(a), nnx.graphdef(b)), sep="\\n")
     rate: 0.1 became 0.2
@@ -246,7 +246,7 @@ def compare(
 def differences_text(differences: tp.Sequence[Difference]) -> str:
     """The first few differences for a message.
 
-    >>> from nnxlite.graph import Difference, differences_text
+    >>> from nnxlite.graph._compare import Difference, differences_text
     >>> differences_text([Difference(("mode",), "setting", "a", "b")])
     "'mode': 'a' became 'b'"
     """

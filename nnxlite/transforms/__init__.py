@@ -1,9 +1,7 @@
 """Transforms: those of JAX, for functions of mutable objects."""
 
-from nnxlite.transforms._call import Call as Call
 from nnxlite.transforms._compiles import CacheInfo as CacheInfo
 from nnxlite.transforms._compiles import Explanation as Explanation
-from nnxlite.transforms._compiles import Lowered as Lowered
 from nnxlite.transforms._compiles import eval_shape as eval_shape
 from nnxlite.transforms._compiles import explain_compiles as explain_compiles
 from nnxlite.transforms._control import checkify as checkify
@@ -15,7 +13,6 @@ from nnxlite.transforms._grad import grad as grad
 from nnxlite.transforms._grad import jvp as jvp
 from nnxlite.transforms._grad import value_and_grad as value_and_grad
 from nnxlite.transforms._grad import vjp as vjp
-from nnxlite.transforms._jit import JitWrapped as JitWrapped
 from nnxlite.transforms._jit import jit as jit
 from nnxlite.transforms._loops import fori_loop as fori_loop
 from nnxlite.transforms._loops import scan as scan

@@ -1,6 +1,5 @@
 """Variables: mutable boxes for values, their kinds, metadata and callbacks."""
 
-from nnxlite.variables._definition import PARTITION_NAME as PARTITION_NAME
 from nnxlite.variables._definition import VariableMetadata as VariableMetadata
 from nnxlite.variables._kinds import ArrayRef as ArrayRef
 from nnxlite.variables._kinds import BatchStat as BatchStat
