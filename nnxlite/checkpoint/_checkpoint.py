@@ -8,30 +8,25 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import typing as tp
 from collections.abc import Callable, Iterator, Mapping
+from urllib.parse import unquote
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import short_type
 from nnxlite._base.text import human_bytes
 from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._contents import (
-    FIXED,
     KINDS,
     Contents,
-    Leaf,
-    Spec,
     Table,
     below,
     name_of,
     other_names,
-    placed,
 )
-from nnxlite.checkpoint._matching import Renaming, by_name, compare, other_settings
+from nnxlite.checkpoint._loading import Renaming, load
 from nnxlite.checkpoint._report import CheckpointError, Report, printable, together
 from nnxlite.filters import Filter
 from nnxlite.graph._kinds import is_graph_node
@@ -74,14 +69,12 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
     """
     check_options("nnx.checkpoint.save", only=only, overwrite=overwrite)
     target = _orbax.folder(path)
-    with together(f"nnx.checkpoint.save: {target}"):
-        contents = contents_of(items, only)
-    content = _orbax.content_of(contents)
     first = jax.process_index() == 0
     with together(f"nnx.checkpoint.save: {target}"):
+        contents = contents_of(items, only)
         if first:
             _make_room(target, overwrite)
-    _orbax.write(_beside(target), content)
+    _orbax.write(_beside(target), _orbax.content_of(contents))
     with together(f"nnx.checkpoint.save: {target}"):
         if first:
             _settle(target)
@@ -90,16 +83,17 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
 def check_options(call: str, **options: tp.Any) -> None:
     """Refuse an option whose value is meant as an item: `overwrite=model`, `metrics=MultiMetric()`."""
     for name, value in options.items():
-        good = not is_graph_node(value)
-        table = good and isinstance(value, tp.Mapping)
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        table = value if isinstance(value, Mapping) and not is_graph_node(value) else None
         match name:
             case "only":
-                parts = value if isinstance(value, (list, tuple)) else [value]
-                good = not (table or any(map(is_graph_node, parts)))
-            case "rename":
-                good = value is None or table and all(isinstance(v, str) for v in value.values())
-            case "metrics":
-                good = value is None or table and all(np.size(v) == 1 for v in value.values())
+                good = not any(isinstance(x, Mapping) or is_graph_node(x) for x in parts)
+            case "rename" if table is not None:
+                good = all(isinstance(new, str) for new in table.values())
+            case "metrics" if table is not None:
+                good = all(np.size(number) == 1 for number in table.values())
+            case "rename" | "metrics":
+                good = value is None
             case _:
                 good = value is None or isinstance(value, (bool, np.bool_))
         if not good:
@@ -189,8 +183,7 @@ def restore(
             not passed.
 
     Returns:
-        A `Report`: what was restored, renamed, cast, which settings of the objects are others than
-        those that were saved (their mode, what is frozen), and, without `strict`, what was not restored.
+        A `Report`: what was restored, renamed, cast, and, without `strict`, what was not restored.
 
     Raises:
         nnxlite.checkpoint.MismatchError: if the objects need something else than is stored; its `report`
@@ -216,80 +209,10 @@ def restore(
     place = locate(_orbax.folder(path))
     with together(f"nnx.checkpoint.restore: {place}"):
         contents = contents_of(dict(items), only)
-        stored = _with_keys(_orbax.read_stored(place, items), contents)
-        leaves = contents.chosen
-        if stored.table is None:  # earlier versions stored nothing where there is None
-            for name in [n for n, x in leaves.items() if x.spec.is_plain and n not in stored.specs]:
-                del leaves[name]
-        matches = by_name(stored.specs, contents, rename, stored.aliases)
-        reads, report = compare(
-            f"The checkpoint {place} (of {', '.join(items_of(stored.specs))})",
-            stored.specs,
-            contents,
-            matches,
-            within=items,
-            strict=strict,
-            cast=cast,
-            plain=stored.table or (),
-        )
-        sources = {read.ours[0]: old for read, (old,) in reads}
-        wanted = {}
-        for name, old in sources.items():
-            wanted[old] = leaves[name].sharding
-            check_sharding(leaves[name], wanted[old])
-    with together(f"nnx.checkpoint.restore: {place}"):
-        arrays = _orbax.read_arrays(place, stored, wanted)
-        new = {
-            name: placed(arrays[old], leaves[name], cast is None)
-            for name, old in sources.items()
-            if leaves[name].spec.dtype not in FIXED  # it is equal already
-        }
-    different = other_settings(
-        stored.settings, contents, rename, items, frozen=stored.table is not None
-    )
+        source = _orbax.Folder(place, items).with_keys(contents)
+        new, report = load(source, contents, rename=rename, strict=strict, cast=cast, within=items)
     contents.write(new)
-    return dataclasses.replace(
-        report,
-        settings=tuple(different),
-        values=Values(place, stored, contents.root),
-    )
-
-
-def check_sharding(leaf: Leaf, sharding: jax.sharding.Sharding | None) -> None:
-    """Raise CheckpointError if an array cannot have a sharding."""
-    if sharding is None or leaf.spec.is_python:
-        return
-    if not sharding.addressable_devices:
-        raise CheckpointError(
-            f"'{leaf.name}' has no shard on process {jax.process_index()}: its sharding is over "
-            f"{len(sharding.device_set)} devices of other processes. Build the mesh from jax.devices()."
-        )
-    try:
-        sharding.shard_shape(leaf.spec.shape)
-    except ValueError as error:
-        raise CheckpointError(
-            f"'{leaf.name}' was saved as {leaf.spec}, which {sharding} does not divide: "
-            f"{error}. Restore on a mesh of a size that divides it, or give it another "
-            "sharding."
-        ) from error
-
-
-def _with_keys(stored: _orbax.Stored, contents: Contents) -> _orbax.Stored:
-    """What is stored, with random keys in place of their data, which Orbax does not tell apart."""
-    if stored.arrays is None:
-        return stored
-    specs = dict(stored.specs)
-    for name, leaf in contents.leaves.items():
-        if leaf.spec.key_impl and name in specs:
-            data = specs[name]
-            if data.dtype == "uint32" and data.shape[:-1] == leaf.spec.shape:
-                specs[name] = leaf.spec
-    return dataclasses.replace(stored, specs=specs)
-
-
-def items_of(names: tp.Iterable[str]) -> list[str]:
-    """The first parts of names."""
-    return list(dict.fromkeys(name.partition(".")[0] for name in names))
+    return dataclasses.replace(report, values=Values(source, contents.root))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -301,12 +224,11 @@ class Info:
         leaves: shape and dtype of each leaf, as text, by name.
         values: the numbers and texts, by name.
         aliases: further names of what is shared, with the names it is stored by.
-        settings: static attributes, as text, by name.
         classes: the classes of objects and Variables, by name.
         nbytes: the size of the arrays.
 
     >>> from nnxlite.checkpoint import Info
-    >>> Info("/runs/1", {"step": "Python int"}, {"step": 3}, {}, {}, {}, 0)
+    >>> Info("/runs/1", {"step": "Python int"}, {"step": 3}, {}, {}, 0)
     /runs/1: 1 leaves, 0 B
     step: 3
     """
@@ -315,13 +237,12 @@ class Info:
     leaves: dict[str, str]
     values: dict[str, tp.Any]
     aliases: dict[str, str]
-    settings: dict[str, str]
     classes: dict[str, str]
     nbytes: int
 
     def __repr__(self) -> str:
         lines = [f"{self.path}: {len(self.leaves):,} leaves, {human_bytes(self.nbytes)}"]
-        for item in items_of(self.leaves):
+        for item in _orbax.items_of(self.leaves):
             names = [name for name in self.leaves if name.partition(".")[0] == item]
             if names == [item]:
                 lines.append(f"{item}: {self.values.get(item, self.leaves[item])!r}")
@@ -333,7 +254,7 @@ class Info:
 
 
 def info(path: tp.Any, /) -> Info:
-    """The contents of a checkpoint: names, shapes and dtypes, numbers, classes and settings.
+    """The contents of a checkpoint: names, shapes and dtypes, numbers and classes.
 
     Args:
         path: of the folder.
@@ -349,19 +270,17 @@ def info(path: tp.Any, /) -> Info:
     >>> folder = tempfile.mkdtemp() + "/weights"
     >>> nnx.checkpoint.save(folder, model=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), step=7)
     >>> found = nnx.checkpoint.info(folder)
-    >>> found.leaves["model.kernel"], found.values["step"], found.settings["model.use_bias"]
-    ('float32[2,3]', 7, 'True')
+    >>> found.leaves["model.kernel"], found.values["step"], found.classes["model"]
+    ('float32[2,3]', 7, 'Linear')
     """
-    place = locate(_orbax.folder(path))
-    stored = _orbax.read_stored(place)
+    found = _orbax.Folder(locate(_orbax.folder(path)))
     return Info(
-        str(place),
-        {name: str(spec) for name, spec in stored.specs.items()},
-        stored.values,
-        stored.aliases,
-        stored.settings,
-        stored.classes,
-        sum(map(_nbytes, stored.specs.values())),
+        str(found.path),
+        {name: str(spec) for name, spec in found.specs.items()},
+        found.values,
+        found.aliases,
+        found.classes,
+        sum(spec.nbytes for spec in found.specs.values()),
     )
 
 
@@ -388,32 +307,21 @@ def values(path: tp.Any, /) -> tp.Mapping[str, tp.Any]:
     >>> found["settings"], found["model"]["kernel"].shape
     ({'features': (2, 3), 'seed': None}, (2, 3))
     """
-    place = locate(_orbax.folder(path))
-    return Values(place, _orbax.read_stored(place))
-
-
-def _nbytes(spec: Spec) -> int:
-    if spec.is_python or spec.key_impl:
-        return 0
-    return math.prod(spec.shape) * jnp.dtype(spec.dtype).itemsize
+    return Values(_orbax.Folder(locate(_orbax.folder(path))))
 
 
 class Values(Mapping[str, tp.Any]):
     """The items of a checkpoint, by name; the arrays of one are read when it is first asked for.
 
     Args:
-        place: the folder.
-        stored: its description.
+        source: the folder.
         ready: items whose values are known.
     """
 
-    def __init__(
-        self, place: tp.Any, stored: _orbax.Stored, ready: tp.Mapping[str, tp.Any] = {}
-    ) -> None:
-        self._place = place
-        self._stored = stored
+    def __init__(self, source: _orbax.Folder, ready: tp.Mapping[str, tp.Any] = {}) -> None:
+        self._source = source
         self._names: dict[str, list[str]] = collections.defaultdict(list)
-        for name in [*(stored.table or ()), *stored.specs]:
+        for name in [*source.table, *source.specs]:
             self._names[_item(name)].append(name)
         self._ready = dict(ready)
         self._all = {**self._names, **ready}
@@ -434,21 +342,22 @@ class Values(Mapping[str, tp.Any]):
         return f"{{{', '.join(shown)}}}"
 
     def _read(self, item: str, names: list[str]) -> tp.Any:
-        stored = self._stored
-        shared = [first for alias, first in stored.aliases.items() if _item(alias) == item]
-        names = [*names, *(name for name in stored.specs for first in shared if below(name, first))]
-        wanted = dict.fromkeys(name for name in names if name in stored.specs)
-        leaves = _orbax.read_arrays(self._place, stored, wanted)
+        source = self._source
+        shared = [first for alias, first in source.aliases.items() if _item(alias) == item]
+        names = [*names, *(name for name in source.specs for first in shared if below(name, first))]
+        wanted = dict.fromkeys(name for name in names if name in source.specs)
+        read = source.open(wanted)
+        leaves = {name: read(name) for name in wanted}
         for name in wanted:
-            for other in other_names(name, stored.aliases):
+            for other in other_names(name, source.aliases):
                 if _item(other) == item:
                     leaves.setdefault(other, leaves[name])
-        return rebuilt(name_of((item,)), stored.table or {}, lambda name: _tree(name, leaves))
+        return rebuilt(name_of((item,)), source.table, lambda name: _tree(name, leaves))
 
 
 def _item(name: str) -> str:
     """The item that a leaf belongs to; where keys of two types are alike, its name is quoted."""
-    return _key(name.partition(".")[0].strip("'"))
+    return unquote(name.partition(".")[0].strip("'"))
 
 
 def _tree(name: str, leaves: tp.Mapping[str, tp.Any]) -> tp.Any:
@@ -458,19 +367,12 @@ def _tree(name: str, leaves: tp.Mapping[str, tp.Any]) -> tp.Any:
     tree: dict[str, tp.Any] = {}
     for full, leaf in leaves.items():
         if below(full, name):
-            *path, last = (_key(part) for part in full[len(name) + 1 :].split("."))
+            *path, last = (unquote(part) for part in full[len(name) + 1 :].split("."))
             node = tree
             for key in path:
                 node = node.setdefault(key, {})
             node[last] = leaf
     return tree
-
-
-def _key(part: str) -> str:
-    """A part of a name as the key that it was made of, see `name_of`."""
-    for char in "/.%":
-        part = part.replace(f"%{ord(char):02X}", char)
-    return part
 
 
 def rebuilt(name: str, table: Table, value_of: Callable[[str], tp.Any]) -> tp.Any:

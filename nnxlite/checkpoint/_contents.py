@@ -5,8 +5,8 @@ order of attributes.  A Variable that several paths lead to has one name, that o
 other paths are aliases.  A dot, a slash or a percent sign within a key is written as `%2E`, `%2F`,
 `%25`.  Where the value of a Variable is a pytree, its leaves are named by their key paths.
 
-A leaf is an array, a typed random key, or a Python number or text.  What else there is in objects, is
-part of the structure: a checkpoint describes it, and restoring leaves it alone.
+A leaf is an array, a typed random key, or a Python number or text.  The rest of
+an object is its structure, which is neither stored nor restored.
 
 In plain data beside objects (dictionaries, lists, tuples) everything is stored, or refused: nothing
 builds the caller's own containers again.  `None`, bytes and empty containers are leaves there, and a
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import operator
+import math
 import typing as tp
 from collections.abc import Iterator, Mapping
 
@@ -28,7 +28,6 @@ import numpy as np
 from nnxlite._base.errors import filter_text
 from nnxlite._base.interning import Writes
 from nnxlite._base.jax import Tracer, current_mesh, is_ref, key_name
-from nnxlite._base.text import safely, short
 from nnxlite._state._flat import FlatState, content
 from nnxlite.checkpoint._report import CheckpointError
 from nnxlite.filters import Filter, to_predicate
@@ -38,8 +37,7 @@ from nnxlite.graph._plan import view
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import find_duplicates, iter_graph
 from nnxlite.sharding import abstract_with_sharding
-from nnxlite.variables._definition import FROZEN
-from nnxlite.variables._variable import Variable, note_raw
+from nnxlite.variables._variable import Variable
 
 KINDS = {
     "dict": (dict, collections.OrderedDict, collections.defaultdict),
@@ -50,7 +48,15 @@ KINDS = {
 
 EMPTY = {f"empty {kind}": types[0] for kind, types in KINDS.items()}
 FIXED: dict[str, tp.Any] = {"None": type(None), **EMPTY}
-"""Names of leaves that have no other value than the one that they say."""
+"""Types of leaves that have no other value than the one that their name says."""
+
+NUMBERS_AND_TEXT = (bool, int, float, complex, str)
+
+PYTHON: dict[str, tp.Any] = {
+    **{f"Python {t.__name__}": t for t in (*NUMBERS_AND_TEXT, bytes)},
+    **FIXED,
+}
+"""Types of the leaves that are values of Python, by the name in a `Spec`."""
 
 Table: tp.TypeAlias = dict[str, tuple[str, list[tuple[tp.Any, str]]]]
 """Containers by name: of which kind, and for each entry its key and its name."""
@@ -98,11 +104,6 @@ def refused(value: tp.Any) -> tp.Any:
     return value if getattr(value, "__dict__", None) else None
 
 
-PYTHON_TYPES: dict[str, type] = {
-    f"Python {t.__name__}": t for t in (bool, int, float, complex, str)
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class Spec:
     """What a leaf is, without its value.
@@ -124,23 +125,31 @@ class Spec:
     @property
     def is_python(self) -> bool:
         """Whether it is not an array, but a value of Python."""
-        return self.dtype in PYTHON_TYPES or self.is_plain
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is what is a leaf in plain data only."""
-        return self.dtype == "Python bytes" or self.dtype in FIXED
+        return self.dtype in PYTHON
 
     def as_python(self, value: tp.Any) -> tp.Any:
         """A value of Python, of the type that this says."""
-        if self.dtype in FIXED:
-            return FIXED[self.dtype]()
-        return PYTHON_TYPES.get(self.dtype, bytes)(value)
+        kind = PYTHON[self.dtype]
+        return kind() if self.dtype in FIXED else kind(value)
 
     @property
     def key_impl(self) -> str | None:
         """The implementation of a typed random key; None for what is not one."""
         return self.dtype[4:-1] if self.dtype.startswith("key<") else None
+
+    @property
+    def raw(self) -> tuple[str, tuple[int, ...]]:
+        """The dtype and shape of the array that is written: random keys as their data."""
+        if (impl := self.key_impl) is None:
+            return self.dtype, self.shape
+        data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
+        return data.dtype.name, (*self.shape, *data.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the array."""
+        dtype, shape = self.raw
+        return 0 if self.is_python else math.prod(shape) * jnp.dtype(dtype).itemsize
 
     def __str__(self) -> str:
         return self.dtype if self.is_python else f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -148,9 +157,8 @@ class Spec:
 
 def spec_of(value: tp.Any) -> Spec | None:
     """The spec of an array (also abstract), number or text; None for anything else."""
-    for name, type_ in PYTHON_TYPES.items():
-        if type(value) is type_:
-            return Spec((), name)
+    if type(value) in NUMBERS_AND_TEXT:
+        return Spec((), f"Python {type(value).__name__}")
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None:
         return None
@@ -230,26 +238,43 @@ def _axes(mesh: tp.Any) -> str:
     return "none" if mesh is None else ", ".join(f"{n}={size}" for n, size in mesh.shape_tuple)
 
 
-def in_arrays(dtype: str, leaf: Leaf) -> str:
-    """The dtype of a value in the place of a leaf: without x64, arrays of JAX have at most 32 bits."""
-    if (
-        leaf.spec.is_python
-        or leaf.spec.key_impl
-        or isinstance(leaf.value, (np.ndarray, np.generic))
-    ):
+def new_dtype(stored: Spec, leaf: Leaf, cast: bool | None) -> str:
+    """The dtype of a leaf once a stored one has taken its place.
+
+    That is its own one, or with `cast=None` the stored one; but without x64, arrays of JAX have at most
+    32 bits.
+    """
+    if leaf.spec.is_python or leaf.spec.key_impl:
+        return leaf.spec.dtype
+    dtype = leaf.spec.dtype if cast is not None or stored.is_python else stored.dtype
+    if isinstance(leaf.value, (np.ndarray, np.generic)):
         return dtype
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype)).name
 
 
-def cast_to(array: tp.Any, dtype: tp.Any, name: str | None = None) -> tp.Any:
-    """An array in another dtype, which the report says; NumPy would warn of what becomes infinite.
+def placed(value: tp.Any, leaf: Leaf, stored: Spec, cast: bool | None) -> tp.Any:
+    """A value that was read in the form and sharding of a leaf, see `new_dtype`; a copy.
 
-    With the name of a leaf, raises CheckpointError where values are outside of the range of the dtype.
+    Args:
+        value: an array of NumPy, or one of JAX in the sharding already; of random keys, also their data;
+            or a value of Python.
+        leaf: what it is for.
+        stored: what it is.
+        cast: None keeps its dtype. Raises CheckpointError if that cannot be, and values change by it.
     """
-    array = array if hasattr(array, "astype") else np.asarray(array)
-    with np.errstate(over="ignore", invalid="ignore"):
-        new = array.astype(dtype)
-        if name is not None and new.dtype != array.dtype:
+    spec = leaf.spec
+    if spec.is_python:
+        return spec.as_python(value.item() if hasattr(value, "item") else value)
+    if spec.key_impl:
+        data = np.array(jax.random.key_data(value) if isinstance(value, jax.Array) else value)
+        return jax.random.wrap_key_data(_on_devices(data, leaf.sharding), impl=spec.key_impl)
+    array = value if hasattr(value, "dtype") else np.asarray(value)
+    dtype = jnp.dtype(new_dtype(stored, leaf, cast))
+    if isinstance(array, jax.Array):
+        return array.astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # the report says what is cast
+        new = array.astype(dtype, copy=False)
+        if cast is None and new is not array:
             whole = np.issubdtype(array.dtype, np.integer)
             same = (
                 new.astype(array.dtype) == array
@@ -258,49 +283,24 @@ def cast_to(array: tp.Any, dtype: tp.Any, name: str | None = None) -> tp.Any:
             )
             if not same.all():
                 raise CheckpointError(
-                    f"'{name}' is stored as {array.dtype}, with values that {new.dtype} does not have, "
+                    f"'{leaf.name}' is stored as {array.dtype}, with values that {dtype} does not have, "
                     f"and without x64 JAX has no arrays of {array.dtype}. Nothing was changed. Set "
                     "jax.config.update('jax_enable_x64', True), or pass cast=True to cast nonetheless."
                 )
-    return new
-
-
-def placed(value: tp.Any, leaf: Leaf, stored_dtype: bool = False) -> tp.Any:
-    """A value that was read in the form, sharding and dtype of a leaf, or in its own dtype; a copy.
-
-    Args:
-        value: an array of NumPy, or one of JAX in the sharding already; of random keys, also their data;
-            or a value of Python.
-        leaf: what it is for.
-        stored_dtype: whether it keeps its own dtype.
-    """
-    spec, sharding = leaf.spec, leaf.sharding
-    if spec.is_python:
-        return spec.as_python(value.item() if hasattr(value, "item") else value)
-    if spec.key_impl:
-        data = np.array(jax.random.key_data(value) if isinstance(value, jax.Array) else value)
-        if sharding is None:
-            return jax.random.wrap_key_data(jnp.asarray(data), impl=spec.key_impl)
-        data = jax.make_array_from_callback(data.shape, sharding, data.__getitem__)
-        return jax.random.wrap_key_data(data, impl=spec.key_impl)
-    array = value if hasattr(value, "dtype") else np.asarray(value)
-    dtype = jnp.dtype(in_arrays(array.dtype.name if stored_dtype else spec.dtype, leaf))
-    if isinstance(array, jax.Array):
-        return array.astype(dtype)
-    if array.dtype != dtype:
-        array = cast_to(array, dtype, leaf.name if stored_dtype else None)
     if isinstance(leaf.value, (np.ndarray, np.generic)):
-        copied = np.array(array, dtype)
+        copied = np.array(new)
         return copied if isinstance(leaf.value, np.ndarray) else copied[()]
+    return _on_devices(new, leaf.sharding)
+
+
+def _on_devices(array: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
+    """A copy of an array on its devices, of which only their parts are read."""
+    copied = lambda part: np.array(part, order="C")
     if sharding is None:
-        new = jnp.asarray(np.array(array, dtype, order="C"))
+        new = jnp.asarray(copied(array))
     else:
-        new = jax.make_array_from_callback(
-            spec.shape,
-            sharding,
-            lambda index: np.array(array[index], dtype, order="C"),
-            dtype=dtype,
-        )
+        part = lambda index: copied(array[index])
+        new = jax.make_array_from_callback(array.shape, sharding, part, dtype=array.dtype)
     return new.block_until_ready()  # or the memory of several transfers adds up
 
 
@@ -330,16 +330,15 @@ class Contents:
         seen = view(root, trees=Leaves.EVERY if items else Leaves.NUMBERS)
         found = list(_leaves(zip(seen.graphdef.each_path(), seen.leaves)))
         if items:
-            found += _plain_leaves(root, {(*f[0], *f[2]) for f in found})
-        counts = collections.Counter(map(_plain_name, found))
+            found += _plain_leaves(root, {f[0] for f in found})
+        counts = collections.Counter(name_of(f[0]) for f in found)
         self.leaves: dict[str, Leaf] = {}
         self.chosen: dict[str, Leaf] = {}
-        for path, owner, keys, position, value in found:
+        for whole, path, owner, position, value in found:
             if isinstance(value, str) and not items and not isinstance(owner, Variable):
                 continue  # a setting of a module of another library
-            name = _plain_name((path, owner, keys, position, value))
-            if counts[name] > 1:  # both 0 and "0" are keys
-                name = name_of((*path, *keys), quoted=True)
+            # Both 0 and "0" are keys.
+            name = name_of(whole, quoted=counts[name_of(whole)] > 1)
             spec = _spec_or_problem(value, items and position is None)
             wanted = predicate(path[1:] if items else path, owner)
             if isinstance(spec, Spec):
@@ -362,48 +361,29 @@ class Contents:
         """The other names of a leaf."""
         return other_names(name, self.aliases)
 
-    def settings(self) -> dict[str, str]:
-        """The static attributes by name, as text, also None; and which Variables are frozen."""
-        leaves = {leaf.path for leaf in self.leaves.values()}
-        found: dict[str, str] = {}
-        for path, value in iter_graph(self.root):
-            if isinstance(value, Variable):
-                if value.has_metadata(FROZEN):
-                    found[name_of((*path, "frozen"))] = "True"
-            elif kind_of(value) == Kind.OTHER and value is not None and path not in leaves:
-                found[name_of(path)] = safely(short, value)
-            elif is_graph_node(value):
-                public = getattr(value, "__dict__", {}).items()
-                nothing = [key for key, child in public if child is None and key[0] != "_"]
-                found.update((name_of((*path, key)), "None") for key in nothing)
-        return found
-
-    def table(self, names: tp.Container[str]) -> Table:
-        """The containers of plain data that have some of the leaves, see `_plain`."""
-        names_of = {leaf.path: name for name, leaf in self.leaves.items() if leaf.position is None}
-        tops = {name: value for name, value in self.root.items() if kind_name(value)}
-        above = [(path, value) for path, value in walk(tops) if path not in names_of]
-        stored = [leaf.path for name, leaf in self.leaves.items() if name in names]
-        # Objects without leaves have their place as well.
-        stored += [path for path, value in above if not kind_name(value) and refused(value) is None]
-        kept = {path[:n] for path in stored for n in range(1, len(path) + 1)}
-        counts = collections.Counter(name_of(path) for path, _ in above)
-        counts.update(self.leaves.keys())
-        for path, value in above:
-            alike = kind_name(value) and counts[name_of(path)] > 1
-            names_of[path] = name_of(path, quoted=bool(alike))
+    def table(self) -> Table:
+        """The containers of plain data that have some of the chosen leaves, or objects without any."""
+        names = {x.path: name for name, x in self.leaves.items() if x.position is None}
+        above = {x.path[:n] for x in self.chosen.values() for n in range(1, len(x.path) + 1)}
         table: Table = {}
-        for path, value in above:
-            if (kind := kind_name(value)) and path in kept:
-                below = [(key, (*path, key)) for key, _ in entries(value)]
-                table[names_of[path]] = (
-                    kind,
-                    [
-                        (key if isinstance(key, KEYS) else str(key), names_of[child])
-                        for key, child in below
-                        if child in kept
-                    ],
-                )
+
+        def named(path: Path, value: tp.Any, alike: bool) -> str | None:
+            """The name of what is at a path, with an entry of a container; None if nothing is."""
+            if path in names:
+                return names[path] if names[path] in self.chosen else None
+            if (kind := kind_name(value)) is None:
+                return name_of(path) if path in above or refused(value) is None else None
+            name, inside = name_of(path, quoted=alike), list[tuple[tp.Any, str]]()
+            table[name] = kind, inside
+            texts = collections.Counter(str(key) for key, _ in entries(value))
+            for key, child in entries(value):  # both 0 and "0" are keys
+                inner = named((*path, key), child, alike or texts[str(key)] > 1)
+                if inner is not None:
+                    inside.append((key if isinstance(key, KEYS) else str(key), inner))
+            return name if inside else table.pop(name) and None
+
+        for item, value in self.root.items():
+            named((item,), value, False)
         return table
 
     def classes(self) -> dict[str, str]:
@@ -425,32 +405,23 @@ class Contents:
         by_owner: dict[Path, list[Leaf]] = collections.defaultdict(list)
         for name in new:
             by_owner[self.leaves[name].path].append(self.leaves[name])
-        bare: list[tuple[Path, tp.Any]] = []
-        writes = Writes()
+        pairs: list[tuple[Path, tp.Any]] = []
         for path, leaves in by_owner.items():
-            owner = leaves[0].owner
-            if leaves[0].position is None:
-                value = new[leaves[0].name]
-            else:
+            owner, value = leaves[0].owner, new[leaves[0].name]
+            ref = owner.get_raw_value() if isinstance(owner, Variable) else owner
+            if leaves[0].position is not None:
                 parts, treedef = jax.tree.flatten(content(owner))
                 for leaf in leaves:
                     parts[tp.cast(int, leaf.position)] = new[leaf.name]
                 value = treedef.unflatten(parts)
-            if isinstance(owner, Variable) and not owner.ref:
-                note_raw(writes, owner, value)
-            elif isinstance(owner, Variable) or is_ref(owner):
-                ref = owner.get_raw_value() if isinstance(owner, Variable) else owner
-                if ref.dtype != value.dtype:
-                    raise CheckpointError(
-                        f"'{leaves[0].name}' is a reference to {ref.dtype}, which cannot become "
-                        f"{value.dtype}. Nothing was changed. Pass cast=True."
-                    )
-                writes.add_foreign(operator.setitem, ref, ..., value)
-            else:
-                bare.append(((0, *path), value))
-        holder = [self.root]
-        if bare:
-            note_update(writes, holder, FlatState(bare, sort=False))
+            elif is_ref(ref) and ref.dtype != value.dtype:
+                raise CheckpointError(
+                    f"'{leaves[0].name}' is a reference to {ref.dtype}, which cannot become "
+                    f"{value.dtype}. Nothing was changed. Pass cast=True."
+                )
+            pairs.append(((0, *path), value))
+        writes, holder = Writes(), [self.root]
+        note_update(writes, holder, FlatState(pairs, sort=False))
         writes.make()
         (self.root,) = holder
 
@@ -459,8 +430,8 @@ def _is_shared(path: Path, value: tp.Any) -> bool:
     return is_graph_node(value) or is_ref(value)
 
 
-Found: tp.TypeAlias = tuple[Path, tp.Any, Path, int | None, tp.Any]
-"""The path and owner of a leaf, the names below the owner, and the rest of a `Leaf`."""
+Found: tp.TypeAlias = tuple[Path, Path, tp.Any, int | None, tp.Any]
+"""The path of a leaf, also within its owner; that of the owner; and the rest of a `Leaf`."""
 
 
 def _leaves(pairs: tp.Iterable[tuple[Path, tp.Any]]) -> tp.Iterator[Found]:
@@ -468,20 +439,12 @@ def _leaves(pairs: tp.Iterable[tuple[Path, tp.Any]]) -> tp.Iterator[Found]:
         value = content(owner)
         below, treedef = jax.tree_util.tree_flatten_with_path(value)
         if jax.tree_util.treedef_is_leaf(treedef):
-            if (
-                isinstance(owner, Variable)
-                or kind_of(owner) != Kind.OTHER
-                or spec_of(owner) is not None
-            ):
-                yield path, owner, (), None, value
+            known = isinstance(owner, Variable) or spec_of(owner) is not None
+            if known or kind_of(owner) != Kind.OTHER:
+                yield path, path, owner, None, value
             continue
         for position, (keys, part) in enumerate(below):
-            yield path, owner, tuple(map(key_name, keys)), position, part
-
-
-def _plain_name(found: Found) -> str:
-    path, _, keys, _, _ = found
-    return name_of((*path, *keys))
+            yield (*path, *map(key_name, keys)), path, owner, position, part
 
 
 def name_of(path: tp.Iterable[tp.Any], quoted: bool = False) -> str:
@@ -525,16 +488,9 @@ def _plain_leaves(items: dict[str, tp.Any], known: set[Path]) -> tp.Iterator[Fou
         if path in known:
             continue
         if leaf_name(value):
-            yield path, value, (), None, value
+            yield path, path, value, None, value
         elif not kind_name(value) and path not in above and (part := refused(value)) is not None:
-            yield path, value, (), None, _Refused(part)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Refused:
-    """In place of a leaf, a part of plain data that cannot be stored."""
-
-    part: tp.Any
+            yield path, path, value, None, part
 
 
 def _spec_or_problem(value: tp.Any, plain: bool) -> Spec | str:
@@ -550,9 +506,9 @@ def _spec_or_problem(value: tp.Any, plain: bool) -> Spec | str:
         return Spec((), name)
     if (spec := spec_of(value)) is not None:
         return spec
-    kind = type(value.part if isinstance(value, _Refused) else value).__name__
     return (
-        f"is a {kind}, which a checkpoint cannot contain. It stores objects, arrays, random keys, "
-        "numbers, text, bytes, None, and dictionaries, lists and tuples of these. Leave it out by "
-        "`only=`, hold it in a static attribute, or save its content as these (dataclasses.asdict)."
+        f"is a {type(value).__name__}, which a checkpoint cannot contain. It stores objects, arrays, "
+        "random keys, numbers, text, bytes, None, and dictionaries, lists and tuples of these. Leave it "
+        "out by `only=`, hold it in a static attribute, or save its content as these "
+        "(dataclasses.asdict)."
     )

@@ -21,7 +21,7 @@ import jax
 from nnxlite._base.errors import warn_user
 from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._checkpoint import check_options, contents_of, restore
-from nnxlite.checkpoint._matching import Renaming
+from nnxlite.checkpoint._loading import Renaming
 from nnxlite.checkpoint._report import DamagedError, NotFoundError, Report, together
 from nnxlite.filters import Filter
 

@@ -9,24 +9,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import typing as tp
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec, placed, spec_of
-from nnxlite.checkpoint._matching import Matches, Renaming, by_name, compare
-from nnxlite.checkpoint._operations import same_bits
-from nnxlite.checkpoint._report import CheckpointError, MismatchError, Report
-from nnxlite.checkpoint._rules import (
-    Conversion,
-    Entry,
-    Ignore,
-    MappingError,
-    any_matches,
-    conversions,
-)
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, Table, spec_of
+from nnxlite.checkpoint._loading import load_model
+from nnxlite.checkpoint._report import CheckpointError, Report
+from nnxlite.checkpoint._rules import Conversion, Entry, MappingError, conversions, same_bits
 from nnxlite.filters import Filter
 
 _PYTHON = {"Python bool": "bool", "Python int": "int64", "Python float": "float64"}
@@ -99,9 +91,8 @@ class Mapping:
 
         See the example of the class.
         """
-        return load(
-            Arrays(arrays), model, only=only, entries=self.entries, strict=strict, cast=cast
-        )
+        source = Arrays(arrays)
+        return load_model(source, model, only, entries=self.entries, strict=strict, cast=cast)
 
     def export(self, model: tp.Any, *, only: Filter = ...) -> dict[str, tp.Any]:
         """The arrays of a model under their foreign names and in their foreign layout.
@@ -127,30 +118,14 @@ class Mapping:
         }
 
 
-class Source(tp.Protocol):
-    """Where arrays come from: files, or a dictionary."""
-
-    text: str
-    specs: dict[str, Spec]
-
-    def read(self, name: str) -> np.ndarray:
-        """An array, which must be copied if it is to stay; of random keys, their data."""
-        ...
-
-
 class Arrays:
-    """Arrays in memory, by name.
+    """Arrays in memory, a `Source`; CheckpointError for a value that is not an array."""
 
-    Attributes:
-        text: for messages.
-        specs: shape and dtype of each array, by name.
-
-    Raises:
-        CheckpointError: for a value that is not an array.
-    """
+    text = "The dictionary"
+    aliases: dict[str, str] = {}
+    table: Table = {}
 
     def __init__(self, arrays: tp.Mapping[str, tp.Any]) -> None:
-        self.text = "The dictionary"
         self._arrays = dict(_flattened(arrays, ""))
         self.specs: dict[str, Spec] = {}
         for name, array in self._arrays.items():
@@ -159,8 +134,11 @@ class Arrays:
                 raise CheckpointError(f"'{name}' is a {type(array).__name__}, not an array.")
             self.specs[name] = spec
 
-    def read(self, name: str) -> np.ndarray:
-        """An array as NumPy's; of random keys, their data."""
+    def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], np.ndarray]:
+        """See `Source`; of random keys, their data."""
+        return self._read
+
+    def _read(self, name: str) -> np.ndarray:
         array = self._arrays[name]
         return np.asarray(jax.random.key_data(array) if self.specs[name].key_impl else array)
 
@@ -181,57 +159,6 @@ def _as_array(value: tp.Any) -> tp.Any:
         return np.asarray(value)
     except TypeError:  # NumPy has no bfloat16 of its own
         return jnp.from_dlpack(value)
-
-
-def load(
-    source: Source,
-    model: tp.Any,
-    *,
-    only: Filter,
-    entries: tuple[Entry, ...] | None,
-    rename: Renaming | None = None,
-    strict: bool,
-    cast: bool | None,
-) -> Report:
-    """Load what a source has into a model; `entries` are those of a mapping."""
-    contents = Contents(model, only)
-    if entries is None:
-        matches = by_name(source.specs, contents, rename)
-    elif rename is not None:
-        raise ValueError("Pass `mapping` or `rename`, not both: the rules of a mapping rename.")
-    else:
-        made, missing = conversions(entries, contents, strict)
-        used = {name for conversion in made for name in conversion.foreign}
-        ignored = [entry.foreign for entry in entries if isinstance(entry, Ignore)]
-        rest = [n for n in source.specs if n not in used and not any_matches(ignored, n)]
-        matches = Matches(made, missing, rest)
-    reads, report = compare(source.text, source.specs, contents, matches, strict=strict, cast=cast)
-    contents.write(dict(_read(source, reads, report, contents, cast)))
-    return dataclasses.replace(report, values={"model": contents.root})
-
-
-def _read(
-    source: Source,
-    reads: list[tuple[Conversion, list[str]]],
-    report: Report,
-    contents: Contents,
-    cast: bool | None,
-) -> Iterator[tuple[str, tp.Any]]:
-    """The new values by name, one conversion after the other; MismatchError for ties that differ."""
-    restored = set(report.restored)
-    for conversion, names in reads:
-        arrays = [source.read(name) for name in names]
-        for name, array in zip(names, arrays):
-            if conversion.ties and not same_bits(arrays[0], array):
-                raise MismatchError(
-                    f"{source.text} has different values for '{names[0]}' and '{name}', which "
-                    f"{conversion.rule} ties. Nothing was changed. To load only '{names[0]}', leave the "
-                    f"other to Ignore({name!r}).",
-                    report,
-                )
-        for name, array in zip(conversion.ours, conversion.load(arrays)):
-            if name in restored:
-                yield name, placed(array, contents.leaves[name], cast is None)
 
 
 def exported(
@@ -255,10 +182,9 @@ def exported(
     problems = [f"{name}: no rule is for it; add one, or Keep({name!r})." for name in left]
     owners: dict[str, Conversion] = {}
     tied: list[Conversion] = []
-    wanted = (c for c in made if not contents.chosen.keys().isdisjoint(c.ours))
-    for conversion in sorted(
-        wanted, key=lambda c: c.is_tied
-    ):  # what an array belongs to comes first
+    wanted = [c for c in made if not contents.chosen.keys().isdisjoint(c.ours)]
+    wanted.sort(key=lambda c: c.is_tied)  # what an array belongs to comes first
+    for conversion in wanted:
         if conversion.is_tied and conversion.foreign[0] in owners:
             tied.append(conversion)
         else:

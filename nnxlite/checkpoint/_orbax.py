@@ -2,7 +2,7 @@
 
 A folder has two items.  `arrays` is a flat dictionary of arrays by name, which Orbax can also read by
 itself; `nnxlite` is JSON that describes them and the objects they come from: shapes and dtypes,
-numbers and texts themselves, aliases, classes and static settings as text.  Reading executes nothing.
+numbers and texts themselves, aliases and classes.  Reading executes nothing.
 
 Orbax writes into a folder of another name and renames it when it is complete.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import hashlib
 import json
 import typing as tp
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ from nnxlite.distributed import agreed, exchange
 
 ARRAYS, ABOUT = "arrays", "nnxlite"
 FORMAT = 3
-"""Formats 1 and 2, which are read as well, have a checksum for each array."""
+"""Formats 1 and 2 have a checksum for each array, which is not read, and 1 has no plain data."""
 
 if tp.TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -50,69 +50,64 @@ def folder(path: tp.Any) -> epath.Path:
     return epath.Path(path).expanduser().resolve()
 
 
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """The description of a checkpoint.
+# Writing ------------------------------------------------------------------------------------------
 
-    Attributes:
-        specs: shape and dtype of each leaf, by name.
-        values: numbers and texts, by name.
-        aliases, settings, classes: see `Contents`.
-        table: of the containers of plain data; None for one of an earlier version.
-        arrays: all of them, of a tree that Orbax wrote without nnxlite.
-    """
 
-    specs: dict[str, Spec]
-    values: dict[str, tp.Any]
-    aliases: dict[str, str]
-    settings: dict[str, str]
-    classes: dict[str, str]
-    table: Table | None = None
-    arrays: dict[str, tp.Any] | None = None
+class Content(tp.NamedTuple):
+    """What is to be saved: arrays by name, and JSON that describes them."""
 
-    def as_json(self) -> dict[str, tp.Any]:
-        """The description as JSON has it."""
-        leaves: dict[str, tp.Any] = {}
-        for name, spec in self.specs.items():
+    arrays: dict[str, tp.Any]
+    about: dict[str, tp.Any]
+
+    def as_arguments(self) -> ocp.args.Composite:
+        """The same for a manager of Orbax."""
+        args = orbax().args
+        items = {ABOUT: args.JsonSave(self.about)}
+        if self.arrays:  # Orbax refuses an empty item
+            items[ARRAYS] = args.PyTreeSave(self.arrays)
+        return args.Composite(**items)
+
+
+def content_of(contents: Contents) -> Content:
+    """What is to be saved of the chosen leaves; all processes agree that it can be."""
+    arrays: dict[str, tp.Any] = {}
+    leaves: dict[str, tp.Any] = {}
+    same: dict[str, str] = {}  # what each process describes alike
+    mine: list[str] = []  # arrays of which each process has a copy of its own
+    with together("nnx.checkpoint: what is to be saved"):
+        for name, leaf in contents.chosen.items():
+            value, spec = leaf.value, leaf.spec
             leaves[name] = {"dtype": spec.dtype, "shape": list(spec.shape)}
-            if name in self.values:
-                leaves[name]["value"] = _as_json(self.values[name], spec)
-        return {
-            "format": FORMAT,
-            "leaves": leaves,
-            "aliases": self.aliases,
-            "settings": self.settings,
-            "classes": self.classes,
-            "containers": self.table or {},
-        }
-
-    @classmethod
-    def from_json(cls, given: tp.Any, where: tp.Any) -> Stored:
-        """What was stored; CheckpointError for a later format, DamagedError for anything else."""
-        try:
-            if given["format"] > FORMAT:
+            same[name] = str(spec)
+            if isinstance(value, jax.ShapeDtypeStruct):
+                raise CheckpointError(f"'{name}' is abstract: it has no value to save.")
+            if spec.is_python:
+                leaves[name]["value"] = _as_json(value, spec)
+                same[name] += f" {value!r}"
+            if spec.is_python or 0 in spec.shape:
+                continue
+            value = jax.random.key_data(value) if spec.key_impl else value
+            if isinstance(value, jax.Array) and not value.addressable_shards:
                 raise CheckpointError(
-                    f"{where} was written by a later version of nnxlite (format {given['format']}; "
-                    f"this version reads {FORMAT}). Upgrade nnxlite."
+                    f"'{name}' has no shard on this process; a checkpoint needs arrays of which each "
+                    "process has a part. Build its mesh from jax.devices()."
                 )
-            leaves = given["leaves"].items()
-            specs = {name: Spec(tuple(entry["shape"]), entry["dtype"]) for name, entry in leaves}
-            values = {
-                name: _of_json(entry["value"], specs[name])
-                for name, entry in leaves
-                if specs[name].is_python
-            }
-            table = given.get("containers")
-            if table is not None:
-                table = {name: (kind, children) for name, (kind, children) in table.items()}
-            texts = (given[name] for name in ("aliases", "settings", "classes"))
-            return cls(specs, values, *texts, table=table)
-        except CheckpointError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedError(
-                f"{where}: {ABOUT}/metadata is damaged ({type(error).__name__}: {error})."
-            ) from error
+            if not isinstance(value, jax.Array) or value.is_fully_addressable:
+                mine.append(name)
+            elif value.is_fully_replicated:
+                value = np.asarray(value.addressable_data(0))
+            arrays[name] = value if isinstance(value, jax.Array) else np.asarray(value)
+    about = {
+        "format": FORMAT,
+        "leaves": leaves,
+        "aliases": contents.aliases,
+        "settings": {},  # of format 3 at first
+        "classes": contents.classes(),
+        "containers": contents.table(),
+    }
+    if jax.process_count() > 1:
+        check_same_in_all(same, {name: arrays[name] for name in mine})
+    return Content(arrays, about)
 
 
 def _as_json(value: tp.Any, spec: Spec) -> tp.Any:
@@ -135,68 +130,13 @@ def _of_json(value: tp.Any, spec: Spec) -> tp.Any:
             return spec.as_python(value)
 
 
-class Content(tp.NamedTuple):
-    """What is to be saved: arrays by name, and JSON that describes them."""
-
-    arrays: dict[str, tp.Any]
-    about: dict[str, tp.Any]
-
-    def as_arguments(self) -> ocp.args.Composite:
-        """The same for a manager of Orbax."""
-        args = orbax().args
-        items = {ABOUT: args.JsonSave(self.about)}
-        if self.arrays:  # Orbax refuses an empty item
-            items[ARRAYS] = args.PyTreeSave(self.arrays)
-        return args.Composite(**items)
-
-
-def content_of(contents: Contents) -> Content:
-    """What is to be saved of the chosen leaves; all processes agree that it can be."""
-    leaves = contents.chosen
-    arrays: dict[str, tp.Any] = {}
-    several = jax.process_count() > 1
-    mine: list[str] = []  # arrays of which each process has a copy of its own
-    with together("nnx.checkpoint: what is to be saved"):
-        for name, leaf in leaves.items():
-            if isinstance(leaf.value, jax.ShapeDtypeStruct):
-                raise CheckpointError(f"'{name}' is abstract: it has no value to save.")
-            if leaf.spec.is_python or 0 in leaf.spec.shape:
-                continue
-            value = jax.random.key_data(leaf.value) if leaf.spec.key_impl else leaf.value
-            if isinstance(value, jax.Array) and not value.addressable_shards:
-                raise CheckpointError(
-                    f"'{name}' has no shard on this process; a checkpoint needs arrays of which each "
-                    "process has a part. Build its mesh from jax.devices()."
-                )
-            if not isinstance(value, jax.Array) or value.is_fully_addressable:
-                mine.append(name)
-            elif value.is_fully_replicated:
-                value = np.asarray(value.addressable_data(0))
-            arrays[name] = value if isinstance(value, jax.Array) else np.asarray(value)
-    stored = Stored(
-        {name: leaf.spec for name, leaf in leaves.items()},
-        {name: leaf.value for name, leaf in leaves.items() if leaf.spec.is_python},
-        contents.aliases,
-        contents.settings(),
-        contents.classes(),
-        contents.table(leaves),
-    )
-    if several:
-        check_same_in_all(stored, {name: arrays[name] for name in mine})
-    return Content(arrays, stored.as_json())
-
-
-def check_same_in_all(stored: Stored, mine: tp.Mapping[str, tp.Any]) -> None:
+def check_same_in_all(parts: dict[str, str], mine: tp.Mapping[str, tp.Any]) -> None:
     """Raise CheckpointError where the processes have different things to save; they exchange one hash.
 
     Args:
-        stored: the description of what this process saves.
+        parts: a description of each leaf that this process saves, by name.
         mine: arrays that are on no mesh of all processes, so that each has a copy of its own.
     """
-    parts = {
-        name: f"{spec} {stored.values[name]!r}" if name in stored.values else str(spec)
-        for name, spec in stored.specs.items()
-    }
     for name, array in mine.items():
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         parts[name] += f" of hash {hashlib.sha256(content.data).hexdigest()[:16]}"
@@ -301,17 +241,24 @@ def not_written(folder: epath.Path, error: Exception) -> CheckpointError:
     )
 
 
+# Reading ------------------------------------------------------------------------------------------
+
+
 def complete_steps(path: epath.Path) -> list[int]:
     """The steps in the folder of a manager whose checkpoints are complete, in ascending order."""
     return sorted(found.step for found in orbax().path.step.standard_name_format().find_all(path))
 
 
-def _json(path: epath.Path) -> tp.Any:
-    return json.loads(path.read_text())
+class Folder:
+    """A checkpoint: what a folder contains, without its arrays, which `open` reads.
 
-
-def read_stored(path: epath.Path, items: tp.Collection[str] = ()) -> Stored:
-    """The description of the checkpoint in a folder.
+    Attributes:
+        path: of the folder.
+        text: what it is, for messages.
+        specs: shape and dtype of each leaf, by name.
+        values: numbers and texts, by name.
+        aliases, classes: see `Contents`.
+        table: of the containers of plain data.
 
     Args:
         path: of the folder.
@@ -320,40 +267,145 @@ def read_stored(path: epath.Path, items: tp.Collection[str] = ()) -> Stored:
     Raises:
         NotFoundError: if there is none; the message says what is there instead.
         DamagedError: where it cannot be read.
+        CheckpointError: for a later format.
     """
-    about = path / ABOUT / "metadata"
-    if not about.exists():
-        if (path / "_METADATA").exists():
-            return _stored_tree(path, items)
-        raise NotFoundError(f"No checkpoint at {path}: {_what_is(path)}.")
+
+    def __init__(self, path: epath.Path, items: tp.Collection[str] = ()) -> None:
+        self.path = path
+        self.specs: dict[str, Spec] = {}
+        self.values: dict[str, tp.Any] = {}
+        self.aliases: dict[str, str] = {}
+        self.classes: dict[str, str] = {}
+        self.table: Table = {}
+        self._arrays: dict[str, tp.Any] | None = None  # all of them, of a tree that Orbax wrote
+        about = path / ABOUT / "metadata"
+        if about.exists():
+            try:
+                self._describe(json.loads(about.read_text()))
+            except CheckpointError:
+                raise
+            except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+                raise DamagedError(
+                    f"{path}: {ABOUT}/metadata is damaged ({type(error).__name__}: {error})."
+                ) from error
+        elif (path / "_METADATA").exists():
+            self._arrays = _read_tree(path, items)
+            self.specs = {name: Spec(x.shape, x.dtype.name) for name, x in self._arrays.items()}
+        else:
+            raise NotFoundError(f"No checkpoint at {path}: {_what_is(path)}.")
+        self.text = f"The checkpoint {path} (of {', '.join(items_of(self.specs))})"
+
+    def _describe(self, given: tp.Any) -> None:
+        if given["format"] > FORMAT:
+            raise CheckpointError(
+                f"{self.path} was written by a later version of nnxlite (format {given['format']}; "
+                f"this version reads {FORMAT}). Upgrade nnxlite."
+            )
+        for name, entry in given["leaves"].items():
+            self.specs[name] = spec = Spec(tuple(entry["shape"]), entry["dtype"])
+            if spec.is_python:
+                self.values[name] = _of_json(entry["value"], spec)
+        self.aliases, self.classes = given["aliases"], given["classes"]
+        tables = given.get("containers", {}).items()
+        self.table = {name: (kind, children) for name, (kind, children) in tables}
+
+    def with_keys(self, contents: Contents) -> tp.Self:
+        """The same, with random keys in place of their data, which Orbax does not tell apart."""
+        for name in self._arrays or ():
+            leaf, data = contents.leaves.get(name), self.specs[name]
+            form = leaf.spec.shape if leaf is not None and leaf.spec.key_impl else None
+            if leaf is not None and data.dtype == "uint32" and data.shape[:-1] == form:
+                self.specs[name] = leaf.spec
+        return self
+
+    def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], tp.Any]:
+        """Read some of the leaves, in the dtypes that they were stored in.
+
+        Args:
+            wanted: their names, each with a sharding, or None for a NumPy array.
+
+        Returns:
+            A function from a name to its value. It raises DamagedError, naming an array, for one that is
+            not what the description says.
+        """
+        ocp = orbax()
+        args: dict[str, tp.Any] = {}
+        several = jax.process_count() > 1
+        for name, sharding in wanted.items():
+            spec = self.specs[name]
+            if spec.is_python or 0 in spec.shape:
+                continue
+            whole = sharding is None or (several and sharding.is_fully_addressable)
+            if whole or spec.key_impl or jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
+                args[name] = ocp.RestoreArgs(restore_type=np.ndarray)
+            else:
+                args[name] = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=spec.shape)
+        arrays = self._arrays or {}
+        if args and self._arrays is None:
+            item = dict.fromkeys(args, 0)
+            partial = ocp.args.PyTreeRestore(item, restore_args=args, partial_restore=True)
+            arrays = _read(self.path, self.path / ARRAYS, lambda _: partial)
+        return lambda name: self._checked(name, arrays.get(name))
+
+    def _checked(self, name: str, array: tp.Any) -> tp.Any:
+        """One leaf as it was stored; DamagedError where it is not what the description says."""
+        spec = self.specs[name]
+        if spec.is_python:
+            return self.values[name]
+        if 0 in spec.shape:
+            return np.zeros(spec.shape, jax.numpy.dtype(spec.dtype))
+        if not hasattr(array, "dtype"):  # Orbax leaves what it was given where it found nothing
+            array = None
+        form = (spec.shape, jax.numpy.dtype(spec.dtype)) if not spec.key_impl else None
+        if array is None or (form and (array.shape, array.dtype) != form):
+            got = "" if array is None else f" ({array.dtype}{list(array.shape)}, saved as {spec})"
+            raise DamagedError(f"{self.path} is damaged: '{name}' is not what was saved{got}.")
+        if spec.key_impl and array.dtype == np.uint32:
+            return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=spec.key_impl)
+        return array
+
+
+def _read(path: epath.Path, item: epath.Path, args: Callable[[tp.Any], tp.Any]) -> tp.Any:
+    """The tree of arrays in a folder of Orbax; DamagedError for whatever TensorStore or Orbax says.
+
+    Not by a Checkpointer: it would wait for other processes, which may have failed.
+
+    Args:
+        path: of the checkpoint.
+        item: the folder.
+        args: what to read, made with the handler that reads.
+    """
     try:
-        given = _json(about)
-    except (ValueError, OSError) as error:
-        raise DamagedError(f"{path}: {ABOUT}/metadata is damaged: {error}.") from error
-    return Stored.from_json(given, path)
+        with contextlib.closing(orbax().PyTreeCheckpointHandler()) as handler:
+            return handler.restore(item, args=args(handler))
+    except Exception as error:
+        raise DamagedError(
+            f"{path} is damaged or cannot be read: {str(error).splitlines()[0][:300]}"
+        ) from error
 
 
-def _stored_tree(path: epath.Path, items: tp.Collection[str]) -> Stored:
-    """A pytree that Orbax wrote without nnxlite, such as a State of Flax, all of which is read."""
+def _read_tree(path: epath.Path, items: tp.Collection[str]) -> dict[str, tp.Any]:
+    """The arrays of a pytree that Orbax wrote without nnxlite, such as a State of Flax, by name."""
     if len(items) > 1:
         raise CheckpointError(
             f"{path} was written by Orbax without nnxlite.checkpoint, as one tree: restore one item of "
             f"it, not {', '.join(items)}."
         )
-    ocp = orbax()
-    try:
-        with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-            as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
-            whole = jax.tree.map(lambda _: as_numpy, handler.metadata(path).tree)
-            tree = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=whole))
-    except Exception as error:
-        raise DamagedError(f"{path}/_METADATA cannot be read: {error}") from error
-    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    as_numpy = orbax().RestoreArgs(restore_type=np.ndarray)
+
+    def whole(handler: tp.Any) -> tp.Any:
+        args = jax.tree.map(lambda _: as_numpy, handler.metadata(path).tree)
+        return orbax().args.PyTreeRestore(restore_args=args)
+
+    pairs = jax.tree_util.tree_leaves_with_path(_read(path, path, whole))
     arrays = {tuple(map(key_name, keys)): leaf for keys, leaf in pairs if hasattr(leaf, "shape")}
     boxed = all(keys[-1] in ("value", "raw_value") for keys in arrays)  # Variables of Flax
-    named = {name_of([*items, *keys[: -1 if boxed else None]]): x for keys, x in arrays.items()}
-    specs = {name: Spec(x.shape, x.dtype.name) for name, x in named.items()}
-    return Stored(specs, {}, {}, {}, {}, arrays=named)
+    return {name_of([*items, *keys[: -1 if boxed else None]]): x for keys, x in arrays.items()}
+
+
+def items_of(names: tp.Iterable[str]) -> list[str]:
+    """The first parts of names."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in names))
 
 
 def _what_is(path: epath.Path) -> str:
@@ -371,61 +423,3 @@ def _what_is(path: epath.Path) -> str:
         shown = ", ".join(sorted(steps, key=int)[-3:])
         return f"it is a folder of several (steps {shown}): open it with nnx.checkpoint.Manager"
     return f"the folder contains {', '.join(names[:5])}" if names else "the folder is empty"
-
-
-def read_arrays(
-    path: epath.Path, stored: Stored, wanted: tp.Mapping[str, tp.Any]
-) -> dict[str, tp.Any]:
-    """Some of the arrays, in the dtypes that they were stored in.
-
-    Args:
-        path: of the checkpoint.
-        stored: its description.
-        wanted: stored names, each with a sharding, or None for a NumPy array.
-
-    Raises DamagedError naming an array that cannot be read, or is not what the description says.
-    """
-    ocp = orbax()
-    args: dict[str, tp.Any] = {}
-    several = jax.process_count() > 1
-    for name, sharding in wanted.items():
-        spec = stored.specs[name]
-        if spec.is_python or 0 in spec.shape:
-            continue
-        whole = sharding is None or (several and sharding.is_fully_addressable)
-        if whole or spec.key_impl or jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
-            args[name] = ocp.RestoreArgs(restore_type=np.ndarray)
-        else:
-            args[name] = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=spec.shape)
-    arrays = dict(stored.arrays or {})
-    if args and stored.arrays is None:
-        item = dict.fromkeys(args, 0)
-        try:
-            # Not by a Checkpointer: it would wait for other processes, which may have failed.
-            with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-                partial = ocp.args.PyTreeRestore(item, restore_args=args, partial_restore=True)
-                arrays = handler.restore(path / ARRAYS, args=partial)
-        except Exception as error:  # of TensorStore, JSON, Orbax
-            raise DamagedError(
-                f"{path} is damaged or cannot be read: {str(error).splitlines()[0][:300]}"
-            ) from error
-    return {name: _checked(path, name, stored, arrays) for name in wanted}
-
-
-def _checked(path: epath.Path, name: str, stored: Stored, arrays: dict[str, tp.Any]) -> tp.Any:
-    """One leaf as it was stored; DamagedError where it is not what the description says."""
-    spec = stored.specs[name]
-    if spec.is_python:
-        return stored.values[name]
-    if 0 in spec.shape:
-        return np.zeros(spec.shape, jax.numpy.dtype(spec.dtype))
-    array = arrays.get(name)
-    if not hasattr(array, "dtype"):  # Orbax leaves what it was given where it found nothing
-        array = None
-    form = (spec.shape, jax.numpy.dtype(spec.dtype)) if not spec.key_impl else None
-    if array is None or (form and (array.shape, array.dtype) != form):
-        got = "" if array is None else f" ({array.dtype}{list(array.shape)}, saved as {spec})"
-        raise DamagedError(f"{path} is damaged: '{name}' is not what was saved{got}.")
-    if spec.key_impl and array.dtype == np.uint32:
-        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=spec.key_impl)
-    return array

@@ -52,8 +52,6 @@ class Report:
             value for what cannot be changed, such as a number, text or a frozen module. Others are as
             `nnx.checkpoint.values` gives them.
         foreign: with a `Mapping`, the foreign name that was looked for in place of one that is missing.
-        settings: static attributes that are stored as another text, such as `deterministic` or `rate`;
-            `frozen` says that a Variable is. The objects keep their own.
 
     >>> from nnxlite.checkpoint import Report
     >>> report = Report("weights", ("a.kernel",), missing=("a.bias",), unexpected=("a.biases",),
@@ -77,7 +75,6 @@ class Report:
     step: int | None = None
     values: tp.Mapping[str, tp.Any] = dataclasses.field(default_factory=dict)
     foreign: tp.Mapping[str, str] = dataclasses.field(default_factory=dict)
-    settings: tuple[Mismatch, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -115,9 +112,6 @@ class Report:
         lines += self.problems()
         if self.cast:
             lines.append(_line("cast", self.cast))
-        if self.settings:
-            kept = [f"{m.name}: stored {m.stored}, kept {m.wanted}" for m in self.settings]
-            lines.append(_line("other settings", kept))
         if self.renamed:
             lines.append(_line("renamed", [f"{old} to {new}" for old, new in self.renamed]))
         return "\n".join(lines)

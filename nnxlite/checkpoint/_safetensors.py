@@ -18,7 +18,7 @@ import os
 import re
 import struct
 import typing as tp
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -26,8 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import importing
-from nnxlite.checkpoint._contents import Spec
-from nnxlite.checkpoint._mapping import Mapping, exported, load
+from nnxlite.checkpoint._contents import Spec, Table
+from nnxlite.checkpoint._loading import load_model
+from nnxlite.checkpoint._mapping import Mapping, exported
 from nnxlite.checkpoint._report import CheckpointError, DamagedError, NotFoundError, Report
 from nnxlite.filters import Filter
 
@@ -172,27 +173,18 @@ def load_safetensors(
     unexpected, 1: bias
     """
     entries = None if mapping is None else mapping.entries
-    return load(
-        Files(path), model, only=only, entries=entries, rename=rename, strict=strict, cast=cast
-    )
+    options = {"entries": entries, "rename": rename, "strict": strict, "cast": cast}
+    return load_model(Files(path), model, only, **options)
 
 
-class Stored(tp.NamedTuple):
-    """An array in a file; of random keys, `shape` is that of their data."""
-
-    path: Path
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
-    spec: Spec
+Stored: tp.TypeAlias = tuple[Path, int, Spec]
+"""An array in a file, with the position where it begins."""
 
 
 class Files:
     """The arrays of a safetensors file, a folder with one, an index and its files, or a repository.
 
-    Attributes:
-        text: the path, for messages.
-        specs: shape and dtype of each array, by name.
+    It is a `Source`.
 
     Raises:
         NotFoundError: if there is nothing at the path, or a file of the index is missing.
@@ -200,16 +192,23 @@ class Files:
         ImportError: without the package `safetensors`.
     """
 
+    aliases: dict[str, str] = {}
+    table: Table = {}
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         name = os.fspath(path)
         found = located(_downloaded(name) if name.startswith(HUB) else Path(name))
         self.text = str(found)
         self._stored = indexed(found) if found.name.endswith(".json") else stored_in(found)
-        self.specs = {name: stored.spec for name, stored in self._stored.items()}
+        self.specs = {name: spec for name, (_, _, spec) in self._stored.items()}
 
-    def read(self, name: str) -> np.ndarray:
-        """An array, mapped from its file; copy what outlives it."""
-        path, offset, shape, dtype, _ = self._stored[name]
+    def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], np.ndarray]:
+        """See `Source`; an array is mapped from its file when it is asked for."""
+        return self._read
+
+    def _read(self, name: str) -> np.ndarray:
+        path, offset, spec = self._stored[name]
+        dtype, shape = spec.raw
         if math.prod(shape) == 0:
             return np.empty(shape, jnp.dtype(dtype))
         return np.memmap(path, jnp.dtype(dtype), "r", offset, shape)
@@ -266,9 +265,8 @@ def stored_in(path: Path) -> dict[str, Stored]:
             (length,) = struct.unpack("<Q", start)
             header = json.loads(file.read(length))
         except (SafetensorError, OSError, ValueError) as error:
-            remedy = (
-                f" {PICKLES}" if start[:1] in (b"\x80", b"P") else ""
-            )  # or a zip archive of some
+            pickled = start[:1] in (b"\x80", b"P")  # or a zip archive of some
+            remedy = f" {PICKLES}" if pickled else ""
             raise DamagedError(
                 f"{path} is not a safetensors file, or only a part of one: {error}.{remedy}"
             ) from error
@@ -282,7 +280,7 @@ def stored_in(path: Path) -> dict[str, Stored]:
                 f"are {', '.join(_DTYPES)}."
             )
         spec = Spec(shape[:-1], f"key<{impls[name]}>") if name in impls else Spec(shape, dtype)
-        found[name] = Stored(path, 8 + length + entry["data_offsets"][0], shape, dtype, spec)
+        found[name] = path, 8 + length + entry["data_offsets"][0], spec
     return found
 
 
@@ -329,26 +327,31 @@ def write(
     stem = path.name.removesuffix(SUFFIX)
     index = path.with_name(stem + INDEX)
     shards = _shards(specs, max_shard_bytes)
-    if len(shards) == 1:
-        _replace(path, lambda file: _write_arrays(file, specs, arrays, metadata))
-        index.unlink(missing_ok=True)
-        _remove_shards(path.parent, stem)
-        return
-    names = _free_names(path.parent, stem, len(shards))
+    several = len(shards) > 1
+    files = _free_paths(path.parent, stem, len(shards)) if several else [path]
     try:
-        for name, some in zip(names, shards):
-            file = path.with_name(name)
+        for file, some in zip(files, shards):
             _replace(file, lambda file, some=some: _write_arrays(file, some, arrays, metadata))
-        weight_map = {name: file for file, some in zip(names, shards) for name in some}
-        total = sum(map(_size, specs.values()))
-        text = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        _replace(index, lambda file: file.write_text(json.dumps(text, indent=2) + "\n"))
+        if several:
+            names = {name: file.name for file, some in zip(files, shards) for name in some}
+            total = sum(spec.nbytes for spec in specs.values())
+            text = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
+            _replace(index, lambda file: file.write_text(json.dumps(text, indent=2) + "\n"))
     except Exception:  # the next save removes what an interrupted one leaves
-        for name in names:
-            path.with_name(name).unlink(missing_ok=True)
+        for file in files if several else ():
+            file.unlink(missing_ok=True)
         raise
-    path.unlink(missing_ok=True)
-    _remove_shards(path.parent, stem, but=names)
+    (path if several else index).unlink(missing_ok=True)
+    for left in path.parent.iterdir():
+        if left not in files and re.fullmatch(_LEFT.format(re.escape(stem)), left.name):
+            left.unlink(missing_ok=True)
+
+
+_LEFT = (
+    r"{0}-\d{{5}}-of-\d{{5}}(-r\d+)?\.safetensors"
+    r"|\.{0}(-\d{{5}}-of-.*)?\.safetensors(\.index\.json)?(\.\w{{8}})?\.tmp"
+)
+"""Names of the files of an earlier checkpoint of a name, and of interrupted saves."""
 
 
 def _replace(path: Path, write: tp.Callable[[Path], tp.Any]) -> None:
@@ -378,27 +381,14 @@ def _write_arrays(
     save_file({name: np.array(x, order="C", copy=None) for name, x in some}, file, texts)
 
 
-def raw_form(spec: Spec) -> tuple[str, tuple[int, ...]]:
-    """The dtype and shape in which something is written; random keys as their data."""
-    if spec.key_impl:
-        data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=spec.key_impl)))
-        return data.dtype.name, (*spec.shape, *data.shape)
-    return spec.dtype, spec.shape
-
-
 def check_specs(specs: tp.Mapping[str, Spec]) -> None:
     """Raise CheckpointError for what safetensors files cannot contain."""
     for name, spec in specs.items():
-        if raw_form(spec)[0] not in CODES:
+        if spec.raw[0] not in CODES:
             raise CheckpointError(
                 f"'{name}' is {spec}; safetensors files have arrays of {', '.join(CODES)}. Cast it, or "
                 "leave it out by `only=`."
             )
-
-
-def _size(spec: Spec) -> int:
-    dtype, shape = raw_form(spec)
-    return math.prod(shape) * jnp.dtype(dtype).itemsize
 
 
 def _shards(specs: dict[str, Spec], limit: int | None) -> list[dict[str, Spec]]:
@@ -406,30 +396,19 @@ def _shards(specs: dict[str, Spec], limit: int | None) -> list[dict[str, Spec]]:
     shards: list[dict[str, Spec]] = [{}]
     size = 0
     for name, spec in specs.items():
-        if limit is not None and shards[-1] and size + _size(spec) > limit:
+        if limit is not None and shards[-1] and size + spec.nbytes > limit:
             shards.append({})
             size = 0
         shards[-1][name] = spec
-        size += _size(spec)
+        size += spec.nbytes
     return shards
 
 
-def _free_names(folder: Path, stem: str, count: int) -> list[str]:
-    """Names of files that do not exist yet: `model-00001-of-00003.safetensors`, ..."""
+def _free_paths(folder: Path, stem: str, count: int) -> list[Path]:
+    """Paths of files that do not exist yet: `model-00001-of-00003.safetensors`, ..."""
     for attempt in itertools.count(1):
         again = f"-r{attempt}" if attempt > 1 else ""
         names = [f"{stem}-{i + 1:05}-of-{count:05}{again}{SUFFIX}" for i in range(count)]
         if not any((folder / name).exists() for name in names):
-            return names
+            return [folder / name for name in names]
     raise AssertionError
-
-
-def _remove_shards(folder: Path, stem: str, but: Iterable[str] = ()) -> None:
-    """Remove the files of an earlier checkpoint of this name, and of interrupted saves."""
-    ours = re.compile(
-        rf"{re.escape(stem)}-\d{{5}}-of-\d{{5}}(-r\d+)?{re.escape(SUFFIX)}"
-        rf"|\.{re.escape(stem)}(-\d{{5}}-of-.*)?{re.escape(SUFFIX)}(\.index\.json)?(\.\w{{8}})?\.tmp"
-    )
-    for path in folder.iterdir():
-        if path.name not in but and ours.fullmatch(path.name):
-            path.unlink(missing_ok=True)

@@ -58,39 +58,38 @@ class Setup(tp.NamedTuple):
     max_length: int
     use_cache: bool | None
     chunk: int  # how many positions of the prompt are read at once
-    keep: bool = False  # whether the cache is returned
+    keep: bool  # whether the cache is returned
+    beams: int  # how many rows each prompt has in a search; 0 without one
 
 
 _made: contextvars.ContextVar[list[bool] | None] = contextvars.ContextVar("_made", default=None)
 
 
-@contextlib.contextmanager
-def noting_programs() -> Iterator[list[bool]]:
-    """A list to which each program that is traced in this block adds whether it uses a cache."""
-    made: list[bool] = []
-    token = _made.set(made)
-    try:
-        yield made
-    finally:
-        _made.reset(token)
-
-
 def note_program(*, uses_cache: bool) -> None:
-    """Add a program that is traced to the lists of those that note them."""
+    """Add a program that is traced to the list of the block that checks it."""
     made = _made.get()
     if made is not None:
         made.append(uses_cache)
 
 
-def check_causal(model: tp.Any, prompt: tp.Any, setup: Setup, made: list[bool]) -> None:
-    """Warn where new programs do not give the logits of a call on a whole sequence."""
+@contextlib.contextmanager
+def checking(model: tp.Any, prompt: tp.Any, setup: Setup) -> Iterator[None]:
+    """Warn at the end of a block that traced a program, if it gives other logits than a single call."""
+    made: list[bool] = []
+    token = _made.set(made)
+    try:
+        yield
+    finally:
+        _made.reset(token)
     if not made or isinstance(prompt, Tracer):
         return
     length = min(PROBE, setup.max_length - 1)
     tokens = np.tile(np.array([0, 1], np.int32), (len(prompt), PROBE))[:, :length]
     try:
         tokens[:, :1] = np.asarray(prompt[:, :1])
-        wrong = bool(_differs(model, jnp.asarray(tokens), setup._replace(use_cache=made[0])))
+        wrong = bool(
+            _differs(model, jnp.asarray(tokens), setup._replace(use_cache=made[0], beams=0))
+        )
     except Exception:  # a call of this length is more than the model has to support
         return
     if wrong:
@@ -114,11 +113,11 @@ def _differs_in_a_call(model: tp.Any, tokens: jax.Array, setup: Setup) -> jax.Ar
         tokens = jnp.pad(tokens, ((0, 0), (0, after)))
     logits = decoder(decoder.cache, tokens, 0)[0][:, :length]
     epsilon = jnp.finfo(logits.dtype).eps if jnp.issubdtype(logits.dtype, jnp.floating) else 0
-    alone, logits = alone.astype(jnp.float32), logits.astype(jnp.float32)
-    finite = jnp.isfinite(alone) & jnp.isfinite(logits)
-    largest = jnp.where(finite, jnp.abs(alone), 0).max()
-    difference = jnp.where(finite, jnp.abs(alone - logits), 0).max()
-    return difference > max(TOLERANCE, 64 * float(epsilon)) * largest
+    alone, logits = (
+        jnp.nan_to_num(x.astype(jnp.float32), posinf=0, neginf=0) for x in (alone, logits)
+    )
+    largest = jnp.abs(alone).max()
+    return jnp.abs(alone - logits).max() > max(TOLERANCE, 64 * float(epsilon)) * largest
 
 
 class Decoder:
@@ -195,9 +194,8 @@ class Decoder:
 
         An abstract call shows that dtype.
         """
-        if not any(
-            layer.dtype is None and _is_narrow(layer.cached_key) for layer in _cached(model)
-        ):
+        narrow = (x.dtype is None and x.cached_key.dtype.itemsize < 4 for x in _cached(model))
+        if not any(narrow):
             return
         seen: dict[int, tp.Any] = {}
 
@@ -227,14 +225,10 @@ class Decoder:
         return logits[:, 0], cache
 
 
-def _cached(model: tp.Any) -> list[MultiHeadAttention]:
+def _cached(model: tp.Any) -> list[tp.Any]:
     """The attention layers of a model that have a cache."""
     layers = [x for _, x in iter_graph(model) if isinstance(x, MultiHeadAttention)]
     return [layer for layer in layers if layer.cached_key is not None]
-
-
-def _is_narrow(cache: Cache[jax.Array] | None) -> bool:
-    return cache is not None and cache.dtype.itemsize < 4
 
 
 def _noting(fun: tp.Callable[..., tp.Any], seen: dict[int, tp.Any], index: int) -> tp.Any:

@@ -1,16 +1,7 @@
-"""`generate`: new tokens after a prompt, in one compiled loop.
+"""`generate`, `generate_stream`, `beam_search`: new tokens after a prompt, in one compiled loop.
 
 What a model has to do: called with tokens (batch, length), return logits (batch, length, vocabulary)
-for the token after each of them.  `_decoder.py` says how it runs.
-
-All rows are always at the same position: at each step of the loop, a row with prompt tokens left takes
-the next of them, and any other row the token that was sampled.  So rows of different lengths need
-neither masks nor shifted positions, and are independent of each other.  The positions that are prompt in
-every row are read in a few large steps before the loop begins.
-
-A conversation goes on as a call on all of it would, but begins at the first position whose token some
-row has not read.  Rows that had ended before have read padding since: an attention cache goes back to
-that position, since entries after its index do not count; with any other cache all is read again.
+for the token after each of them.  `_decoder.py` says how it runs, `_loop.py` what is compiled.
 
 Nothing is written to the model: caches belong to a view of it that exists while it is traced.
 """
@@ -24,52 +15,20 @@ from collections.abc import Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.core import Tracer
 
 from nnxlite._base.errors import short_type
-from nnxlite.decoding._decoder import (
-    BY_POSITION,
-    Decoder,
-    Setup,
-    check_causal,
-    note_program,
-    noting_programs,
-)
+from nnxlite.decoding._decoder import Setup, checking
+from nnxlite.decoding._loop import Conversation, Request, continued, started, whole
 from nnxlite.decoding.sampling import Sampler, SamplerFn, greedy
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs import Rngs, RngStream
-from nnxlite.transforms._jit import jit
 
 Prompt = jax.Array | np.ndarray | Sequence[int] | Sequence[Sequence[int]]
 """Tokens (length,) or (batch, length), or a list of lists of different lengths."""
 
 CHUNK = 16
 """Positions of a prompt that are read at once where rows have different lengths."""
-
-
-class Conversation(tp.NamedTuple):
-    """The tokens that a model has read, for `generate(..., cache=...)` to continue.
-
-    Args:
-        leaves: the arrays of the model's cache.
-        tokens: prompts and new tokens, (batch, max_length) int32.
-        lengths: how many tokens there are in each row, (batch,) int32.
-        read: how many positions the cache has read, () int32.
-
-    >>> import nnxlite as nnx
-    >>> class Next(nnx.Module):
-    ...     def __call__(self, tokens):
-    ...         return nnx.one_hot(tokens + 1, 10)
-    >>> first = nnx.generate(Next(), [3, 4], 2, cache=True)
-    >>> first.cache.tokens.tolist(), nnx.generate(Next(), [1], 2, cache=first.cache).lists()
-    ([[3, 4, 5, 6]], [2, 3])
-    """
-
-    leaves: list[jax.Array]
-    tokens: jax.Array
-    lengths: jax.Array
-    read: jax.Array
 
 
 class Generated(tp.NamedTuple):
@@ -97,34 +56,33 @@ class Generated(tp.NamedTuple):
         return cut(np.asarray(self.tokens), np.asarray(self.lengths))
 
 
+class Beams(tp.NamedTuple):
+    """The result of `beam_search`: arrays for a batch, without their first axis for a single prompt.
+
+    Args:
+        tokens: new tokens, (batch, beams, max_new) int32, best first; padding after the last one.
+        lengths: how many there are, (batch, beams) int32, a stop token among them.
+        scores: the sum of log probabilities, over `length ** length_penalty`, (batch, beams) float32.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.Beams(jnp.array([[5, 2, 0]]), jnp.array([2]), jnp.array([-0.5])).lists()
+    [[5, 2]]
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    scores: jax.Array
+
+    def lists(self) -> list[tp.Any]:
+        """The new tokens as lists: one for each beam, in a list for each prompt of a batch."""
+        return cut(np.asarray(self.tokens), np.asarray(self.lengths))
+
+
 def cut(tokens: np.ndarray, lengths: np.ndarray) -> list[tp.Any]:
     """Each row of some tokens up to its length, as nested lists."""
     if tokens.ndim == 1:
         return tokens[: int(lengths)].tolist()
     return [cut(row, length) for row, length in zip(tokens, lengths, strict=True)]
-
-
-class Request(tp.NamedTuple):
-    """The arrays of a call."""
-
-    prompt: tp.Any  # (batch, length)
-    lengths: tp.Any  # (batch,)
-    sampler: tp.Any  # a pytree that can be called
-    keys: jax.Array | None  # (batch,)
-    stop: tp.Any  # (number of stop tokens,)
-    pad: tp.Any
-    before: Conversation | None = None  # whose tokens the prompt begins with
-
-
-class Progress(tp.NamedTuple):
-    """How far a call is."""
-
-    position: jax.Array  # of the token that the model gets next
-    tokens: jax.Array  # (batch, max_length)
-    counts: jax.Array  # (batch,), of new tokens
-    done: jax.Array  # (batch,)
-    nan_at: jax.Array  # the position whose logits have a NaN; -1 if there is none
-    log_probs: jax.Array  # (batch, max_length), of the new tokens
 
 
 def generate(
@@ -199,26 +157,11 @@ def generate(
     >>> nnx.generate(Next(), [[3, 4], [1]], 4, stop=7).lists()
     [[5, 6, 7], [2, 3, 4, 5]]
     """
-    setup, request, single = prepare(
-        "generate",
-        model,
-        prompt,
-        max_new,
-        sampler,
-        rngs,
-        stop,
-        pad,
-        lengths,
-        max_length,
-        use_cache,
-        cache,
-    )
-    with noting_programs() as made:
-        found, nan_at = _whole(model, request, setup)
-    check_finite(model, nan_at, setup)
-    check_causal(model, request.prompt, setup, made)
-    *arrays, after = found
-    return Generated(*(x[0] if single else x for x in arrays), cache=after)
+    setup, request, single = prepare("generate", **locals())
+    with checking(model, request.prompt, setup):
+        *found, after, nan_at = whole(model, request, setup)
+        check_finite(model, nan_at, setup)
+    return Generated(*(x[0] if single else x for x in found), cache=after)
 
 
 def generate_stream(
@@ -264,11 +207,7 @@ def generate_stream(
     >>> list(nnx.generate_stream(Next(), [3, 4], 5, chunk=2))
     [[5, 6], [7, 8], [9]]
     """
-    setup, request, single = prepare(
-        "generate_stream",
-        *(model, prompt, max_new, sampler, rngs, stop, 0, lengths, max_length, use_cache),
-    )
-    chunk = whole_number("generate_stream", "chunk", chunk)
+    setup, request, single = prepare("generate_stream", **locals())
     if isinstance(request.prompt, Tracer) or isinstance(request.lengths, Tracer):
         raise ValueError(
             "generate_stream hands tokens to Python, which a function under a transform cannot do. "
@@ -280,12 +219,11 @@ def generate_stream(
 def _chunks(
     model: tp.Any, request: Request, setup: Setup, chunk: int, single: bool
 ) -> Iterator[list[tp.Any]]:
-    with noting_programs() as made:
-        cache, progress = _started(model, request, setup)
-    check_causal(model, request.prompt, setup, made)
+    with checking(model, request.prompt, setup):
+        cache, progress = started(model, request, setup)
     starts, seen = np.asarray(request.lengths), np.zeros(len(request.lengths), int)
     while not np.asarray(progress.done).all():
-        cache, progress = _continued(model, cache, progress, request, chunk, setup)
+        cache, progress = continued(model, cache, progress, request, chunk, setup)
         check_finite(model, progress.nan_at, setup)
         tokens, counts = np.asarray(progress.tokens), np.asarray(progress.counts)
         rows = [row[n + a : n + b] for row, n, a, b in zip(tokens, starts, seen, counts)]
@@ -293,6 +231,59 @@ def _chunks(
         if any(len(row) for row in rows):
             new = [row.tolist() for row in rows]
             yield new[0] if single else new
+
+
+def beam_search(
+    model: tp.Any,
+    prompt: Prompt,
+    max_new: int,
+    *,
+    beams: int = 4,
+    length_penalty: float = 0.0,
+    stop: int | Sequence[int] = (),
+    pad: int = 0,
+    lengths: jax.Array | np.ndarray | Sequence[int] | None = None,
+    max_length: int | None = None,
+    use_cache: bool | None = None,
+) -> Beams:
+    """The most probable continuations of a prompt, as far as a beam search finds them.
+
+    The model runs as in `generate`, in one compiled program, with `beams` rows for each prompt.
+
+    Args:
+        model: a module.
+        prompt: as in `generate`.
+        max_new: how many tokens to generate, at most.
+        beams: how many sequences are followed, and returned.
+        length_penalty: sequences are compared by the sum of their log probabilities over their length
+            to this power: 0 prefers short sequences, 1 compares the mean.
+        stop: a token, or several, after which a sequence ends.
+        pad: the token that fills the result after the end of a sequence.
+        lengths: as in `generate`.
+        max_length: as in `generate`.
+        use_cache: as in `generate`.
+
+    Returns:
+        Sequences, their lengths and scores: `Beams`, best first.
+
+    Raises:
+        ValueError: as `generate`, and for `beams` below 1.
+        TypeError: as `generate`.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> class Next(nnx.Module):  # the next token, or less probably the one after it
+    ...     def __call__(self, tokens):
+    ...         likely = tokens[..., None] * nnx.one_hot(tokens + 1, 10)
+    ...         return likely + nnx.one_hot(tokens + 2, 10)
+    >>> nnx.beam_search(Next(), [3], 2, beams=3).lists()
+    [[4, 5], [5, 6], [4, 6]]
+    """
+    setup, request, single = prepare("beam_search", **locals())
+    with checking(model, request.prompt, setup):
+        *found, _, nan_at = whole(model, request, setup)
+        check_finite(model, nan_at, setup)
+    of_prompts = (x.reshape(-1, beams, *x.shape[1:]) for x in found)
+    return Beams(*(x[0] if single else x for x in of_prompts))
 
 
 # From arguments to arrays -------------------------------------------------------------------------
@@ -303,18 +294,23 @@ def prepare(
     model: tp.Any,
     prompt: Prompt,
     max_new: int,
-    sampler: tp.Any,
-    rngs: tp.Any,
-    stop: tp.Any,
-    pad: int,
-    lengths: tp.Any,
-    max_length: int | None,
-    use_cache: bool | None,
+    sampler: tp.Any = greedy,
+    rngs: tp.Any = None,
+    stop: tp.Any = (),
+    pad: int = 0,
+    lengths: tp.Any = None,
+    max_length: int | None = None,
+    use_cache: bool | None = None,
     cache: bool | Conversation = False,
+    chunk: int = 1,
+    beams: int | None = None,
+    length_penalty: float = 0.0,
 ) -> tuple[Setup, Request, bool]:
     """The arguments of a call, checked, and whether the prompt is a single one."""
     if not isinstance(model, Pytree) or not callable(model):
         raise TypeError(f"{caller} takes a module that can be called, not {short_type(model)}.")
+    whole_number(caller, "chunk", chunk)
+    beams = 0 if beams is None else whole_number(caller, "beams", beams)
     before = cache if isinstance(cache, Conversation) else None
     max_new = whole_number(caller, "max_new", max_new)
     room = None if max_length is None else whole_number(caller, "max_length", max_length) - max_new
@@ -344,6 +340,7 @@ def prepare(
         use_cache,
         min(length - 1, CHUNK) if ragged else length - 1,
         cache is not False,
+        beams,
     )
     request = Request(
         tokens,
@@ -352,6 +349,7 @@ def prepare(
         _keys(caller, sampler, rngs, batch),
         np.atleast_1d(np.asarray(stop, np.int32)),
         np.int32(pad),
+        np.float32(length_penalty),
         before,
     )
     return setup, request, single
@@ -460,124 +458,3 @@ def check_finite(model: tp.Any, nan_at: jax.Array, setup: Setup) -> None:
             f"of {setup.max_length}. A table of positions or a cache that is shorter gives NaN past its "
             "end; nnx.find_nan(model, tokens) finds other causes."
         )
-
-
-# What is compiled ---------------------------------------------------------------------------------
-
-
-def start(model: tp.Any, request: Request, setup: Setup) -> tuple[list[jax.Array], Progress]:
-    """Read the positions that are prompt in every row, except the last one, into the cache."""
-    batch, length = request.prompt.shape
-    decoder = Decoder(model, setup, batch)
-    note_program(uses_cache=bool(decoder.cache))
-    common = jnp.min(request.lengths) - 1
-    cache, position = decoder.cache, common
-    if cache and setup.chunk:
-        first: tp.Any = 0
-        if request.before is not None:
-            cache, first = _resumed(decoder, request.before)
-        size = setup.chunk
-        reads = (common - first) // size
-
-        def read(i: jax.Array, cache: list[jax.Array]) -> list[jax.Array]:
-            tokens = lax.dynamic_slice_in_dim(request.prompt, first + i * size, size, axis=1)
-            return decoder(cache, tokens, first + i * size)[1]
-
-        cache = lax.fori_loop(0, reads, read, cache)
-        position = first + reads * size
-    tokens = jnp.pad(request.prompt, ((0, 0), (0, setup.max_length - length)))
-    none = jnp.zeros(batch, jnp.int32)
-    logs = jnp.zeros(tokens.shape, jnp.float32)
-    return cache, Progress(position, tokens, none, none > 0, jnp.int32(-1), logs)
-
-
-def _resumed(decoder: Decoder, before: Conversation) -> tuple[list[jax.Array], jax.Array]:
-    """The cache of a conversation in the size of this call, and the first position that it lacks."""
-    fits = len(before.leaves) == len(decoder.cache) and all(
-        old.ndim == new.ndim and all(a <= b for a, b in zip(old.shape, new.shape))
-        for old, new in zip(before.leaves, decoder.cache)
-    )
-    if not fits:
-        raise ValueError(
-            f"generate: the cache is not one of {decoder.name}: it has arrays "
-            f"{[x.shape for x in before.leaves]}, and the model has {[x.shape for x in decoder.cache]}."
-        )
-    cache = [
-        lax.dynamic_update_slice(new, old.astype(new.dtype), (0,) * new.ndim)
-        for old, new in zip(before.leaves, decoder.cache)
-    ]
-    first = jnp.min(before.lengths) - 1
-    if set(decoder.names) <= BY_POSITION:
-        pairs = zip(decoder.names, cache)
-        return [jnp.full_like(x, first) if n == "cache_index" else x for n, x in pairs], first
-    right = before.read == first
-    cache = [jnp.where(right, old, new) for old, new in zip(cache, decoder.cache)]
-    return cache, jnp.where(right, first, 0)
-
-
-def _advance(
-    model: tp.Any,
-    cache: list[jax.Array],
-    progress: Progress,
-    request: Request,
-    steps: tp.Any,
-    setup: Setup,
-) -> tuple[list[jax.Array], Progress]:
-    """Run this many positions, or fewer if all rows are done."""
-    decoder = Decoder(model, setup, len(request.prompt))
-    sampler, lengths, keys = request.sampler, request.lengths, request.keys
-    axes = jax.tree.map(lambda x: 0 if np.ndim(x) else None, sampler)
-    sample = jax.vmap(lambda sampler, logits, key: sampler(logits, key), (axes, 0, 0))
-    until = progress.position + steps
-
-    def body(carry: tuple[list[jax.Array], Progress]) -> tuple[list[jax.Array], Progress]:
-        cache, (position, tokens, counts, done, _, logs) = carry
-        logits, cache = decoder.next_logits(cache, tokens, position)
-        row_keys = None if keys is None else jax.vmap(jax.random.fold_in)(keys, counts)
-        sampled = sample(sampler, logits, row_keys).astype(jnp.int32)
-        following = lax.dynamic_index_in_dim(tokens, position + 1, 1, keepdims=False)
-        reading = position + 1 < lengths
-        token = jnp.where(reading, following, jnp.where(done, request.pad, sampled))
-        counts += ~reading & ~done
-        nan = jnp.isnan(logits).any(-1) & ~reading & ~done
-        done |= ~reading & (jnp.isin(token, request.stop) | (counts >= setup.max_new))
-        tokens = lax.dynamic_update_index_in_dim(tokens, token, position + 1, 1)
-        nan_at = jnp.where(nan.any(), position + 1, -1)
-        logits = logits.astype(jnp.float32)
-        chosen = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
-        log_prob = chosen - jax.nn.logsumexp(logits, axis=1)
-        logs = lax.dynamic_update_index_in_dim(logs, log_prob, position + 1, 1)
-        return cache, Progress(position + 1, tokens, counts, done, nan_at, logs)
-
-    def goes_on(carry: tuple[list[jax.Array], Progress]) -> jax.Array:
-        progress = carry[1]
-        return (progress.position < until) & ~progress.done.all() & (progress.nan_at < 0)
-
-    return lax.while_loop(goes_on, body, (cache, progress))
-
-
-def _run(
-    model: tp.Any, request: Request, setup: Setup
-) -> tuple[tuple[jax.Array, jax.Array, jax.Array, Conversation | None], jax.Array]:
-    """What `Generated` has, and the position of NaN."""
-    cache, progress = start(model, request, setup)
-    cache, progress = _advance(model, cache, progress, request, setup.max_length, setup)
-    counts = progress.counts
-    after = Conversation(cache, progress.tokens, request.lengths + counts, progress.position)
-    tokens = of_new_tokens(progress.tokens, request, counts, setup, request.pad)
-    logs = of_new_tokens(progress.log_probs, request, counts, setup, 0)
-    return (tokens, counts, logs, after if setup.keep else None), progress.nan_at
-
-
-def of_new_tokens(
-    rows: jax.Array, request: Request, counts: jax.Array, setup: Setup, pad: tp.Any
-) -> jax.Array:
-    """The entries of the new tokens of each row, (rows, max_new), with padding after the last one."""
-    new = jnp.arange(setup.max_new)
-    places = jnp.minimum(request.lengths[:, None] + new, setup.max_length - 1)
-    return jnp.where(new < counts[:, None], jnp.take_along_axis(rows, places, axis=1), pad)
-
-
-_whole = jit(_run, static_argnums=2)
-_started = jit(start, static_argnums=2)
-_continued = jit(_advance, static_argnums=5, donate_argnums=1)

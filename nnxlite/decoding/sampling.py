@@ -132,6 +132,7 @@ def min_p(logits: jax.Array, p: Number) -> jax.Array:
     return jnp.where(logits < best + jnp.log(p), -jnp.inf, logits)
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sampler:
     """Draws a token: `temperature`, `top_k`, `top_p` and `min_p` are applied, then one is drawn.
@@ -157,7 +158,7 @@ class Sampler:
     """
 
     temperature: Number = 1.0
-    top_k: int | None = None
+    top_k: int | None = dataclasses.field(default=None, metadata={"static": True})
     top_p: Number | None = None
     min_p: Number | None = None
 
@@ -194,20 +195,3 @@ class Sampler:
         if self.min_p is not None:
             logits = min_p(logits, self.min_p)
         return jnp.where(warm, jax.random.categorical(key, logits), best).astype(jnp.int32)
-
-
-def _flatten(sampler: Sampler) -> tuple[tuple[tp.Any, ...], int | None]:
-    return (sampler.temperature, sampler.top_p, sampler.min_p), sampler.top_k
-
-
-def _unflatten(top_k: int | None, children: tp.Any) -> Sampler:
-    """A sampler without validation: JAX also unflattens with placeholders."""
-    sampler = object.__new__(Sampler)
-    temperature, top_p, min_p = children
-    for name, value in zip(_FIELDS, (temperature, top_k, top_p, min_p), strict=True):
-        object.__setattr__(sampler, name, value)
-    return sampler
-
-
-_FIELDS = [field.name for field in dataclasses.fields(Sampler)]
-jax.tree_util.register_pytree_node(Sampler, _flatten, _unflatten)

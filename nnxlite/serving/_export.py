@@ -32,7 +32,7 @@ from nnxlite.transforms._wrapper import name_of, unbind
 from nnxlite.variables._variable import Variable, is_variable
 
 VERSION = "2"
-"""Of the format; version 1 was a zip archive."""
+"""Of the format; version 1 was a zip archive, which is not read."""
 
 
 class Exported:
@@ -267,16 +267,9 @@ def load_exported(path: tp.Any) -> Exported:
     >>> try:
     ...     nnx.load_exported("none.nnx")
     ... except FileNotFoundError as error:
-    ...     print(error.filename)
-    none.nnx
+    ...     print(error)
+    No such file or directory: none.nnx
     """
-    with open(path, "rb") as file:
-        beginning = file.read(4)
-    if beginning == b"PK\3\4":
-        raise ValueError(
-            f"{path} is a zip archive: version 1 of the format, which earlier versions of nnxlite "
-            "wrote. Export the model again."
-        )
     _safetensors()
     from safetensors import SafetensorError, safe_open
 

@@ -72,20 +72,6 @@ def test_everything_comes_back(trained):
     assert report.values["model"] is model
 
 
-def test_a_restored_run_goes_on_as_if_it_had_not_ended(trained):
-    items, path = trained
-    names = ("model", "optimizer", "metrics")
-    goes_on = nnx.clone(tuple(items[name] for name in names))
-    model, optimizer = build(7)
-    restored = (model, optimizer, nnx.MultiMetric(loss=nnx.metrics.Average("loss")))
-    checkpoint.restore(path, **dict(zip(names, restored)), cast=None)
-    for run in (goes_on, restored):
-        for position in range(3, 5):
-            step(*run, batch(position))
-    assert bits(*restored) == bits(*goes_on)
-    assert restored[2].compute() == goes_on[2].compute()
-
-
 def test_names_are_readable_and_do_not_depend_on_the_order_of_attributes(trained):
     _, path = trained
     leaves = checkpoint.info(path).leaves
@@ -120,7 +106,6 @@ def test_the_summary_of_a_checkpoint(trained):
     found = checkpoint.info(path)
     assert found.aliases["model.last"] == "model.blocks.0"
     assert found.classes["model.norm.mean"] == "BatchStat"
-    assert found.settings["model.drop.rate"] == "0.5"
 
 
 def test_an_abstract_model_is_filled(trained):
@@ -392,6 +377,13 @@ def test_64_bits_without_x64(tmp_path, values, fits, file, place):
             np.testing.assert_array_equal(model.v, values.astype(small))
 
 
+def test_a_stored_number_has_the_dtype_of_the_array_that_it_becomes(tmp_path):
+    checkpoint.save(tmp_path / "c", x=3)
+    report = checkpoint.restore(tmp_path / "c", x=jnp.zeros((), "float16"), cast=None)
+    assert report.values["x"].dtype == "float16" and report.values["x"] == 3
+    assert [m.stored for m in report.cast] == ["Python int"]
+
+
 def test_what_orbax_wrote_is_a_key_only_in_the_form_of_its_data(tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     data = {"right": jnp.arange(2, dtype="uint32"), "more": jnp.zeros((3, 2), "uint32")}
@@ -446,70 +438,6 @@ def test_keys_of_another_implementation_are_not_cast(tmp_path, file, cast):
     assert read("rbg", only=nnx.Not(nnx.RngKey)).default.count.value == 1
 
 
-class Mode(nnx.Module):
-    """Settings of each kind; `tied` is another name of the layer."""
-
-    def __init__(self, act=nnx.relu, dtype=None, rate=0.5):
-        self.layer = self.tied = linear()
-        self.norm, self.drop = (
-            nnx.BatchNorm(2, rngs=nnx.Rngs(0)),
-            nnx.Dropout(rate, rngs=nnx.Rngs(1)),
-        )
-        self.act, self.dtype, self.names = act, dtype, {"mode": "fast"}
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (
-            lambda m: m.eval(),
-            ["drop.deterministic False True", "norm.use_running_average False True"],
-        ),
-        (
-            lambda m: nnx.freeze(m.layer, nnx.PathContains("kernel")),
-            ["layer.kernel.frozen False True"],
-        ),
-        (lambda m: setattr(m.drop, "rate", 0.1), ["drop.rate 0.5 0.1"]),
-        (lambda m: setattr(m, "act", jax.nn.gelu), ["act <function relu> <function gelu>"]),
-        (lambda m: setattr(m, "dtype", jnp.bfloat16), ["dtype None bfloat16"]),
-        (lambda m: setattr(m, "names", {"mode": "slow"}), ["names.mode 'fast' 'slow'"]),
-        (lambda m: None, []),
-    ],
-)
-@pytest.mark.parametrize("rename", [False, True])
-def test_settings_that_differ_are_in_the_report(tmp_path, change, expected, rename):
-    """The objects keep theirs, and the report says so; in both directions."""
-    one, other = Mode(), Mode()
-    change(other)
-    item = "new" if rename else "old"
-    options = {"rename": {"old.**": "new.**"}} if rename else {}
-    for saved, model, order in ((one, other, (1, 2)), (other, one, (2, 1))):
-        checkpoint.save(tmp_path / "c", old=saved, step=3, overwrite=True)
-        before = str(model.act), model.dtype, model.drop.rate, model.drop.deterministic
-        report = checkpoint.restore(tmp_path / "c", **{item: model}, **options)
-        assert report.complete
-        assert before == (str(model.act), model.dtype, model.drop.rate, model.drop.deterministic)
-        texts = [
-            text.rsplit(" ", 2) if "<" not in text else text.replace(" <", "|<").split("|")
-            for text in expected
-        ]
-        wanted = [(f"{item}.{parts[0]}", parts[order[0]], parts[order[1]]) for parts in texts]
-        assert sorted(map(tuple, report.settings)) == sorted(wanted)
-        assert (f"other settings, {len(wanted)}: " in repr(report)) is bool(wanted)
-
-
-def test_a_checkpoint_of_an_earlier_version_says_nothing_of_what_is_frozen(tmp_path):
-    checkpoint.save(tmp_path / "c", model=linear())
-    file = tmp_path / "c/nnxlite/metadata"
-    about = json.loads(file.read_text())
-    del about["containers"]
-    about["settings"] = {k: v for k, v in about["settings"].items() if v != "None"}
-    file.write_text(json.dumps(about))
-    model = linear(1, dtype=jnp.float32)
-    nnx.freeze(model)
-    assert checkpoint.restore(tmp_path / "c", model=model).settings == ()
-
-
 # what does not match
 
 
@@ -561,7 +489,8 @@ def test_an_abstract_leaf_is_not_left_without_a_value(tmp_path):
     checkpoint.save(tmp_path / "c", model=nnx.Dict(a=linear()))
     model = nnx.eval_shape(lambda: nnx.Dict(a=linear(), b=linear()))
     with pytest.raises(
-        checkpoint.MismatchError, match=r"2 abstract leaves.*model\.b\.bias, model\.b"
+        checkpoint.MismatchError,
+        match=r"2 abstract leaves, such as model\.b\.bias, have no value",
     ):
         checkpoint.restore(tmp_path / "c", model=model, strict=False)
 
@@ -894,8 +823,8 @@ def test_descriptions_that_are_not_ours(tmp_path):
     assert "nnxlite/metadata is damaged (KeyError: 'format')" in refusal({})
     (other := tmp_path / "by_orbax").mkdir()
     for damaged, message in (
-        (file, "c: nnxlite/metadata is damaged: Expecting pr"),
-        (other / "_METADATA", "by_orbax/_METADATA cannot be read: "),
+        (file, r"c: nnxlite/metadata is damaged \(JSONDecodeError: Exp"),
+        (other / "_METADATA", "by_orbax is damaged or cannot be read: "),
     ):
         damaged.write_text("{")
         with pytest.raises(checkpoint.DamagedError, match=message):

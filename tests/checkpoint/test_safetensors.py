@@ -30,7 +30,6 @@ from nnxlite.checkpoint import (
     Tie,
 )
 from nnxlite.checkpoint import _safetensors as files
-from tests.boundary.lines import Lines
 
 safetensors = pytest.importorskip("safetensors")
 from safetensors.numpy import load_file, save_file  # noqa: E402
@@ -96,15 +95,6 @@ def test_a_file_has_plain_names_and_the_kind_of_random_keys(tmp_path):
     assert report.complete and len(report.restored) == 6
     assert same(model, other) and other.again is other.layers[0]
     assert other.dropout.rngs.key[...].dtype == model.dropout.rngs.key[...].dtype
-
-
-def test_files_of_the_package_itself(tmp_path):
-    save_file(
-        {"a": np.arange(3, dtype="f4"), "b": np.ones((2, 2), "i4")}, tmp_path / "x.safetensors"
-    )
-    model = one(a=jnp.zeros(3), b=jnp.zeros((2, 2), "int32"))
-    nnx.load_safetensors(tmp_path, model)
-    assert model.a[...].tolist() == [0, 1, 2] and model.b[...].tolist() == [[1, 1], [1, 1]]
 
 
 def zero(value):
@@ -226,8 +216,8 @@ def test_of_a_sharded_array_only_the_parts_that_are_needed_are_read(tmp_path, mo
             read.append(part.shape)
             return part.view(np.ndarray)
 
-    read_file = files.Files.read
-    monkeypatch.setattr(files.Files, "read", lambda *args: read_file(*args).view(Watched))
+    read_file = files.Files._read
+    monkeypatch.setattr(files.Files, "_read", lambda *args: read_file(*args).view(Watched))
     nnx.load_safetensors(tmp_path, model, mapping=Mapping([Rule("w", "k", "o i -> i o")]))
     assert read == [(8, 1)] * 8
     assert np.array_equal(model.k[...], values.T) and model.k[...].sharding == sharding
@@ -621,29 +611,6 @@ def test_memory_stays_near_the_largest_array(tmp_path):
     assert done.returncode == 0, done.stderr
     saving, loading = map(float, done.stdout.split())  # in arrays; the whole model is 24
     assert saving < 6 and loading < 4
-
-
-def test_an_interrupt_leaves_a_load_before_or_after_it_is_done(tmp_path):
-    """At any line that puts values together and writes them: into Variables and objects."""
-
-    def make(value):
-        model = nnx.Dict(a=nnx.Param(jnp.full(2, value)), b=nnx.Param(jnp.full(2, value)))
-        model.arrays = nnx.List([jnp.full(2, value), jnp.full(3, value)])
-        return model
-
-    inside = "graph/_edit", "_together", "objects/_containers", "checkpoint/_contents"
-    nnx.save_safetensors(tmp_path / "w", make(1.0))
-    endings, at, place = set(), 0, "the first line"
-    nnx.load_safetensors(tmp_path / "w", make(0.0))
-    while place:
-        model, at = make(0.0), at + 2
-        place = Lines(
-            lambda m=model: nnx.load_safetensors(tmp_path / "w", m), at, files=inside
-        ).place
-        found = {float(x) for leaf in jax.tree.leaves(nnx.state(model)) for x in leaf}
-        assert len(found) == 1, place
-        endings |= found
-    assert endings == {0.0, 1.0}
 
 
 def test_an_interrupt_after_the_index_was_replaced_keeps_its_shards(tmp_path, monkeypatch):

@@ -1,0 +1,261 @@
+"""The loop that `generate`, `generate_stream` and `beam_search` compile.
+
+All rows are always at the same position: at each step, a row with prompt tokens left takes the next of
+them, and any other row the token that was chosen.  So rows of different lengths need neither masks nor
+shifted positions, and are independent of each other.  The positions that are prompt in every row are
+read in a few large steps before the loop begins.
+
+A token is drawn by a sampler, row by row, or a search chooses it.  Each prompt of a search has several
+rows.  A step gives every row the scores of all its continuations; the best of these, over the rows of
+one prompt, are the rows of the next step, and the caches move with them.  A row that has ended has one
+continuation, itself, and keeps its score.  Of the rows of a prompt only the first counts at the
+beginning, since all are equal.
+
+A conversation goes on as a call on all of it would, but begins at the first position whose token some
+row has not read.  Rows that had ended before have read padding since: an attention cache goes back to
+that position, since entries after its index do not count; with any other cache all is read again.
+"""
+
+from __future__ import annotations
+
+import typing as tp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from nnxlite.decoding._decoder import BY_POSITION, Decoder, Setup, note_program
+from nnxlite.transforms._jit import jit
+
+
+class Conversation(tp.NamedTuple):
+    """The tokens that a model has read, for `generate(..., cache=...)` to continue.
+
+    Args:
+        leaves: the arrays of the model's cache.
+        tokens: prompts and new tokens, (batch, max_length) int32.
+        lengths: how many tokens there are in each row, (batch,) int32.
+        read: how many positions the cache has read, () int32.
+
+    >>> import nnxlite as nnx
+    >>> class Next(nnx.Module):
+    ...     def __call__(self, tokens):
+    ...         return nnx.one_hot(tokens + 1, 10)
+    >>> first = nnx.generate(Next(), [3, 4], 2, cache=True)
+    >>> first.cache.tokens.tolist(), nnx.generate(Next(), [1], 2, cache=first.cache).lists()
+    ([[3, 4, 5, 6]], [2, 3])
+    """
+
+    leaves: list[jax.Array]
+    tokens: jax.Array
+    lengths: jax.Array
+    read: jax.Array
+
+
+class Request(tp.NamedTuple):
+    """The arrays of a call."""
+
+    prompt: tp.Any  # (rows, length)
+    lengths: tp.Any  # (rows,)
+    sampler: tp.Any  # a pytree that can be called
+    keys: jax.Array | None  # (rows,)
+    stop: tp.Any  # (number of stop tokens,)
+    pad: tp.Any
+    penalty: tp.Any  # of the length, in a search
+    before: Conversation | None  # whose tokens the prompt begins with
+
+
+class Progress(tp.NamedTuple):
+    """How far a call is."""
+
+    position: jax.Array  # of the token that the model gets next
+    tokens: jax.Array  # (rows, max_length)
+    counts: jax.Array  # (rows,), of new tokens
+    done: jax.Array  # (rows,)
+    nan_at: jax.Array  # the position whose logits have a NaN; -1 if there is none
+    logs: jax.Array  # log probabilities: of tokens (rows, max_length); in a search of rows (rows,)
+
+
+Chosen: tp.TypeAlias = tuple[jax.Array, jax.Array | None, jax.Array]
+"""A token for each row, the rows to go on with (None: all of them), and new `logs`."""
+
+
+def _drawn(logits: jax.Array, progress: Progress, request: Request) -> Chosen:
+    """Tokens of the sampler."""
+    sampler, keys = request.sampler, request.keys
+    axes = jax.tree.map(lambda x: 0 if np.ndim(x) else None, sampler)
+    sample = jax.vmap(lambda sampler, logits, key: sampler(logits, key), (axes, 0, 0))
+    keys = None if keys is None else jax.vmap(jax.random.fold_in)(keys, progress.counts)
+    token = sample(sampler, logits, keys).astype(jnp.int32)
+    logits = logits.astype(jnp.float32)
+    chosen = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+    log_prob = chosen - jax.nn.logsumexp(logits, axis=1)
+    place = progress.position + 1
+    return token, None, lax.dynamic_update_index_in_dim(progress.logs, log_prob, place, 1)
+
+
+def _searched(logits: jax.Array, progress: Progress, request: Request, beams: int) -> Chosen:
+    """The best continuations of the rows of each prompt."""
+    rows, size = logits.shape
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    itself = jnp.where(jnp.arange(size) == 0, 0.0, -jnp.inf)
+    log_probs = jnp.where(progress.done[:, None], itself, log_probs)
+    total = (progress.logs[:, None] + log_probs).reshape(-1, beams * size)
+    length = jnp.repeat((progress.counts + ~progress.done).reshape(-1, beams), size, axis=1)
+    _, chosen = lax.top_k(total / length**request.penalty, beams)
+    scores = jnp.take_along_axis(total, chosen, axis=1).reshape(-1)
+    first = jnp.arange(rows) // beams * beams  # the first row of each prompt
+    token, best = chosen.reshape(-1) % size, first + chosen.reshape(-1) // size
+    # While a prompt is read, its rows stay as they are.
+    reading = progress.position + 1 < request.lengths
+    best = jnp.where(reading, jnp.arange(rows), best)
+    return token.astype(jnp.int32), best, jnp.where(reading, progress.logs, scores)
+
+
+def _start(decoder: Decoder, request: Request, setup: Setup) -> tuple[list[jax.Array], Progress]:
+    """Read the positions that are prompt in every row, except the last one, into the cache."""
+    rows, length = request.prompt.shape
+    note_program(uses_cache=bool(decoder.cache))
+    common = jnp.min(request.lengths) - 1
+    cache, position = decoder.cache, common
+    if cache and setup.chunk:
+        first: tp.Any = 0
+        if request.before is not None:
+            cache, first = _resumed(decoder, request.before)
+        size = setup.chunk
+        reads = (common - first) // size
+
+        def read(i: jax.Array, cache: list[jax.Array]) -> list[jax.Array]:
+            tokens = lax.dynamic_slice_in_dim(request.prompt, first + i * size, size, axis=1)
+            return decoder(cache, tokens, first + i * size)[1]
+
+        cache = lax.fori_loop(0, reads, read, cache)
+        position = first + reads * size
+    tokens = jnp.pad(request.prompt, ((0, 0), (0, setup.max_length - length)))
+    none = jnp.zeros(rows, jnp.int32)
+    logs = jnp.zeros(tokens.shape, jnp.float32)
+    if setup.beams:
+        logs = jnp.where(jnp.arange(rows) % setup.beams == 0, 0.0, -jnp.inf)
+    return cache, Progress(position, tokens, none, none > 0, jnp.int32(-1), logs)
+
+
+def _resumed(decoder: Decoder, before: Conversation) -> tuple[list[jax.Array], jax.Array]:
+    """The cache of a conversation in the size of this call, and the first position that it lacks."""
+    fits = len(before.leaves) == len(decoder.cache) and all(
+        old.ndim == new.ndim and all(a <= b for a, b in zip(old.shape, new.shape))
+        for old, new in zip(before.leaves, decoder.cache)
+    )
+    if not fits:
+        raise ValueError(
+            f"generate: the cache is not one of {decoder.name}: it has arrays "
+            f"{[x.shape for x in before.leaves]}, and the model has {[x.shape for x in decoder.cache]}."
+        )
+    cache = [
+        lax.dynamic_update_slice(new, old.astype(new.dtype), (0,) * new.ndim)
+        for old, new in zip(before.leaves, decoder.cache)
+    ]
+    first = jnp.min(before.lengths) - 1
+    if set(decoder.names) <= BY_POSITION:
+        pairs = zip(decoder.names, cache)
+        return [jnp.full_like(x, first) if n == "cache_index" else x for n, x in pairs], first
+    right = before.read == first
+    cache = [jnp.where(right, old, new) for old, new in zip(cache, decoder.cache)]
+    return cache, jnp.where(right, first, 0)
+
+
+def _advance(
+    decoder: Decoder,
+    cache: list[jax.Array],
+    progress: Progress,
+    request: Request,
+    steps: tp.Any,
+    setup: Setup,
+    axes: list[int | None] | None = None,
+) -> tuple[list[jax.Array], Progress]:
+    """Run this many positions, or fewer if all rows are done; `axes` of the cache are those of rows."""
+    until = progress.position + steps
+
+    def body(carry: tuple[list[jax.Array], Progress]) -> tuple[list[jax.Array], Progress]:
+        cache, progress = carry
+        position, tokens, counts, done, _, logs = progress
+        logits, cache = decoder.next_logits(cache, tokens, position)
+        reading = position + 1 < request.lengths
+        nan = jnp.isnan(logits).any(-1) & ~reading & ~done  # before rows move: logits do not
+        following = lax.dynamic_index_in_dim(tokens, position + 1, 1, keepdims=False)
+        if setup.beams:
+            token, rows, logs = _searched(logits, progress, request, setup.beams)
+        else:
+            token, rows, logs = _drawn(logits, progress, request)
+        if rows is not None and axes is not None:
+            tokens, counts, done = tokens[rows], counts[rows], done[rows]
+            cache = [x if a is None else jnp.take(x, rows, axis=a) for x, a in zip(cache, axes)]
+        token = jnp.where(reading, following, jnp.where(done, request.pad, token))
+        counts += ~reading & ~done
+        done |= ~reading & (jnp.isin(token, request.stop) | (counts >= setup.max_new))
+        tokens = lax.dynamic_update_index_in_dim(tokens, token, position + 1, 1)
+        nan_at = jnp.where(nan.any(), position + 1, -1)
+        return cache, Progress(position + 1, tokens, counts, done, nan_at, logs)
+
+    def goes_on(carry: tuple[list[jax.Array], Progress]) -> jax.Array:
+        progress = carry[1]
+        return (progress.position < until) & ~progress.done.all() & (progress.nan_at < 0)
+
+    return lax.while_loop(goes_on, body, (cache, progress))
+
+
+def _run(
+    model: tp.Any, request: Request, setup: Setup
+) -> tuple[jax.Array, jax.Array, jax.Array, Conversation | None, jax.Array]:
+    """New tokens, their numbers, log probabilities, the cache, and the position of NaN."""
+    axes = None
+    if setup.beams:
+        repeat = lambda x: jnp.repeat(x, setup.beams, axis=0)
+        request = request._replace(prompt=repeat(request.prompt), lengths=repeat(request.lengths))
+        axes = _row_axes(model, setup, len(request.prompt))
+    decoder = Decoder(model, setup, len(request.prompt))
+    cache, progress = _start(decoder, request, setup)
+    cache, progress = _advance(decoder, cache, progress, request, setup.max_length, setup, axes)
+    counts, logs = progress.counts, progress.logs
+    after = Conversation(cache, progress.tokens, request.lengths + counts, progress.position)
+    tokens = _of_new_tokens(progress.tokens, request, counts, setup, request.pad)
+    if setup.beams:
+        logs = logs / counts**request.penalty
+    else:
+        logs = _of_new_tokens(logs, request, counts, setup, 0)
+    return tokens, counts, logs, after if setup.keep else None, progress.nan_at
+
+
+def _of_new_tokens(
+    rows: jax.Array, request: Request, counts: jax.Array, setup: Setup, pad: tp.Any
+) -> jax.Array:
+    """The entries of the new tokens of each row, (rows, max_new), with padding after the last one."""
+    new = jnp.arange(setup.max_new)
+    places = jnp.minimum(request.lengths[:, None] + new, setup.max_length - 1)
+    return jnp.where(new < counts[:, None], jnp.take_along_axis(rows, places, axis=1), pad)
+
+
+def _row_axes(model: tp.Any, setup: Setup, rows: int) -> list[int | None]:
+    """The axis of each leaf of the cache that has an entry for each row; None without one."""
+    one, other = (
+        jax.eval_shape(lambda size=size: Decoder(model, setup, size).cache)
+        for size in (rows, rows + 1)
+    )
+    differs = lambda a, b: [axis for axis, n in enumerate(a.shape) if n != b.shape[axis]]
+    return [next(iter(differs(a, b)), None) for a, b in zip(one, other, strict=True)]
+
+
+whole = jit(_run, static_argnums=2)
+started = jit(
+    lambda model, request, setup: _start(
+        Decoder(model, setup, len(request.prompt)), request, setup
+    ),
+    static_argnums=2,
+)
+continued = jit(
+    lambda model, cache, progress, request, steps, setup: _advance(
+        Decoder(model, setup, len(request.prompt)), cache, progress, request, steps, setup
+    ),
+    static_argnums=5,
+    donate_argnums=1,
+)
