@@ -23,7 +23,7 @@ PATHS: dict[str, str] = {
     "merge_tree_node prefix to_tree",
     "filterlib": "Key",
     "graphlib": "A ApplyCaller B C F FlatState Key Leaf MergeContext Node SplitContext State "
-    "IndexMap RefMap UpdateContext V Variable as_pure "
+    "IndexMap RefMap UpdateContext UpdateContextManager V Variable as_pure "
     "cached_partial current_update_context flatten iter_module_children "
     "map_state merge_context pure "
     "set_graph_mode set_graph_updates split_context unflatten update_context "

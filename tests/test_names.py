@@ -15,7 +15,7 @@ import nnxlite as nnx
 PATHS = {
     "errors": "FlaxError TraceContextError",
     "filterlib": "Key",
-    "graph": "ApplyCaller Key Leaf Node jax_to_nnx_path",
+    "graph": "ApplyCaller Key Leaf Node UpdateContextManager jax_to_nnx_path",
     "helpers": "ApplyCaller M has_keyword_arg",
     "module": "Key M ModuleMeta",
     "object": "Object ObjectMeta Pytree PytreeMeta data dataclass static",

@@ -310,9 +310,8 @@ class UpdateContext:
         self.outer_index_inner_ref = self.outer_index_outer_ref = None
 
 
-_active: contextvars.ContextVar[tuple[UpdateContext, ...]] = contextvars.ContextVar(
-    "nnxlite_contexts", default=()
-)
+_Active = tuple[tuple["UpdateContextManager", UpdateContext], ...]
+_active: contextvars.ContextVar[_Active] = contextvars.ContextVar("nnxlite_contexts", default=())
 
 
 def current_update_context(tag: tp.Hashable) -> UpdateContext:
@@ -333,18 +332,38 @@ def current_update_context(tag: tp.Hashable) -> UpdateContext:
     True
     """
     active = _active.get()
-    for context in reversed(active):
+    for _, context in reversed(active):
         if context.tag == tag:
             return context
-    known = ", ".join(repr(context.tag) for context in active) or "none is active"
+    known = ", ".join(repr(context.tag) for _, context in active) or "none is active"
     raise ValueError(
         f"No update context found for tag {tag!r} (active tags: {known}). Open one with "
         f"`with nnxlite.update_context({tag!r}):` around all four steps."
     )
 
 
-@contextlib.contextmanager
-def update_context(tag: tp.Hashable) -> tp.Iterator[UpdateContext]:
+class UpdateContextManager(contextlib.ContextDecorator):
+    """What `update_context` returns: a context manager, and a decorator that opens one for each call."""
+
+    def __init__(self, tag: tp.Hashable) -> None:
+        self.tag = tag
+
+    def __enter__(self) -> UpdateContext:
+        context = UpdateContext(self.tag)
+        _active.set((*_active.get(), (self, context)))
+        return context
+
+    def __exit__(self, *exc: tp.Any) -> None:
+        active = _active.get()
+        last = next(entry for entry in reversed(active) if entry[0] is self)
+        _active.set(tuple(entry for entry in active if entry is not last))
+        last[1]._forget()
+
+    def __repr__(self) -> str:
+        return f"update_context({self.tag!r})"
+
+
+def update_context(tag: tp.Hashable) -> UpdateContextManager:
     """A context in which objects cross a JAX transform by hand, changes of structure included.
 
     Inside the context call `split` outside the transform, `merge` and `split` inside, and `merge`
@@ -378,13 +397,7 @@ def update_context(tag: tp.Hashable) -> tp.Iterator[UpdateContext]:
     >>> g(foo) is foo, foo.me is foo, foo.size
     (True, True, 3)
     """
-    context = UpdateContext(tag)
-    _active.set((*_active.get(), context))
-    try:
-        yield context
-    finally:
-        _active.set(tuple(other for other in _active.get() if other is not context))
-        context._forget()
+    return UpdateContextManager(tag)
 
 
 class _Step:
