@@ -290,6 +290,10 @@ def test_merge_context_wants_to_know_the_side():
                 pass
 
 
+def test_the_manager_is_shown_with_its_tag():
+    assert repr(nnx.update_context("x")) == "update_context('x')"
+
+
 def test_a_step_that_has_ended_and_filters_without_paths():
     model = nnx.Dict(a=nnx.Param(jnp.ones(2)))
     with nnx.split_context() as split:
