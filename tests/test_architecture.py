@@ -64,7 +64,7 @@ LAZILY_BACK = {
 ORDER = {
     "graph": """_kinds _defs _rebuild _compare _graphdef _plan _functional
         _walk _edit""",
-    "boundary": "_call_def _inputs _out _leave _refusals _prefixes _labels _body _context",
+    "boundary": "_call_def _inputs _out _leave _labels _body _context",
 }
 """The files of a package, each of which imports only those before it."""
 

@@ -10,7 +10,7 @@ from nnxlite.boundary._context import merge_context as merge_context
 from nnxlite.boundary._context import split_context as split_context
 from nnxlite.boundary._context import unflatten as unflatten
 from nnxlite.boundary._context import update_context as update_context
-from nnxlite.boundary._prefixes import Carry as Carry
-from nnxlite.boundary._prefixes import DiffState as DiffState
-from nnxlite.boundary._prefixes import StateAxes as StateAxes
-from nnxlite.boundary._prefixes import StateSharding as StateSharding
+from nnxlite.boundary._labels import Carry as Carry
+from nnxlite.boundary._labels import DiffState as DiffState
+from nnxlite.boundary._labels import StateAxes as StateAxes
+from nnxlite.boundary._labels import StateSharding as StateSharding

@@ -17,20 +17,18 @@ from nnxlite._base.errors import path_text, warn_user
 from nnxlite._base.jax import jaxpr_as_fun
 from nnxlite._base.statics import alike
 from nnxlite.boundary._call_def import CallDef, Inner, describe, enter, leaf_names, template_of
-from nnxlite.boundary._labels import leaves_of_code
-from nnxlite.boundary._leave import leave, values_alone
-from nnxlite.boundary._out import Fixed, OutDef, Outputs, Source, pick
-from nnxlite.boundary._prefixes import Carry
-from nnxlite.boundary._refusals import (
+from nnxlite.boundary._inputs import leaves_of_code
+from nnxlite.boundary._labels import Carry, is_setting, refuse_foreign_axes, settings_in
+from nnxlite.boundary._leave import (
     argument_words,
     code_text,
     edits_text,
     node_text,
-    refuse_foreign_outputs,
     result_words,
     structure_error,
     tree_difference,
 )
+from nnxlite.boundary._out import Fixed, OutDef, Outputs, Source, pick
 from nnxlite.graph._defs import ObjectDef, StaticDef
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode, Path
 from nnxlite.variables._definition import MISSING, VariableDef
@@ -109,16 +107,6 @@ def trace_body(
     return Body(closed, shapes)
 
 
-def body_outputs(inner: Inner, result: tp.Any, structure: bool, captured: bool = False) -> Outputs:
-    """What leaves a body with this result; see `leave`.
-
-    Raises TypeError where it returned or stored something that JAX cannot return.
-    """
-    out = leave(inner, result, structure=structure, captured=captured)
-    refuse_foreign_outputs(inner.call, out)
-    return out
-
-
 def with_type(start: tp.Any, end: tp.Any) -> tp.Any:
     """A carry leaf with the type that the body gives it, where a Python scalar would change it.
 
@@ -192,6 +180,40 @@ def warn_of_streams(
 # of the same kind; the next iteration gets their values.  After the loop, everything is where a
 # single run of the body would have put it, with the last values.  An object of the carry cannot
 # take the position of another.
+
+
+def check_scan_axes(in_axes: tp.Any, out_axes: tp.Any) -> None:
+    """Raise TypeError or ValueError for axes that `scan` cannot have."""
+    counts: list[int] = []
+    for what, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
+        refuse_foreign_axes("scan", what, axes)
+        parts = axes if isinstance(axes, tuple) else (axes,)
+        counts.append(parts.count(Carry))
+        nested = [part for part in parts if part is not Carry]
+        if Carry in jax.tree_util.tree_leaves(nested, is_leaf=is_setting):
+            raise ValueError(
+                f"Carry must be at the top level, it cannot be nested. Found axes={axes!r}. "
+                "Make the carry one argument (any pytree)."
+            )
+    for path, setting in jax.tree_util.tree_leaves_with_path(out_axes, is_leaf=is_setting):
+        inside = [axis for _, axis in settings_in(setting)]
+        for word, refused in (("carry", Carry), ("broadcast", None)):
+            if setting is not Carry and any(axis is refused for axis in inside):
+                where = "".join(map(str, path))
+                shown = f"out_axes={setting!r}" if setting is None else repr(setting)
+                raise ValueError(
+                    f"Cannot {word} output state. Got {shown} at: out_axes{where}. Every result of "
+                    "an iteration needs an axis, or is the carry as a whole."
+                )
+    shown = f"in_axes={in_axes!r} and out_axes={out_axes!r}"
+    if bool(counts[0]) != bool(counts[1]):
+        raise ValueError(
+            f"If one of in_axes or out_axes has Carry, the other must also have Carry. Got {shown}."
+        )
+    if max(counts) > 1:
+        raise ValueError(
+            f"Found multiple Carry definitions in {shown}. Make the carries one pytree."
+        )
 
 
 Slots: tp.TypeAlias = tuple[tuple[int, Source], ...]
@@ -311,9 +333,8 @@ def carried(
         left = dataclasses.replace(left, edits=edits, kinds=())
         out = out._replace(definition=left)
         if not left.restructures:
-            alone = values_alone(inner.call, left.treedef, left.where, left.known_roots())
-            written = dict(zip(left.written, out.written))
-            out = Outputs(alone, left.split(out.values)[0]).with_written(written)
+            arrays, written, _ = left.split(out.values)
+            out = Outputs(left, [*arrays, *written])
     written = dict(zip(out.definition.written, out.written))
     for leaf in written:
         if roles[leaf] is Carry:

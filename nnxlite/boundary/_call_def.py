@@ -21,11 +21,11 @@ import weakref
 import jax
 
 from nnxlite._base.errors import path_text
-from nnxlite._base.interning import Bounded, Table, observe
+from nnxlite._base.interning import Bounded, Table
 from nnxlite._base.jax import PyTreeDef, key_name
 from nnxlite._base.statics import ById, facts
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import GraphNode, note_hidden
+from nnxlite.graph._kinds import kind_by_type, note_hidden
 from nnxlite.graph._rebuild import Path, build_nodes, note_entered, resolve
 
 T = tp.TypeVar("T")
@@ -80,6 +80,33 @@ class ArgumentLeaf(tp.NamedTuple):
 FLAT: tuple[()] = ()
 Structure: tp.TypeAlias = PyTreeDef | tuple[()]
 """Of the values of a graph's leaves; `FLAT` if each is one leaf (treedefs do not compare with None)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StaticArgument:
+    """A static argument as part of a cache key; equal as `facts` says.
+
+    Attributes:
+        value: the argument.
+        key: of it.
+        exact: whether equal ones are interchangeable; else the call that has this one is an `OwnCall`.
+    """
+
+    value: tp.Any = dataclasses.field(compare=False)
+    key: tp.Any
+    exact: bool = dataclasses.field(compare=False)
+
+
+def boxed(value: tp.Any) -> StaticArgument:
+    """A static argument of any type; an unhashable one is compared by identity."""
+    about = facts(value)
+    if about.hashable:
+        return StaticArgument(value, about.key, about.exact)
+    return StaticArgument(value, ById(value), True)
+
+
+# A leaf: what the arguments look like is known from their types.
+kind_by_type[StaticArgument] = Kind.OTHER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,11 +381,10 @@ class Inner:
     Attributes:
         nodes: the new objects, by node number.
         values: the raw values of the arguments, by leaf number.
-        versions: those of the objects when they were made; 0 for other nodes.
         plain: the plain objects among the static values, as they were.
     """
 
-    __slots__ = ("call", "nodes", "plain", "values", "versions")
+    __slots__ = ("call", "nodes", "plain", "values")
 
     def __init__(self, call: CallDef, values: list[tp.Any]) -> None:
         self.call = call
@@ -366,7 +392,6 @@ class Inner:
         self.nodes = build_nodes(call.graphdef.decoded, values) if values or call.where else []
         plain = call.graphdef.decoded.plain_objects if self.nodes else ()
         self.plain = note_hidden(plain) if plain else []
-        self.versions = [observe(x) if isinstance(x, GraphNode) else 0 for x in self.nodes]
 
     def roots(self) -> list[tp.Any]:
         """The rebuilt roots."""

@@ -18,10 +18,22 @@ import jax
 
 from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import PyTreeDef
-from nnxlite.boundary._call_def import FLAT, CallDef, Names, OwnCall, call_def, static_leaves
+from nnxlite.boundary._call_def import (
+    FLAT,
+    ArgumentLeaf,
+    CallDef,
+    Names,
+    OwnCall,
+    StaticArgument,
+    StaticLeaves,
+    call_def,
+    put,
+    static_leaves,
+)
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import Kind, classify, kind_by_type, kind_of
 from nnxlite.graph._plan import Stale, View, find_plan, refuse_sharing, view
+from nnxlite.graph._rebuild import Code, Decoded, NodeCode, Path
 from nnxlite.variables._variable import Variable
 
 _ROOTS = frozenset({Kind.OBJECT, Kind.VARIABLE, Kind.STATE, Kind.CUSTOM, Kind.REF})
@@ -76,8 +88,8 @@ class Inputs:
             flat = leaves, (treedef, *positions(leaves))
         leaves, (self.treedef, self.where, others) = flat
         self.names = names
-        self.roots = tuple([leaves[i] for i in self.where])
-        self.arrays = [leaves[i] for i in others]
+        self.roots = tuple(map(leaves.__getitem__, self.where))
+        self.arrays = [*map(leaves.__getitem__, others)]
         self._enter(trees, inside)
 
     @classmethod
@@ -171,6 +183,14 @@ class Inputs:
 
         self.static = static_leaves(leaves, chosen, None if what is None else refuse)
 
+    def unbox(self) -> None:
+        """Make the static arguments, which are boxed, part of the key."""
+        boxes = {n: leaf for n, leaf in enumerate(self.arrays) if type(leaf) is StaticArgument}
+        if boxes:
+            values, keys, exact = zip(*[(box.value, box.key, box.exact) for box in boxes.values()])
+            put(self.arrays, boxes, values)
+            self.static = StaticLeaves(tuple(boxes), values, keys, all(exact))
+
     def variables(self) -> list[tp.Any]:
         """What Variable filters see of each leaf: the Variable that contains it, or the leaf itself."""
         nodes, of_leaves = self.nodes(), self.graphdef.decoded.leaf_nodes
@@ -256,3 +276,34 @@ def _form_of(
     if all(type(leaf) in kind_by_type for leaf in leaves):
         _forms[key] = form
     return form
+
+
+def further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
+    """The further paths of the leaves that have several, each with the number of the leaf."""
+    known = call.cache.get("further")
+    if known is not None:
+        return known
+    numbers: dict[int | None, list[tuple[int, Path]]] = {}
+    for number, leaf in enumerate(call.leaves()):
+        numbers.setdefault(leaf.graph_leaf, []).append((number, leaf.inside))
+    decoded, paths, seen = call.graphdef.decoded, call.paths(), set[Code]()
+    further: list[tuple[int, ArgumentLeaf]] = []
+    for (root, *path), code in decoded.visit():
+        for graph_leaf, tail in leaves_of_code(decoded, code) if code in seen else ():
+            position, below = call.where[root], (*path, *tail)
+            for number, inside in numbers.get(graph_leaf, ()):
+                at = (*paths[position], *below, *inside)
+                leaf = ArgumentLeaf(position, root, below, at, graph_leaf, inside)
+                further.append((number, leaf))
+        if isinstance(code, NodeCode):
+            seen.add(code)
+    return call.remember("further", further)
+
+
+def leaves_of_code(decoded: Decoded, code: Code) -> list[tuple[int, Path]]:
+    """The leaves at or below what a code describes, each with its path from there, the last one first.
+
+    Messages name the first that is wrong, so in most models a kernel and not a bias.
+    """
+    pairs = [(decoded.leaf_of(below), path) for path, below in decoded.visit(code)]
+    return [(leaf, path) for leaf, path in reversed(pairs) if leaf >= 0]

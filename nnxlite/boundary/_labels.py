@@ -1,7 +1,10 @@
 """Labels: one setting for each leaf of the arguments of a transform, and for each of its outputs.
 
+A prefix such as `in_axes=(0, None)` gives one setting to each argument.  For graph objects a setting
+can depend on the Variable: `StateAxes`, `StateSharding` and `DiffState` map filters to settings.
 `broadcast` gives each part of a tree its setting in a prefix, and `labels` each leaf below; all paths of
-a shared leaf must agree.
+a shared leaf must agree.  The specs of the filtered transforms are prefixes of other settings:
+`node_prefix` takes which parts of a prefix are settings.
 
 `vmap`, `pmap` and `shard_map` need the axis (or spec) of each output before they call the function, but
 what the function writes is known only afterwards.  So outputs leave in groups, one for each setting in
@@ -13,16 +16,326 @@ from __future__ import annotations
 import typing as tp
 
 import jax
-import numpy as np
 
 from nnxlite import filters
 from nnxlite._base.errors import path_text
+from nnxlite._base.jax import as_integer, flatten_one_level, is_pytree_leaf, key_name
+from nnxlite._state._definition import State
 from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, paths_of, template_of
-from nnxlite.boundary._out import OutDef, Outputs, Source, came_from, output_paths, pick
-from nnxlite.boundary._prefixes import NodePrefix, PrefixMapping, Stops, is_setting, leaf_kind
-from nnxlite.graph._rebuild import Code, Decoded, NodeCode, Path
+from nnxlite.boundary._inputs import further_leaves, is_root, leaves_of_code
+from nnxlite.boundary._out import Outputs, Source, came_from, pick
+from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
+from nnxlite.graph._kinds import Kind, kind_of
+from nnxlite.graph._rebuild import Decoded, Path
+from nnxlite.objects._fields import Held, keyed_children
 from nnxlite.variables._definition import MISSING, VariableDef
-from nnxlite.variables._variable import make
+from nnxlite.variables._variable import Variable, make
+
+
+class PrefixMapping:
+    """Settings that depend on the Variable, by filter; the first filter that matches decides."""
+
+    what: tp.ClassVar[str] = "setting"
+    _filters: tuple[Filter, ...] = ()
+    _settings: tuple[tp.Any, ...] = ()
+    _predicates: tuple[Predicate, ...] = ()
+
+    def __init__(
+        self, mapping: tp.Mapping[tp.Any, tp.Any] | tp.Iterable[tuple[Filter, tp.Any]], /
+    ) -> None:
+        if isinstance(mapping, State):
+            mapping = _by_setting(mapping)
+        pairs = mapping.items() if isinstance(mapping, tp.Mapping) else mapping
+        pairs = tuple((f, s) for f, s in pairs)
+        self._filters = tuple(f for f, _ in pairs)
+        self._settings = tuple(as_integer(s) for _, s in pairs)
+        self._predicates = tuple(map(to_predicate, self._filters))
+
+    @property
+    def filters(self) -> tuple[Filter, ...]:
+        """The filters, in order."""
+        return self._filters
+
+    def lookup(self, path: Path, variable: tp.Any) -> tp.Any:
+        """The setting of the first filter that matches; MISSING where none does."""
+        pairs = zip(self._predicates, self._settings)
+        return next((s for matches, s in pairs if matches(path, variable)), MISSING)
+
+    def map_prefix(self, path: Path, variable: tp.Any) -> tp.Any:
+        """The setting of the first filter that matches.
+
+        Raises ValueError where none does.
+        """
+        setting = self.lookup(path, variable)
+        if setting is MISSING:
+            raise ValueError(
+                f"No {self.what} found for {leaf_kind(variable)} at '{path_text(path)}': "
+                f"{self._none_found()}"
+            )
+        return setting
+
+    def _none_found(self) -> str:
+        kind = type(self).__name__
+        return f"none of the filters {self._filters} of {kind} matches. Add one, or `...: None`."
+
+    def _key(self) -> tp.Any:
+        return self._filters, self._settings
+
+    def __eq__(self, other: tp.Any) -> bool:
+        return type(other) is type(self) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._key()))
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{f!r}: {s!r}" for f, s in zip(self._filters, self._settings))
+        return f"{type(self).__name__}({{{inside}}})"
+
+
+def _by_setting(state: State) -> list[tuple[Filter, tp.Any]]:
+    """A State of settings as pairs: for each setting a filter for the paths that have it."""
+    pairs: list[tuple[tp.Any, list[Path]]] = []
+    for path, leaf in state.flat_state():
+        setting = getattr(leaf, "raw_value", leaf)
+        paths = next((paths for known, paths in pairs if known == setting), None)
+        if paths is None:
+            pairs.append((setting, paths := []))
+        paths.append(path)
+    return [(PathIn(*paths), setting) for setting, paths in pairs]
+
+
+def leaf_kind(variable: tp.Any) -> str:
+    """The class of a Variable, for messages."""
+    return type(variable).__name__ if isinstance(variable, Variable) else "array"
+
+
+class StateAxes(PrefixMapping, tp.Mapping[Filter, tp.Any]):
+    """Axes by Variable filter, for `vmap`, `pmap` and `scan`; from a mapping or a State of axes.
+
+    Args:
+        mapping: for each filter an axis, None, or `Carry` in `scan`; the first filter that
+            matches a Variable decides. A State of axes works too.
+
+    >>> import nnxlite as nnx
+    >>> nnx.StateAxes({nnx.Param: 0, ...: None}).axes
+    (0, None)
+    """
+
+    what = "axis"
+
+    @property
+    def axes(self) -> tuple[tp.Any, ...]:
+        """The axes, in the order of the filters."""
+        return self._settings
+
+    def __getitem__(self, key: Filter) -> tp.Any:
+        if key not in self._filters:
+            raise KeyError(key)
+        return self._settings[self._filters.index(key)]
+
+    def __iter__(self) -> tp.Iterator[Filter]:
+        return iter(self._filters)
+
+    def __len__(self) -> int:
+        return len(self._filters)
+
+
+class StateSharding(PrefixMapping):
+    """Shardings by Variable filter, for `jit` and `shard_map`; from a mapping or a State of shardings.
+
+    Args:
+        mapping: for each filter a `PartitionSpec`, a sharding, or None; the first filter
+            that matches a Variable decides. A State of shardings works too.
+
+    >>> import nnxlite as nnx, jax
+    >>> P = jax.sharding.PartitionSpec
+    >>> nnx.StateSharding({nnx.Param: P("data"), ...: P()}).shardings[1] == P()
+    True
+    """
+
+    what = "sharding"
+
+    @property
+    def shardings(self) -> tuple[tp.Any, ...]:
+        """The shardings, in the order of the filters."""
+        return self._settings
+
+
+class NodePrefix(PrefixMapping):
+    """Settings for the parts of one object or State, by path; for a part they hold for all below it.
+
+    Args:
+        kind: name of the class of the object.
+        settings: by path.
+    """
+
+    def __init__(self, kind: str, settings: tp.Mapping[Path, tp.Any]) -> None:
+        self._kind = kind
+        self._by_path = {path: as_integer(setting) for path, setting in settings.items()}
+        self._filters = tuple(self._by_path)
+        self._settings = tuple(self._by_path.values())
+
+    def _place(self, path: Path) -> Path | None:
+        ends = range(len(path), -1, -1)
+        return next((path[:end] for end in ends if path[:end] in self._by_path), None)
+
+    def lookup(self, path: Path, variable: tp.Any) -> tp.Any:
+        """The setting of the part that the path leads to or through; MISSING where there is none."""
+        place = self._place(path)
+        return MISSING if place is None else self._by_path[place]
+
+    def _none_found(self) -> str:
+        listed = ", ".join(f"'{path_text(path)}'" for path in self._by_path) or "nothing"
+        return (
+            f"the prefix of type {self._kind} has {listed}. A prefix must have the structure of what it "
+            "is for: make it with nnx.prefix."
+        )
+
+    def refuse_unused(self, paths: tp.Iterable[Path]) -> None:
+        """Raise ValueError for a setting of a part that none of the paths leads to or through."""
+        used = {self._place(path) for path in paths}
+        for place, setting in self._by_path.items():
+            if place not in used and setting is not None:
+                raise ValueError(
+                    f"The prefix of type {self._kind} has {setting!r} at '{path_text(place)}', where "
+                    "the argument has nothing. A prefix must have the structure of what it is for: "
+                    "make it with nnx.prefix."
+                )
+
+    def __repr__(self) -> str:
+        parts = (f"{path_text(path)!r}: {s!r}" for path, s in self._by_path.items())
+        return f"{self._kind}({{{', '.join(parts)}}})"
+
+
+class DiffState(PrefixMapping):
+    """Which Variables of an argument to differentiate.
+
+    Args:
+        argnum: number of the argument.
+        filter: the Variables.
+
+    >>> import nnxlite as nnx
+    >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    >>> only_bias = nnx.DiffState(0, nnx.PathContains("bias"))
+    >>> list(nnx.grad(lambda m: m.kernel.sum() + m.bias.sum(), argnums=only_bias)(model))
+    ['bias']
+    """
+
+    def __init__(self, argnum: int, filter: Filter) -> None:
+        super().__init__([(filter, True)])
+        self.argnum = as_integer(argnum)
+        self.filter = filter
+
+    def map_prefix(self, path: Path, variable: tp.Any) -> bool:
+        """Whether a Variable is differentiated.
+
+        Args:
+            path: its path in the argument.
+            variable: the Variable, or an array.
+        """
+        return self.lookup(path, variable) is True
+
+    def _key(self) -> tp.Any:
+        return self.argnum, self.filter
+
+    def __repr__(self) -> str:
+        return f"DiffState(argnum={self.argnum}, filter={self.filter!r})"
+
+
+class _Named(type):
+    """A class whose `repr` is its name alone."""
+
+    def __repr__(cls) -> str:
+        return cls.__name__
+
+
+class Carry(metaclass=_Named):
+    """Marks the carry in `scan`'s `in_axes` and `out_axes`; `Carry()` is the class itself.
+
+    >>> import nnxlite as nnx
+    >>> nnx.Carry() is nnx.Carry
+    True
+    """
+
+    def __new__(cls) -> tp.Any:
+        return cls
+
+
+def is_setting(value: tp.Any) -> bool:
+    """Whether a part of a prefix is a setting, and not a container of settings."""
+    return value is None or isinstance(value, PrefixMapping) or value is Carry
+
+
+Stops: tp.TypeAlias = tp.Callable[[tp.Any], bool]
+"""Whether a part of a prefix is a setting itself, as opposed to a container of settings."""
+
+
+def by_path(prefix: tp.Any) -> tp.Any:
+    """A prefix in which objects and States of settings are replaced by mappings from paths to settings.
+
+    Raises ValueError for a Variable in place of a setting.
+    """
+
+    def one(part: tp.Any) -> tp.Any:
+        if isinstance(part, Variable):
+            raise ValueError(
+                f"Variables prefixes are not supported: found a {type(part).__name__} in place of "
+                "a setting. Give the setting itself, for the entire Variable."
+            )
+        if is_setting(part) or not is_root(part):
+            return as_integer(part)
+        return node_prefix(part)
+
+    return jax.tree_util.tree_map(one, prefix, is_leaf=lambda x: is_setting(x) or is_root(x))
+
+
+def node_prefix(part: tp.Any, stops: Stops = is_setting) -> NodePrefix:
+    """The settings in an object, a State or a Variable, by path.
+
+    Raises ValueError for an object in a cycle, of which there are settings at endless paths.
+    """
+    settings: dict[Path, tp.Any] = {}
+    pending: list[tuple[Path, tp.Any, tuple[int, ...]]] = [((), part, ())]
+    while pending:
+        path, value, above = pending.pop()
+        if type(value) is Held:  # a static part of the object, or a function that is a setting
+            if not stops(value.value):
+                continue
+            value = value.value
+        if isinstance(value, Variable) or stops(value) or is_pytree_leaf(value):
+            settings[path] = value.get_raw_value() if isinstance(value, Variable) else value
+            continue
+        if id(value) in above:
+            raise ValueError(
+                f"The prefix of type {type(part).__name__} contains itself at '{path_text(path)}'. "
+                "Choose the settings by filter instead."
+            )
+        is_object = kind_of(value) == Kind.OBJECT
+        below = keyed_children(value, stops) if is_object else flatten_one_level(value)[0]
+        above = (*above, id(value))
+        pending += [((*path, key_name(key)), child, above) for key, child in reversed(below)]
+    return NodePrefix(type(part).__name__, settings)
+
+
+def settings_in(prefix: tp.Any) -> tp.Iterator[tuple[tp.Any, tp.Any]]:
+    """The parts of a prefix, each with every setting that it may give to a leaf."""
+    for part in jax.tree_util.tree_leaves(prefix, is_leaf=is_setting):
+        inside = part._settings if isinstance(part, PrefixMapping) else (part,)
+        yield from ((part, setting) for setting in inside)
+
+
+def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
+    """Raise TypeError where a prefix of axes contains something else."""
+    for _, axis in settings_in(prefix):
+        if not (isinstance(axis, int) or is_setting(axis)):
+            raise TypeError(
+                f"{name} {what} must be an int, None, or (nested) container with those types "
+                f"as leaves, but got {axis!r} of type '{type(axis).__name__}' in {prefix!r}. "
+                "nnx.StateAxes chooses by Variable."
+            )
+
+
+# Labels -------------------------------------------------------------------------------------------
 
 
 def broadcast(
@@ -67,7 +380,7 @@ def labels(
     first_decides: tp.Callable[[int, int], bool] = lambda first, again: False,
     meaning: tp.Callable[[tp.Any, Path, int], tp.Any] | None = None,
 ) -> list[tp.Any]:
-    """The one setting of each leaf of the arguments, from that of each position of their treedef.
+    """The one label of each leaf of the arguments, from the setting of each position of their treedef.
 
     A setting of an object may be a `PrefixMapping`, such as `StateAxes` and `DiffState`, which chooses
     for each leaf; `broadcast` makes such a list of a prefix.
@@ -82,7 +395,7 @@ def labels(
         meaning: what a setting, chosen for a path and the number of a leaf, says about this leaf; the
             parts of an object of settings that the arguments do not have are then ignored.
 
-    Raises ValueError where a shared Variable would get two different settings.
+    Raises ValueError where a shared leaf would get two different labels.
     """
     places, first = call.leaves(), settings[0] if settings else None
     same = all(part is first for part in settings) and not isinstance(first, PrefixMapping)
@@ -128,11 +441,6 @@ def not_for_arrays(setting: PrefixMapping, what: str, where: str) -> ValueError:
         f"Cannot use {setting!r} on non-graph nodes: as {what} it is given to the leaf at '{where}', "
         "which has no Variables. Give the leaf a setting of its own."
     )
-
-
-def setting_of(part: tp.Any, path: Path, variable: tp.Any) -> tp.Any:
-    """What a part of a prefix says of a Variable (or array), by its path from there."""
-    return part.map_prefix(path, variable) if isinstance(part, PrefixMapping) else part
 
 
 def conflict(
@@ -188,63 +496,15 @@ def shown(decoded: Decoded, leaf: int) -> tp.Any:
     return make(without_hooks, value)
 
 
-def further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
-    """The further paths of the leaves that have several, each with the number of the leaf."""
-    known = call.cache.get("further")
-    if known is not None:
-        return known
-    numbers: dict[int | None, list[tuple[int, Path]]] = {}
-    for number, leaf in enumerate(call.leaves()):
-        numbers.setdefault(leaf.graph_leaf, []).append((number, leaf.inside))
-    decoded, paths, seen = call.graphdef.decoded, call.paths(), set[Code]()
-    further: list[tuple[int, ArgumentLeaf]] = []
-    for (root, *path), code in decoded.visit():
-        for graph_leaf, tail in leaves_of_code(decoded, code) if code in seen else ():
-            position, below = call.where[root], (*path, *tail)
-            for number, inside in numbers.get(graph_leaf, ()):
-                at = (*paths[position], *below, *inside)
-                leaf = ArgumentLeaf(position, root, below, at, graph_leaf, inside)
-                further.append((number, leaf))
-        if isinstance(code, NodeCode):
-            seen.add(code)
-    return call.remember("further", further)
-
-
-def leaves_of_code(decoded: Decoded, code: Code) -> list[tuple[int, Path]]:
-    """The leaves at or below what a code describes, each with its path from there, the last one first.
-
-    Messages name the first that is wrong, so in most models a kernel and not a bias.
-    """
-    pairs = [(decoded.leaf_of(below), path) for path, below in decoded.visit(code)]
-    return [(leaf, path) for leaf, path in reversed(pairs) if leaf >= 0]
-
-
-def leaf_shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], list[tp.Any]]:
-    """`in_shardings` of `jit`, by leaf and by root; static arguments have none."""
-    args, kwargs = call.template()
-    static = call.static_positions()
-    crosses = lambda arg: not (type(arg) is int and arg in static)
-    args = tuple(filter(crosses, args))
-    if isinstance(in_shardings, list):
-        in_shardings = tuple(in_shardings)
-    settings = broadcast(in_shardings, args, "in_shardings")
-    settings += [None] * len(jax.tree_util.tree_leaves([*filter(crosses, kwargs.values())]))
-    for position in static:
-        settings.insert(position, None)
-    by_leaf = labels(call, settings, "sharding")
-    return by_leaf, [settings[i] for i in call.where]
-
-
 # Outputs --------------------------------------------------------------------------------------------
 
 
 def mentioned(*prefixes: tp.Any) -> tuple[tp.Any, ...]:
     """Every setting that occurs in some prefixes, each once, in order of first occurrence."""
     out: list[tp.Any] = []
-    for prefix in prefixes:
-        for setting in jax.tree_util.tree_leaves(prefix, is_leaf=is_setting):
-            inside = setting._settings if isinstance(setting, PrefixMapping) else (setting,)
-            out += [s for s in inside if s not in out]
+    for _, setting in settings_in(list(prefixes)):
+        if setting not in out:
+            out.append(setting)
     return tuple(out)
 
 
@@ -280,8 +540,7 @@ def output_settings(
     new: dict[int, tp.Any] = {}
     first, last = left.first_result, left.first_result + len(left.where)
     by_root = [*root_settings[:first], *[settings[position] for position in left.where]]
-    codes = [*decoded.roots[:first], *left.roots, *decoded.roots[last:]]
-    for root, code in enumerate(codes):
+    for root, code in enumerate(decoded.roots):
         place, *start = (root,) if root < last else came_from(call, left, root)
         of_root = by_root[place]
         for leaf, below in leaves_of_code(decoded, code):
@@ -291,7 +550,11 @@ def output_settings(
             if not is_new and (of_root is before or not first <= root < last):
                 continue
             variable = shown(decoded, leaf)
-            here = setting_of(of_root, path, variable)
+            here = (
+                of_root.map_prefix(path, variable)
+                if isinstance(of_root, PrefixMapping)
+                else of_root
+            )
             if is_new:
                 new[~source] = here
                 continue
@@ -312,33 +575,3 @@ def new_variables(out: Outputs) -> list[tp.Any]:
     left = out.definition
     leaves = left.new_leaves()
     return [shown(left.graphdef.decoded, leaves[number]) for number in range(len(out.new))]
-
-
-def output_names(call: CallDef, definition: OutDef) -> list[str]:
-    """The names of all outputs, for messages; see `output_paths`."""
-    paths = output_paths(call, definition)
-    counts = definition.num_arrays, len(definition.written)
-    kinds = ["the result"] * counts[0] + ["the value at"] * counts[1]
-    kinds += ["the new Variable"] * (len(paths) - len(kinds))
-    starts = [1] * counts[0] + [0] * (len(paths) - counts[0])  # "result" is in the words already
-    return [f"{k} '{path_text(path[i:])}'" for k, path, i in zip(kinds, paths, starts)]
-
-
-def refuse_no_room(what: object, call: CallDef, out: Outputs, axes: tp.Sequence[tp.Any]) -> None:
-    """Raise ValueError where an output cannot get its axis, because its slices have too few.
-
-    Args:
-        what: the transform and its function, for the message.
-        call, out: the arguments, and the outputs.
-        axes: the setting of each output.
-    """
-    for number, (axis, value) in enumerate(zip(axes, out.values)):
-        if not isinstance(axis, int) or axis in (0, -1):
-            continue
-        for shape in map(np.shape, jax.tree_util.tree_leaves(value)):
-            if not -len(shape) - 1 <= axis <= len(shape):
-                raise ValueError(
-                    f"{what}: axis {axis} of {output_names(call, out.definition)[number]} is out of "
-                    f"bounds: each slice of it has shape {shape}. Give it another axis, in out_axes "
-                    "or, if it belongs to an argument, in in_axes."
-                )

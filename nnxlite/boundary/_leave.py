@@ -12,16 +12,26 @@ import typing as tp
 import jax
 
 from nnxlite._base.errors import path_text, short_type
-from nnxlite._base.jax import PyTreeDef, describe_trace, in_this_trace, is_ref, trace_state
+from nnxlite._base.jax import (
+    PyTreeDef,
+    describe_trace,
+    in_this_trace,
+    is_ref,
+    key_name,
+    trace_state,
+)
+from nnxlite._base.outline import array_text
 from nnxlite._base.statics import ById, alike, captures
-from nnxlite.boundary._call_def import CallDef, Inner, paths_of
+from nnxlite.boundary._call_def import CallDef, Inner, paths_of, template_of
 from nnxlite.boundary._inputs import is_root, positions
-from nnxlite.boundary._out import Edit, OutDef, Outputs, Source
+from nnxlite.boundary._out import Edit, OutDef, Outputs, Source, output_paths
+from nnxlite.graph._compare import SHOWN, kind_at, worded
 from nnxlite.graph._defs import ObjectDef, StaticDef
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import CUSTOM_NODES, GraphNode, refuse_hidden_writes
+from nnxlite.graph._kinds import GraphNode, refuse_hidden_writes
+from nnxlite.graph._plan import refuse_sharing
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path, traverse
-from nnxlite.variables._definition import VariableDef, current_definition
+from nnxlite.variables._definition import VariableDef
 from nnxlite.variables._variable import Variable
 
 
@@ -29,6 +39,9 @@ def leave(
     inner: Inner,
     result: tp.Any,
     *,
+    name: str = "the function",
+    foreign: bool = True,
+    graph: bool = True,
     all_written: tp.Collection[int] = (),
     structure: bool = True,
     captured: bool = False,
@@ -38,6 +51,9 @@ def leave(
     Args:
         inner: the arguments as they were rebuilt.
         result: what the function returned.
+        name: of the transform and its function, for messages.
+        foreign: whether the function may return and store what JAX cannot return.
+        graph: whether the result may contain a Variable twice.
         all_written: input leaves that always count as written.
         structure: whether structure changes of the arguments are repeated outside, and arrays outside
             Variables written back; otherwise the result must not contain Variables of the arguments.
@@ -45,35 +61,22 @@ def leave(
 
     Raises:
         ValueError: for a result that contains an object or Variable that it must not contain.
+        TypeError: for what JAX cannot return.
     """
+    if not graph:
+        _refuse_shared(result, name.partition("(")[0])
     if inner.plain:
         refuse_hidden_writes(inner.plain)
     call = inner.call
     leaves, treedef = jax.tree_util.tree_flatten(result, is_leaf=is_root)
     where, others = positions(leaves)
     roots = [leaves[i] for i in where]
-    written = _written(inner, all_written)
-    numbers = {id(node): i for i, node in enumerate(inner.nodes)}
-    known = [numbers.get(id(root)) for root in roots]
-    definition, new = values_alone(call, treedef, where, known), list[tp.Any]()
-    edited = _edited(inner) if structure else []
-    if None in known or edited or (_is_unversioned(inner) if structure else where):
-        left, new, changed = _graph_of(
-            inner, roots, (treedef, where), all_written, edited, captured, structure
-        )
-        written.update(changed)
-        definition, new = (left, new) if left.restructures else (definition, [])
-    return Outputs(definition, [*[leaves[i] for i in others], *new]).with_written(written)
-
-
-def values_alone(
-    call: CallDef, treedef: PyTreeDef, where: tuple[int, ...], known: tp.Iterable[int | None]
-) -> OutDef:
-    """The definition where only values changed, given the nodes that are the roots of the result."""
-    roots = tuple([NodeCode(tp.cast(int, number)) for number in known])
-    graph = call.graphdef
-    same = range(len(graph.decoded.node_defs)), range(graph.num_leaves)
-    return OutDef(treedef, where, roots, graph, *same, len(call.where))
+    left, new, changed = _graph_of(inner, roots, (treedef, where), all_written, captured, structure)
+    written = _written(inner, all_written) | changed
+    out = Outputs(left, [*[leaves[i] for i in others], *new]).with_written(written)
+    if not foreign:
+        _refuse_foreign(call, out, name)
+    return out
 
 
 def _written(inner: Inner, all_written: tp.Collection[int]) -> dict[int, tp.Any]:
@@ -91,34 +94,6 @@ def _written(inner: Inner, all_written: tp.Collection[int]) -> dict[int, tp.Any]
     return out
 
 
-def _edited(inner: Inner) -> list[tp.Any]:
-    """The nodes of the arguments of which anything but values and arrays may have changed.
-
-    No version moves with edits of plain containers and mutable static values.
-    """
-    decoded = inner.call.graphdef.decoded
-    loose = {owner for owner, _, code in decoded.raw_slots if not isinstance(code, ArrayCode)}
-
-    def changed(number: int) -> bool:
-        node, version = inner.nodes[number], inner.versions[number]
-        definition = decoded.node_defs[number]
-        if isinstance(node, Variable):
-            return not current_definition(node._box).matches(definition)
-        if not version or not isinstance(node, GraphNode):
-            return False
-        edited = node._nnx_version != version or node._nnx_def is not definition
-        return edited or number in loose or bool(definition.mutable)
-
-    return [node for number, node in enumerate(inner.nodes) if changed(number)]
-
-
-def _is_unversioned(inner: Inner) -> bool:
-    """Whether the arguments have parts that cannot notify: arrays, containers, registered classes."""
-    decoded = inner.call.graphdef.decoded
-    custom = (decoded.node_defs[n].type in CUSTOM_NODES for n in decoded.children if CUSTOM_NODES)
-    return bool(decoded.raw_slots) or decoded.has_containers or any(custom)
-
-
 # Structure changes -------------------------------------------------------------------------------
 
 
@@ -127,7 +102,6 @@ def _graph_of(
     roots: list[tp.Any],
     result: tuple[PyTreeDef, tuple[int, ...]],
     all_written: tp.Collection[int],
-    edited: list[tp.Any],
     captured: bool,
     structure: bool,
 ) -> tuple[OutDef, list[tp.Any], dict[int, tp.Any]]:
@@ -137,8 +111,12 @@ def _graph_of(
     others.
     """
     arguments = inner.roots() if structure else []
-    every = [*arguments, *roots, *edited]  # even if nothing refers to them any more
+    every = [*arguments, *roots]
     walk = traverse(every, trees=inner.call.trees, open_roots=True)
+    seen = {id(node) for node in walk.nodes}
+    if detached := [x for x in inner.nodes if structure and id(x) not in seen]:
+        every += detached  # they may have been edited before
+        walk = traverse(every, trees=inner.call.trees, open_roots=True)
     graphdef: GraphDef[tp.Any] = GraphDef(walk.tokens, len(every))
     decoded, came_in = graphdef.decoded, inner.call.graphdef.decoded
     numbers = {id(node): i for i, node in enumerate(inner.nodes)}
@@ -150,7 +128,6 @@ def _graph_of(
     own = all(variable._box.trace is trace_state.value for variable in variables)
     if not captured and (structure or not own):  # without Variables, objects are built again
         refuse_captured(walk.nodes, origin, decoded)
-    refuse_dead_tracers(walk.nodes, decoded)
     arrays: dict[int, list[int]] = {}  # one array may be at several paths
     for leaf, node in enumerate(came_in.leaf_nodes):
         if node < 0 and leaf not in all_written and structure:
@@ -169,6 +146,8 @@ def _graph_of(
 
     sources = [source(number, leaf) for number, leaf in enumerate(walk.leaves)]
     edits, moves = _edits(came_in, decoded, origin, sources)
+    fresh = {number for number, old in enumerate(origin) if old is None}
+    refuse_dead_tracers(walk.nodes, decoded, fresh | {number for number, *_ in edits})
     replaced = {now: old for old, now in moves.items()}
     new: list[tp.Any] = []
     refs: dict[int, Source] = {id(x): i for i, x in enumerate(inner.values) if is_ref(x)}
@@ -195,7 +174,6 @@ def _graph_of(
     )
     left = OutDef(
         *result,
-        tuple(decoded.roots[in_result.start : in_result.stop]),
         graphdef,
         origin,
         tuple(tp.cast(list[Source], sources)),
@@ -278,9 +256,10 @@ def refuse_captured(nodes: list[tp.Any], origin: tuple[int | None, ...], decoded
             )
 
 
-def refuse_dead_tracers(nodes: list[tp.Any], decoded: Decoded) -> None:
-    """Raise ValueError where a static attribute of an object that leaves captures a tracer."""
-    for number, node in enumerate(nodes):
+def refuse_dead_tracers(nodes: list[tp.Any], decoded: Decoded, changed: tp.Collection[int]) -> None:
+    """Raise ValueError where a static attribute of an object that changed captures a tracer."""
+    for number in sorted(changed):
+        node = nodes[number]
         for name, value in node._nnx_dict.items() if isinstance(node, GraphNode) else ():
             tracer = _captured_tracer(value)
             if tracer is None:
@@ -338,3 +317,202 @@ def refuse_aliases(
             "leave: return the value (variable[...]); what is written into the Variable is kept in "
             "any case."
         )
+
+
+def _refuse_foreign(call: CallDef, out: Outputs, name: str) -> None:
+    """Raise TypeError where a function returned or stored something that JAX cannot return.
+
+    Args:
+        call: the arguments, with the user's names.
+        out: the outputs.
+        name: of the transform and the function.
+    """
+    for number, value in enumerate(out.values):
+        for leaf in filter(_is_foreign, jax.tree_util.tree_leaves(value)):
+            path = output_paths(call, out.definition)[number]
+            kind = type(leaf).__name__
+            if number < out.definition.num_arrays:
+                raise TypeError(
+                    f"{name} returned a value of type '{kind}' at '{path_text(path[1:])}', "
+                    "which is not a valid JAX type. Return arrays, objects, or pytrees of these; static "
+                    "values can be attributes of objects."
+                )
+            raise TypeError(
+                f"{name} stored a value of type '{kind}' at '{path_text(path)}', which is not a "
+                "valid JAX type. Store an array; to make an attribute static, assign "
+                "nnx.static(value)."
+            )
+
+
+def _refuse_shared(result: tp.Any, name: str) -> None:
+    """Raise ValueError where a result contains a Variable twice, or itself.
+
+    Objects without Variables may be there twice, as in the reference.
+    """
+    places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
+    places = [(path, value) for path, value in places if is_root(value)]
+    walk = traverse([value for _, value in places], trees=True)
+    starts = [tuple(map(key_name, path)) for path, _ in places]
+    graphdef = GraphDef(walk.tokens, len(places))
+    refuse_sharing(graphdef, name, lambda: starts, " of the result", arrays=False)
+
+
+def refuse_non_arrays(
+    name: str, call: CallDef, leaves: tp.Sequence[tp.Any], remedy: str, inside: str | None = None
+) -> None:
+    """Raise TypeError naming the first leaf of the arguments that JAX does not accept.
+
+    Called after JAX refused the arguments; returns if JAX had another reason.
+
+    Args:
+        name: of the transform.
+        call, leaves: the arguments.
+        remedy: what to do instead.
+        inside: the same for a leaf inside a module or container, where it differs.
+    """
+    pairs = zip(call.leaves(), leaves)
+    parts = ((leaf.text(), x) for leaf, value in pairs for x in jax.tree_util.tree_leaves(value))
+    bad = next((pair for pair in parts if _is_foreign(pair[1])), None)
+    if bad is not None:
+        if inside is not None and not str(bad[0]).isidentifier():
+            remedy = inside
+        raise TypeError(
+            f"{name}: cannot interpret argument '{bad[0]}' as an array, it is of type "
+            f"'{type(bad[1]).__name__}'. {remedy}"
+        ) from None
+
+
+def _is_foreign(value: tp.Any) -> bool:
+    try:
+        jax.typeof(value)
+    except TypeError:
+        return True
+    return False
+
+
+def structure_error(
+    before: PyTreeDef, after: PyTreeDef, roots: tp.Container[int] = ()
+) -> type[Exception]:
+    """The class of the error for a carry that changes its structure, as in the reference.
+
+    It is TypeError where only arrays became trees; `roots` are the leaves that are objects.
+    """
+    try:
+        parts = before.flatten_up_to(template_of(after))
+    except ValueError:
+        return ValueError
+    kept = all(isinstance(part, int) for i, part in enumerate(parts) if i in roots)
+    return TypeError if kept else ValueError
+
+
+def tree_difference(
+    before: PyTreeDef,
+    after: PyTreeDef,
+    words: tuple[tp.Sequence[str], tp.Sequence[str]] | None = None,
+) -> str:
+    """How two pytree structures differ: the paths that only one of them has.
+
+    Args:
+        before, after: the structures.
+        words: for each of them what its leaves are.
+
+    >>> import jax
+    >>> from nnxlite.boundary._leave import tree_difference
+    >>> before, after = map(jax.tree.structure, ({"a": 1, "b": 2}, {"a": 1, "c": (2, 3)}))
+    >>> tree_difference(before, after)
+    "without 'b', with 'c.0', 'c.1'"
+    """
+    difference = _difference(paths_of(before), paths_of(after))
+    texts = [tree_text(tree, w) for tree, w in zip((before, after), words or (None, None))]
+    return difference or f"{texts[1]} in place of {texts[0]}"
+
+
+def tree_text(treedef: PyTreeDef, words: tp.Sequence[str] | None = None) -> str:
+    """A pytree structure as Python would print it, with words for its leaves.
+
+    >>> import jax
+    >>> from nnxlite.boundary._leave import tree_text
+    >>> tree_text(jax.tree.structure([1, None]), ["a State"]), tree_text(jax.tree.structure(()))
+    ('[a State, None]', '()')
+    """
+    leaves = [_Word(word) for word in words or ["a leaf"] * treedef.num_leaves]
+    text = repr(jax.tree_util.tree_unflatten(treedef, leaves))
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
+
+
+_LONGEST = 200
+
+
+class _Word(str):
+    """Text that prints without quotes in a container."""
+
+    __repr__ = str.__str__
+
+
+def _difference(before: tp.Iterable[Path], after: tp.Iterable[Path]) -> str:
+    """The paths that only one of two trees has; nothing where a tree has only one leaf."""
+    old, new = (dict.fromkeys(map(path_text, paths)) for paths in (before, after))
+    if _ROOT in old or _ROOT in new:
+        return ""
+    parts = []
+    for word, one, other in (("without", old, new), ("with", new, old)):
+        missing = [repr(path) for path in one if path not in other]
+        if missing:
+            more = ", ..." if len(missing) > SHOWN else ""
+            parts.append(f"{word} {', '.join(missing[:SHOWN])}{more}")
+    return ", ".join(parts)
+
+
+_ROOT = path_text(())
+
+
+def edits_text(call: CallDef, left: OutDef) -> str:
+    """The structure changes that a function made to its arguments, in words."""
+    out = []
+    for number, names, removed in left.edits:
+        where = node_text(call, tp.cast(int, left.origin[number]))
+        out.append(f"attributes {[*names, *removed]} of {where}")
+    out += [f"metadata of {node_text(call, old)}" for old, _ in left.kinds]
+    return ", ".join(out) or "no structure"
+
+
+def node_text(call: CallDef, node: int) -> str:
+    """The path of an object among the arguments."""
+    decoded = call.graphdef.decoded
+    root, *below = decoded.path(decoded.node_frames[node])
+    return f"'{call.text_of(root, below)}'"
+
+
+def code_text(code: Code, decoded: Decoded) -> str:
+    """What is at some path of a graph: the class of an object or container, an array, a value."""
+    return worded(kind_at(decoded, code))
+
+
+def argument_words(call: CallDef) -> list[str]:
+    """What each leaf of the arguments is: an object or an array."""
+    words, decoded = ["an array"] * call.treedef.num_leaves, call.graphdef.decoded
+    for position, code in zip(call.where, decoded.roots):
+        words[position] = f"the {code_text(code, decoded)}"
+    return words
+
+
+def result_words(call: CallDef, out: Outputs) -> list[str]:
+    """What each leaf of a result is: an object, a State, or the type of an array."""
+    left = out.definition
+    words = [described(x) for x in left.split(out.values)[0]]
+    for position, code, old in zip(left.where, left.roots, left.known_roots):
+        new = f"a new {code_text(code, left.graphdef.decoded)}"
+        words.insert(position, new if old is None else node_text(call, old))
+    return words
+
+
+def described(value: tp.Any) -> str:
+    """A leaf (or small tree) by type and shape."""
+
+    def one(x: tp.Any) -> str:
+        return array_text(x if hasattr(x, "shape") and hasattr(x, "dtype") else jax.typeof(x))
+
+    leaves, treedef = jax.tree_util.tree_flatten(value)
+    if treedef == jax.tree_util.tree_structure(0):
+        return one(leaves[0])
+    return str(jax.tree_util.tree_unflatten(treedef, [one(x) for x in leaves]))

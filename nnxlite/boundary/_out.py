@@ -15,7 +15,9 @@ import operator
 import typing as tp
 
 import jax
+import numpy as np
 
+from nnxlite._base.errors import path_text
 from nnxlite._base.interning import Writes
 from nnxlite._base.jax import PyTreeDef, new_ref, trace_state
 from nnxlite._base.statics import ById, own_copy
@@ -68,11 +70,9 @@ class OutDef:
 
     Attributes:
         treedef, where: of the result, with roots as leaves, and the positions of these.
-        roots: each root of the result, in the graph.
         written: numbers of the input leaves (Variables, and arrays outside Variables) whose values are
             outputs, in order.
-        graphdef: the graph below arguments and result as the function left it; that of the arguments,
-            where only values changed.
+        graphdef: the graph below arguments and result as the function left it.
         origin: for each node the number it came in with, or None for a new one.
         sources: for each leaf where its value comes from.
         first_result: how many roots of the graph belong to the arguments; they are the first.
@@ -84,7 +84,6 @@ class OutDef:
 
     treedef: PyTreeDef
     where: tuple[int, ...]
-    roots: tuple[Code, ...]
     graphdef: GraphDef[tp.Any]
     origin: tp.Sequence[int | None]
     sources: tp.Sequence[Source]
@@ -109,8 +108,14 @@ class OutDef:
     @functools.cached_property
     def restructures(self) -> bool:
         """Whether anything but values changed, or the result has new objects."""
-        return bool(self.edits or self.kinds) or any(old is None for old in self.known_roots())
+        return bool(self.edits or self.kinds) or any(old is None for old in self.known_roots)
 
+    @functools.cached_property
+    def roots(self) -> list[Code]:
+        """Each root of the result, in the graph."""
+        return self.graphdef.decoded.roots[self.first_result :][: len(self.where)]
+
+    @functools.cached_property
     def known_roots(self) -> list[int | None]:
         """The number that each root of the result came in with; None for a new one."""
         return [self.origin[c.number] if isinstance(c, NodeCode) else None for c in self.roots]
@@ -244,6 +249,36 @@ def output_paths(call: CallDef, definition: OutDef) -> list[Path]:
     return paths
 
 
+def output_names(call: CallDef, definition: OutDef) -> list[str]:
+    """The names of all outputs, for messages; see `output_paths`."""
+    paths = output_paths(call, definition)
+    counts = definition.num_arrays, len(definition.written)
+    kinds = ["the result"] * counts[0] + ["the value at"] * counts[1]
+    kinds += ["the new Variable"] * (len(paths) - len(kinds))
+    starts = [1] * counts[0] + [0] * (len(paths) - counts[0])  # "result" is in the words already
+    return [f"{k} '{path_text(path[i:])}'" for k, path, i in zip(kinds, paths, starts)]
+
+
+def refuse_no_room(what: object, call: CallDef, out: Outputs, axes: tp.Sequence[tp.Any]) -> None:
+    """Raise ValueError where an output cannot get its axis, because its slices have too few.
+
+    Args:
+        what: the transform and its function, for the message.
+        call, out: the arguments, and the outputs.
+        axes: the setting of each output.
+    """
+    for number, (axis, value) in enumerate(zip(axes, out.values)):
+        if not isinstance(axis, int) or axis in (0, -1):
+            continue
+        for shape in map(np.shape, jax.tree_util.tree_leaves(value)):
+            if not -len(shape) - 1 <= axis <= len(shape):
+                raise ValueError(
+                    f"{what}: axis {axis} of {output_names(call, out.definition)[number]} is out of "
+                    f"bounds: each slice of it has shape {shape}. Give it another axis, in out_axes "
+                    "or, if it belongs to an argument, in in_axes."
+                )
+
+
 # Replay ---------------------------------------------------------------------------------------------
 
 
@@ -261,7 +296,7 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
     first = definition.num_arrays
     if definition.where:
         nodes = inputs.nodes()
-        known = tp.cast(list[int], definition.known_roots())
+        known = tp.cast(list[int], definition.known_roots)
         result = definition.result(values[:first], [nodes[number] for number in known])
     else:
         result = definition.treedef.unflatten(values[:first])

@@ -27,9 +27,8 @@ from nnxlite.boundary._call_def import (
     static_leaves,
 )
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._labels import Meaning, new_variables
+from nnxlite.boundary._labels import Meaning, NodePrefix, new_variables
 from nnxlite.boundary._out import Outputs, Source, output_paths, pick
-from nnxlite.boundary._prefixes import NodePrefix
 from nnxlite.filtered._specs import (
     IN_AXES,
     OUT_AXES,
@@ -44,11 +43,11 @@ from nnxlite.filtered._specs import (
     parts,
 )
 from nnxlite.graph._rebuild import Path
-from nnxlite.transforms._call import Selection
+from nnxlite.transforms._call import Selection, inputs_in_mode
 from nnxlite.transforms._compiles import Lowered, Staged, refuse_other_structure
 from nnxlite.transforms._jit import JitWrapped, run_jit
 from nnxlite.transforms._mapping import Program
-from nnxlite.transforms._wrapper import Transform, decorated, inputs_in_mode, name_of, program
+from nnxlite.transforms._wrapper import Transform, decorated, name_of, program
 from nnxlite.variables._definition import MISSING
 
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]

@@ -32,8 +32,8 @@ from nnxlite.filtered._specs import (
     tree_out,
 )
 from nnxlite.graph._rebuild import Path
+from nnxlite.transforms._call import note_check, raise_failed
 from nnxlite.transforms._control import run_remat
-from nnxlite.transforms._finish import note_check, raise_failed
 from nnxlite.transforms._wrapper import Transform, decorated, name_of
 from nnxlite.variables._definition import MISSING
 

@@ -34,10 +34,9 @@ from nnxlite._base.jax import as_integer
 from nnxlite._base.text import Style, Text, expanded, laid_out, open_up, short
 from nnxlite.boundary._call_def import CallDef, Inner, Partition
 from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.boundary._labels import broadcast, labels
+from nnxlite.boundary._labels import broadcast, labels, node_prefix
 from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import Fixed
-from nnxlite.boundary._prefixes import node_prefix
 from nnxlite.graph._kinds import Kind, kind_of
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import iter_graph

@@ -20,7 +20,7 @@ import numpy as np
 
 from nnxlite._state._definition import State
 from nnxlite._state._flat import FlatState
-from nnxlite.boundary._prefixes import DiffState, StateAxes, StateSharding
+from nnxlite.boundary._labels import DiffState, StateAxes, StateSharding
 from nnxlite.flax import _private
 from nnxlite.flax._private import PytreeState
 from nnxlite.graph._functional import graphdef

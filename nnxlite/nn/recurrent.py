@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 
 from nnxlite._base.errors import short_type
-from nnxlite.boundary._prefixes import Carry, StateAxes
+from nnxlite.boundary._labels import Carry, StateAxes
 from nnxlite.filters import All, Filter
 from nnxlite.graph._functional import variables
 from nnxlite.nn._common import KeySource, broadcasts_to, own_stream

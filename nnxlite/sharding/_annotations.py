@@ -21,8 +21,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from nnxlite._base.errors import GRAPH_MODE, Setting
 from nnxlite._base.jax import constrained, current_mesh, is_ref, is_tracing
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._labels import broadcast, labels
-from nnxlite.boundary._prefixes import by_path
+from nnxlite.boundary._labels import broadcast, by_path, labels
 from nnxlite.graph._walk import iter_graph
 from nnxlite.transforms._call import positional
 from nnxlite.transforms._wrapper import name_of

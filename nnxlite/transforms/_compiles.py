@@ -34,12 +34,11 @@ from nnxlite._base.jax import current_mesh
 from nnxlite._base.text import Atom, safely, short
 from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, leaf_names, step_text
 from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._leave import described
 from nnxlite.boundary._out import replay
-from nnxlite.boundary._refusals import described
 from nnxlite.graph._compare import SHOWN, compare
 from nnxlite.graph._plan import view
-from nnxlite.transforms._call import Call
-from nnxlite.transforms._finish import R, raise_failed
+from nnxlite.transforms._call import Call, R, raise_failed
 from nnxlite.transforms._wrapper import Options, unbind
 from nnxlite.variables._definition import place
 from nnxlite.variables._variable import Variable
@@ -75,28 +74,26 @@ class Trace:
         call = self.call
         parts = {name: (text, Atom(text)) for name, text in zip(self.names, self.types)}
         if call.static is not None:
-            numbers, keys = call.static.numbers, call.static.keys
-            leaves = call.all_leaves
-            static = leaf_names(call, [leaves[number] for number in numbers])
-            parts |= zip(static, zip(keys, call.static.values))
+            static = leaf_names(call, [call.all_leaves[number] for number in call.static.numbers])
+            parts |= zip(static, zip(call.static.keys, call.static.values))
         settings = dict(call.extra or ())
         return parts | {f"setting {n}": (x, Atom(str(x))) for n, x in settings.items()}
 
     def causes(self, before: Trace) -> list[str]:
         """The differences from an earlier trace, a line for each."""
         old, new = before.call, self.call
-        causes = [] if old is new else _structure(before, self)
         then, now = before.parts(), self.parts()
-        for name in {**now, **then}:
-            if name.startswith("setting "):
-                sides = then.get(name, _DEFAULT), now.get(name, _DEFAULT)
-            elif name in then and name in now:
-                sides = then[name], now[name]
-            else:
-                continue  # the structure tells
-            (key, value), (other_key, other) = sides
-            if key != other_key:
-                causes.append(sides_text(name, value, other))
+        causes = [] if old is new else _objects(old, new)
+        arrays = [set(leaf_names(c, c.all_leaves[: c.num_arrays])) for c in (old, new)]
+        for name in {**then, **now}:
+            if name.startswith("setting ") or (name in then and name in now):
+                (key, value), (other_key, other) = (p.get(name, _DEFAULT) for p in (then, now))
+                if key != other_key:
+                    causes.append(sides_text(name, value, other))
+            elif name in arrays[0] | arrays[1]:  # of others the objects tell
+                causes.append(f"{name}: {'gone' if name in then else 'new'}")
+        if old.treedef != new.treedef and arrays[0] == arrays[1]:
+            causes.append(f"structure of the arguments: {old.treedef} -> {new.treedef}")
         if not causes and old.extra != new.extra:
             return ["a static value: another object, which looks the same"]
         return causes or [_NOTHING]
@@ -109,29 +106,18 @@ _NOTHING = (
 _DEFAULT = ("default", Atom("default"))
 
 
-def _structure(before: Trace, after: Trace) -> list[str]:
-    """How the arguments differ: those that only one call has, and the objects in both."""
-    old, new = before.call, after.call
+def _objects(old: CallDef, new: CallDef) -> list[str]:
+    """How the objects among the arguments differ."""
+    if old.graphdef is new.graphdef and old.where == new.where:
+        return []
+    at = [ArgumentLeaf(position, None, (), ()) for position in old.where]
+    roots = [(name,) for name in leaf_names(old, at)]
     causes: list[str] = []
-    if old.graphdef is not new.graphdef or old.where != new.where:
-        at = [ArgumentLeaf(position, None, (), ()) for position in old.where]
-        roots = [(name,) for name in leaf_names(old, at)]
-        for difference in compare(old.graphdef, new.graphdef, roots):
-            path = ".".join(map(str, difference.path))
-            setting = difference.kind == "setting"
-            causes.append(
-                sides_text(path, difference.before, difference.after)
-                if setting
-                else f"{path}: {difference.words}"
-            )
-    if old.treedef != new.treedef:
-        # The names of the leaves outside objects, static ones too.
-        arrays = [leaf_names(call, call.all_leaves[: call.num_arrays]) for call in (old, new)]
-        here, there = map(set, arrays)
-        causes += [f"{name}: gone" for name in sorted(here - there)]
-        causes += [f"{name}: new" for name in sorted(there - here)]
-        if here == there:
-            causes.append(f"structure of the arguments: {old.treedef} -> {new.treedef}")
+    for one in compare(old.graphdef, new.graphdef, roots):
+        path, setting = ".".join(map(str, one.path)), one.kind == "setting"
+        causes.append(
+            sides_text(path, one.before, one.after) if setting else f"{path}: {one.words}"
+        )
     return causes
 
 

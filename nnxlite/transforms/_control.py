@@ -41,40 +41,40 @@ from nnxlite._base.jax import (
     without_literals,
     without_rules,
 )
-from nnxlite.boundary._body import Body, body_outputs, numbered, trace_body
+from nnxlite.boundary._body import Body, numbered, trace_body
 from nnxlite.boundary._call_def import CallDef, Inner, describe, parameter_names
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._out import Fixed, Outputs, output_paths, output_roots, replay
-from nnxlite.boundary._refusals import (
+from nnxlite.boundary._leave import (
     described,
     edits_text,
+    leave,
     result_words,
     tree_difference,
     tree_text,
 )
+from nnxlite.boundary._out import Fixed, Outputs, output_paths, output_roots, replay
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.transforms._call import (
     STATIC,
     Call,
+    R,
+    checks_noted,
     naming_arguments,
     positional,
-    refuse_shared_result,
     unwrapped_value,
+    wait,
 )
-from nnxlite.transforms._finish import R, checks_noted, wait
 from nnxlite.transforms._wrapper import (
     Decorator,
     Options,
     P,
+    RematKeywords,
     Transform,
     decorated,
     name_of,
     unbind,
 )
 from nnxlite.variables._definition import MISSING
-
-if tp.TYPE_CHECKING:
-    from nnxlite.transforms._signatures import RematKeywords
 
 S = tp.TypeVar("S", bound=tp.Hashable)
 Operands = tp.TypeVarTuple("Operands")
@@ -289,8 +289,9 @@ def _run_choice(
             (_, *operands), carried = tree
             args, kwargs = carried.get(label, ((), {}))
             result = fun(*args, *operands, **kwargs)
-            refuse_shared_result(result, name, modes.graph)
-            return body_outputs(inner, result, modes.updates, captured=modes.updates), None
+            more: dict[str, tp.Any] = {"structure": modes.updates, "captured": modes.updates}
+            shown = f"{name}({name_of(fun)})"
+            return leave(inner, result, name=shown, graph=modes.graph, foreign=False, **more), None
 
         return trace_body(call.renamed(names(fun)), run, leaves, user=fun)
 

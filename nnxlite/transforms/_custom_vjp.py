@@ -23,23 +23,10 @@ import numpy as np
 
 from nnxlite._base.errors import Modes
 from nnxlite._base.jax import is_sharding
-from nnxlite.boundary._call_def import (
-    Inner,
-    parameter_names,
-    parameters_of,
-    put,
-    replaced,
-)
+from nnxlite.boundary._call_def import Inner, parameter_names, parameters_of, put, replaced
 from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import Fixed, OutDef, Outputs, replay
-from nnxlite.transforms._call import (
-    PARTIAL,
-    Call,
-    check_arguments,
-    positional,
-    refuse_shared_result,
-)
+from nnxlite.transforms._call import PARTIAL, Call, check_arguments, positional
 from nnxlite.transforms._derivatives import (
     Argnums,
     Tangents,
@@ -51,6 +38,7 @@ from nnxlite.transforms._derivatives import (
     zero_tangent,
 )
 from nnxlite.transforms._wrapper import (
+    ModeKeywords,
     Options,
     P,
     R,
@@ -62,9 +50,6 @@ from nnxlite.transforms._wrapper import (
 )
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import is_variable
-
-if tp.TYPE_CHECKING:
-    from nnxlite.transforms._signatures import ModeKeywords
 
 Fwd = tp.Callable[..., tuple[tp.Any, tp.Any]]
 Bwd = tp.Callable[..., tp.Any]
@@ -193,13 +178,14 @@ class _Call(Call):
         self.known = out.definition
         return out
 
-    def leave(self, inner: Inner, result: tp.Any, written: tp.Collection[int] = ()) -> Outputs:
+    def leave(
+        self, inner: Inner, result: tp.Any, written: tp.Collection[int] = (), **more: tp.Any
+    ) -> Outputs:
         """What leaves the function; Variables that it returns are outputs, even if only read."""
-        modes, leaf_nodes = self.options.modes, self.definition.graphdef.decoded.leaf_nodes
-        refuse_shared_result(result, "custom_vjp", modes.graph)
+        leaf_nodes = self.definition.graphdef.decoded.leaf_nodes
         nodes = {id(node) for node in Inputs(result).nodes()}
         returned = {i for i, n in enumerate(leaf_nodes) if n >= 0 and id(inner.nodes[n]) in nodes}
-        return leave(inner, result, all_written={*written, *returned}, structure=modes.updates)
+        return super().leave(inner, result, all_written={*written, *returned}, **more)
 
     def _forward(self, leaves: list[tp.Any]) -> tp.Any:
         """The user's forward rule, between leaves."""

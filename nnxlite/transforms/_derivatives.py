@@ -22,10 +22,9 @@ from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import is_ref, new_ref
 from nnxlite._state._definition import State
 from nnxlite.boundary._call_def import CallDef, Partition, replaced
-from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.boundary._labels import further_leaves, labels, leaves_of_code
+from nnxlite.boundary._inputs import Inputs, further_leaves, is_root, leaves_of_code
+from nnxlite.boundary._labels import DiffState, labels
 from nnxlite.boundary._out import Fixed
-from nnxlite.boundary._prefixes import DiffState
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import Kind

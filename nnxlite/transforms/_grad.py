@@ -10,7 +10,7 @@ import jax
 from nnxlite._base.errors import Modes
 from nnxlite._base.jax import is_ref, new_ref
 from nnxlite.boundary._call_def import Partition
-from nnxlite.boundary._prefixes import DiffState
+from nnxlite.boundary._labels import DiffState
 from nnxlite.filters import All, Filter, Frozen, Not
 from nnxlite.graph._defs import ObjectDef
 from nnxlite.graph._kinds import Kind
@@ -31,21 +31,24 @@ from nnxlite.transforms._derivatives import (
     root_states,
     zero_tangent,
 )
-from nnxlite.transforms._wrapper import Options, P, R, Transform, decorated, unbind
+from nnxlite.transforms._wrapper import (
+    AnyState,
+    FirstGradKeywords,
+    Grad,
+    GradAux,
+    GradKeywords,
+    GraphGradKeywords,
+    ModeKeywords,
+    Options,
+    P,
+    R,
+    Transform,
+    ValueAndGrad,
+    decorated,
+    unbind,
+)
 from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._kinds import Param
-
-if tp.TYPE_CHECKING:
-    from nnxlite.transforms._signatures import (
-        AnyState,
-        FirstGradKeywords,
-        Grad,
-        GradAux,
-        GradKeywords,
-        GraphGradKeywords,
-        ModeKeywords,
-        ValueAndGrad,
-    )
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 Primals = tp.TypeVarTuple("Primals")

@@ -11,6 +11,7 @@ that a leaf may have, and JAX is given the labels of the groups.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import typing as tp
 import weakref
@@ -18,11 +19,12 @@ import weakref
 import jax
 import numpy as np
 
-from nnxlite._base.errors import Modes, context_key
-from nnxlite._base.jax import as_integer, is_tracing
-from nnxlite.boundary._body import Body, body_outputs, trace_body
+from nnxlite._base.errors import Modes, context_key, listed
+from nnxlite._base.jax import Tracer, as_integer, drop_hidden_frames, is_compiling, is_tracing
+from nnxlite.boundary._body import Body, trace_body
 from nnxlite.boundary._call_def import (
     CallDef,
+    Inner,
     Operands,
     Partition,
     describe,
@@ -31,13 +33,22 @@ from nnxlite.boundary._call_def import (
     paths_of,
 )
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._labels import leaf_shardings, mentioned, output_settings
-from nnxlite.boundary._leave import leave
+from nnxlite.boundary._labels import broadcast, by_path, labels, mentioned, output_settings
+from nnxlite.boundary._leave import leave, refuse_non_arrays
 from nnxlite.boundary._out import Outputs, replay, write_leaves
-from nnxlite.boundary._prefixes import by_path
-from nnxlite.boundary._refusals import refuse_foreign_outputs, refuse_non_arrays
 from nnxlite.objects._module import note_deleted
-from nnxlite.transforms._call import refuse_shared_result, select_arguments, unboxed
+from nnxlite.transforms._call import (
+    checks_noted,
+    has_several_cpus,
+    inputs_in_mode,
+    note_check,
+    owners,
+    raise_failed,
+    select_arguments,
+    stay_in_place,
+    wait,
+    wait_in_turn,
+)
 from nnxlite.transforms._compiles import (
     CacheInfo,
     Explanation,
@@ -48,20 +59,10 @@ from nnxlite.transforms._compiles import (
     place_abstract,
     refuse_other_structure,
 )
-from nnxlite.transforms._finish import (
-    checks_noted,
-    has_several_cpus,
-    note_check,
-    owners,
-    raise_failed,
-    refuse_shared_buffers,
-    run_donating,
-    stay_in_place,
-    wait,
-    wait_in_turn,
-)
 from nnxlite.transforms._mapping import Layout
 from nnxlite.transforms._wrapper import (
+    G,
+    JitKeywords,
     Options,
     P,
     R,
@@ -72,9 +73,6 @@ from nnxlite.transforms._wrapper import (
     weakly,
 )
 from nnxlite.variables._definition import MISSING
-
-if tp.TYPE_CHECKING:
-    from nnxlite.transforms._signatures import G, JitKeywords
 
 
 class JitProgram:
@@ -160,16 +158,14 @@ class JitProgram:
             return traced[1](leaves)  # it was traced to know what is donated
         tree, inner = enter(call, leaves)
         donated = self.donated(call) if self.donate else ()
-        out = leave(inner, self.result(*tree), all_written=donated, structure=self.updates)
-        if self.options.is_array is None:
-            refuse_foreign_outputs(call, out, self.name)
-        return out
+        return self.left(inner, tree, all_written=donated)
 
-    def result(self, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
-        """The result of the function for the rebuilt arguments of a call."""
+    def left(self, inner: Inner, tree: tp.Any, **more: tp.Any) -> Outputs:
+        """What leaves the function for the rebuilt arguments of a call."""
+        options, (args, kwargs) = self.options, tree
+        more |= {"foreign": options.is_array is not None, "graph": options.modes.graph}
         result = self.fun()(*args, **kwargs)
-        refuse_shared_result(result, "jit", self.options.modes.graph)
-        return result
+        return leave(inner, result, name=self.title, structure=self.updates, **more)
 
     def finish(self, inputs: Inputs, left: tp.Any) -> tp.Any:
         """Write back what left the function, where a check in it may fail only once that is there."""
@@ -180,10 +176,6 @@ class JitProgram:
             wait_in_turn(out.values)
         return replay(inputs, out)
 
-    def outputs(self, left: tp.Any) -> Outputs:
-        """The outputs in what JAX's function gives."""
-        return left if self.plain else left[0].value.outputs(left[1])
-
     def __call__(
         self,
         inputs: Inputs,
@@ -191,23 +183,44 @@ class JitProgram:
         jitted: tp.Callable[..., tp.Any],
         groups: tp.Sequence[tp.Any] = (),
     ) -> tp.Any:
-        """Call one of JAX's functions, and write back, where something is donated or has a sharding."""
+        """Call one of JAX's functions, and write back, where something is donated or has a sharding.
+
+        An interrupt that arrives while JAX runs is raised as soon as Python code runs again. By then
+        donated buffers are gone, so the outputs are written back first. If there are none, as after
+        an error on the device, the exception names the arrays that are gone.
+        """
         moves = self.options.in_shardings is not None and not (groups or is_tracing())
         moved = self._move(call, inputs) if moves else {}
         groups = groups or self.groups(call, inputs.leaves)
+        returned: list[tp.Any] = []
 
-        def finish(left: tp.Any) -> tp.Any:
+        def finish() -> tp.Any:
             if moved:
                 write_leaves(inputs, moved)
-            return self.finish(inputs, left)
+            return self.finish(inputs, returned[0])
 
-        if not self.donate:
-            return finish(jitted(*groups))
-        named = lambda: zip([f"'{leaf.text()}'" for leaf in call.leaves()], self.joined(*groups))
         try:
-            return run_donating(jitted, groups, finish, named)
-        except (ValueError, RuntimeError):  # which of the two depends on JAX
-            self._refuse_shared_buffers(call, self.joined(*groups))
+            returned.extend(map(jitted, *zip(groups)))  # no Python in between
+            result = finish()
+            returned.clear()
+            return result
+        except BaseException as error:
+            if not self.donate:
+                raise
+            leaves = self.joined(*groups)
+            if returned:
+                with contextlib.suppress(Exception):  # the error itself matters more
+                    finish()
+            elif gone := [f"'{at.text()}'" for at, x in zip(call.leaves(), leaves) if _is_gone(x)]:
+                error.add_note(
+                    f"The arrays of {listed(gone, most=1)} are gone: this call, or one before it, was "
+                    "to reuse their memory. Restore them, from a checkpoint for example; before a call "
+                    "that donates, nnx.clone(model, arrays=True) makes a copy with its own arrays. A "
+                    "call that does not donate leaves all objects as they were when it fails."
+                )
+            drop_hidden_frames(error)
+            if isinstance(error, (ValueError, RuntimeError)):  # which of the two depends on JAX
+                self._refuse_shared_buffers(call, leaves)
             raise
 
     # labels ------------------------------------------------------------------------------------
@@ -236,7 +249,7 @@ class JitProgram:
         """
         known = self._labels.get(call)
         if known is None:
-            shardings, roots = leaf_shardings(call, self.options.in_shardings)
+            shardings, roots = _shardings(call, self.options.in_shardings)
             flags = self._choose_donated(call, leaves) if self.donate else [False] * len(shardings)
             known = Partition(tuple(zip(flags, shardings)), self.order), roots
             self._labels[call] = known
@@ -245,12 +258,27 @@ class JitProgram:
         return known
 
     def _refuse_shared_buffers(self, call: CallDef, leaves: tp.Sequence[tp.Any]) -> None:
+        """Raise ValueError where one buffer would be donated twice, or donated and read."""
         flags = [donated for donated, _ in self.labels(call)[0].labels]
-        refuse_shared_buffers(self.title, call, leaves, [n for n, flag in enumerate(flags) if flag])
+        if not (any(flags) and is_compiling()):
+            return  # nothing is donated
+        numbered = [*enumerate(leaves)]
+        first = {id(leaf): number for number, leaf in reversed(numbered) if flags[number]}
+        for number, leaf in numbered:
+            donor = first.get(id(leaf), number)
+            # JAX copies NumPy arrays, and equal Python scalars may be one object.
+            if donor != number and isinstance(leaf, jax.Array):
+                texts = [leaf.text() for leaf in call.leaves()]
+                raise ValueError(
+                    f"{self.title}: the same array buffer is donated at '{texts[donor]}' and used at "
+                    f"'{texts[number]}'. A donated buffer can be used once: copy the array in one of "
+                    "the two places (nnx.clone(model, arrays=True) copies those of an object), share "
+                    "one Variable between them, or do not donate."
+                )
 
     def _choose_donated(self, call: CallDef, leaves: tp.Sequence[tp.Any]) -> list[bool]:
         if self.donate == "written":
-            run = lambda inner, tree: (body_outputs(inner, self.result(*tree), self.updates), None)
+            run = lambda inner, tree: (self.left(inner, tree), None)
             body = trace_body(call, run, [*leaves], user=self.fun())
             self._traced = (call, body)
             written = set(body.definition.written)
@@ -281,6 +309,27 @@ class JitProgram:
         return {leaf: new for leaf, (old, new) in enumerate(pairs) if new is not old}
 
 
+def _shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], list[tp.Any]]:
+    """`in_shardings` of `jit`, by leaf and by root; static arguments have none."""
+    args, kwargs = call.template()
+    static = call.static_positions()
+    crosses = lambda arg: not (type(arg) is int and arg in static)
+    args = tuple(filter(crosses, args))
+    if isinstance(in_shardings, list):
+        in_shardings = tuple(in_shardings)
+    settings = broadcast(in_shardings, args, "in_shardings")
+    settings += [None] * len(jax.tree_util.tree_leaves([*filter(crosses, kwargs.values())]))
+    for position in static:
+        settings.insert(position, None)
+    by_leaf = labels(call, settings, "sharding")
+    return by_leaf, [settings[i] for i in call.where]
+
+
+def _is_gone(leaf: tp.Any) -> bool:
+    is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+    return is_array and leaf.is_deleted()
+
+
 def _put_if_uncommitted(value: tp.Any, sharding: tp.Any) -> tp.Any:
     if sharding is None or getattr(value, "committed", not isinstance(value, np.ndarray)):
         return value
@@ -301,24 +350,13 @@ class JitWrapped(Transform[P, R]):
     def __init__(self, fun: tp.Callable[P, R], options: Options) -> None:
         super().__init__(fun, options)
         self.fun = fun
-        self._static = options.static  # faster to read
-        self._has_static = bool(self._static)
+        self._static = options.static or None  # faster to read
         self._compiled: JitProgram = program(self, None, lambda: JitProgram(self))
         self.jitted_fn: tp.Any = self._compiled.jitted
 
     def _inputs(self, args: tp.Any, kwargs: tp.Any) -> Inputs:
         """The arguments of a call, those that are not traced being static leaves."""
-        fun, first, named = self.bound
-        if first or named:
-            args, kwargs = (*first, *args), {**named, **kwargs}
-        if self._has_static:
-            args, kwargs = self._static.boxed(fun, args, kwargs, len(first))
-        inputs = Inputs.of_call(args, kwargs, self.bound.names)
-        if not self.options.modes.graph:
-            inputs.in_mode(False, "jit")
-        if self._has_static:
-            unboxed(inputs)
-        return inputs
+        return inputs_in_mode(self.bound, args, kwargs, self.options, False, self._static)
 
     def explain(self) -> Explanation:
         """Why this function was last compiled: what was new in its most recent trace.
@@ -360,7 +398,7 @@ class JitWrapped(Transform[P, R]):
         call, own = inputs.define(context_key()), self._compiled
         if program is not None:
             more = call.treedef.num_leaves > program.treedef.num_leaves
-            again = given_again or (more and self._has_static and call.static is not None)
+            again = given_again or bool(more and self._static and call.static is not None)
             why = "a static argument, which is part of the program, was given again"
             refuse_other_structure(self, program, call, *[why] * again)
         groups = own.groups(call, inputs.leaves)
@@ -368,7 +406,7 @@ class JitWrapped(Transform[P, R]):
 
     def _static_arguments(self, program: CallDef) -> dict[int | str, tp.Any]:
         """The static arguments of a program, by number or name."""
-        if program.static is None or not self._has_static:
+        if program.static is None or not self._static:
             return {}
         paths, positions = paths_of(program.treedef), program.array_positions()
         static = zip(program.static.numbers, program.static.values)
@@ -387,7 +425,8 @@ class JitWrapped(Transform[P, R]):
         inputs = self._inputs(args, kwargs)
         call, own = inputs.define(context_key()), self._compiled
         left = own.jitted.eval_shape(*own.groups(call, inputs.leaves))
-        out = replay(Inputs(call.build(inputs.leaves), call.trees), own.outputs(left))
+        left = left if own.plain else left[0].value.outputs(left[1])
+        out = replay(Inputs(call.build(inputs.leaves), call.trees), left)
         place_abstract(out)
         return out
 

@@ -20,8 +20,8 @@ from nnxlite._base.jax import Tracer, abstract, as_integer, is_pytree_leaf, is_r
 from nnxlite.boundary._body import (
     Body,
     LoopKind,
-    body_outputs,
     carried,
+    check_scan_axes,
     is_random,
     next_values,
     numbered,
@@ -32,15 +32,13 @@ from nnxlite.boundary._body import (
 )
 from nnxlite.boundary._call_def import CallDef, Inner, parameter_names, replaced, template_of
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._labels import output_settings, refuse_no_room
-from nnxlite.boundary._out import Outputs
-from nnxlite.boundary._prefixes import Carry, by_path, check_scan_axes
-from nnxlite.boundary._refusals import described
+from nnxlite.boundary._labels import Carry, by_path, output_settings
+from nnxlite.boundary._leave import described, leave
+from nnxlite.boundary._out import Outputs, refuse_no_room
 from nnxlite.graph._functional import build
 from nnxlite.graph._plan import view
-from nnxlite.transforms._call import refuse_shared_result, unwrapped_value
+from nnxlite.transforms._call import R, inputs_in_mode, unwrapped_value
 from nnxlite.transforms._control import run_bodies, run_flow
-from nnxlite.transforms._finish import R
 from nnxlite.transforms._mapping import (
     argument_settings,
     axis_complaint,
@@ -52,15 +50,12 @@ from nnxlite.transforms._wrapper import (
     Decorator,
     Options,
     P,
+    ScanKeywords,
     Transform,
     decorated,
-    inputs_in_mode,
     name_of,
 )
 from nnxlite.variables._definition import MISSING, PARTITION_NAME
-
-if tp.TYPE_CHECKING:
-    from nnxlite.transforms._signatures import ScanKeywords
 
 C = tp.TypeVar("C")
 
@@ -167,8 +162,8 @@ class _Body(tp.NamedTuple):
         axis_names = dict(options.axis_names)
         remove_axis_names(inner, roles, axis_names)
         result = self.run(tree, *index)
-        refuse_shared_result(result, options.name, options.modes.graph)
-        out = body_outputs(inner, result, structure=True, captured=self.captured)
+        more = {"graph": options.modes.graph, "captured": self.captured}
+        out = leave(inner, result, name=self.name, foreign=False, **more)
         out = self._without_constants(call, out)
         loop = LoopKind(options.name, options.modes.updates)
         before = _carry_part(options.in_axes, call.template()[0][self.first :])
@@ -330,7 +325,8 @@ def _trace_test(test: tp.Callable[..., tp.Any], call: CallDef, leaves: list[tp.A
     """
 
     def run(inner: Inner, tree: tp.Any) -> tuple[Outputs, None]:
-        return body_outputs(inner, unwrapped_value(test(tree[0][0])), structure=True), None
+        result = unwrapped_value(test(tree[0][0]))
+        return leave(inner, result, name="while_loop", foreign=False), None
 
     names = parameter_names(test)[:1] or call.names
     body = trace_body(call.renamed(names), run, leaves, user=test)

@@ -13,32 +13,26 @@ from jax.sharding import PartitionSpec
 
 from nnxlite._base.errors import Modes, context_key
 from nnxlite._base.jax import as_integer, as_integers
-from nnxlite.boundary._labels import mentioned
-from nnxlite.boundary._prefixes import by_path, refuse_foreign_axes
-from nnxlite.transforms._call import boxed_arguments, static_argument, unboxed
-from nnxlite.transforms._finish import R
+from nnxlite.boundary._labels import by_path, mentioned, refuse_foreign_axes
+from nnxlite.transforms._call import R, Selection, inputs_in_mode
 from nnxlite.transforms._mapping import Program, argument_settings, in_positions
 from nnxlite.transforms._wrapper import (
     Decorator,
+    G,
     Options,
     P,
+    PmapKeywords,
+    ShardMapKeywords,
     Transform,
+    VmapKeywords,
     decorated,
-    inputs_in_mode,
     program,
 )
 from nnxlite.variables._definition import MISSING, PARTITION_NAME
 
-if tp.TYPE_CHECKING:
-    from nnxlite.transforms._signatures import G, PmapKeywords, ShardMapKeywords, VmapKeywords
-
 
 def _map(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
     options, bound = mapped.options, mapped.bound
-    if options.statics:
-        option = "static_broadcasted_argnums"
-        box = lambda value, number: static_argument(value, number, mapped.__wrapped__)
-        args = boxed_arguments(args, options.statics, repr(mapped), option, box)
     # With graph updates off `vmap` and `pmap` treat keyword arguments as JAX does: they have axis 0,
     # unless there are more settings than positional arguments.
     prefix = options.in_prefix
@@ -46,8 +40,8 @@ def _map(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any
     by_position = kwargs and (options.modes.updates or options.in_name != "in_axes")
     moves = not options.statics and (len(args) < wanted or by_position)
     args, kwargs = in_positions(mapped, args, kwargs, wanted, moves)
-    inputs = inputs_in_mode(bound, args, kwargs, options)
-    unboxed(inputs)
+    statics = Selection(frozenset(options.statics), option="static_broadcasted_argnums")
+    inputs = inputs_in_mode(bound, args, kwargs, options, static=statics)
     call = inputs.define(context_key())
 
     def make() -> Program:

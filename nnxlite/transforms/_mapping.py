@@ -26,19 +26,26 @@ from nnxlite._base.jax import is_tracing
 from nnxlite.boundary._body import warn_of_streams
 from nnxlite.boundary._call_def import CallDef, Inner, Partition, enter
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._labels import (
-    broadcast,
-    labels,
+from nnxlite.boundary._labels import broadcast, labels, output_settings
+from nnxlite.boundary._leave import leave, refuse_non_arrays
+from nnxlite.boundary._out import (
+    Fixed,
+    OutDef,
+    Outputs,
     output_names,
-    output_settings,
+    pick,
     refuse_no_room,
+    replay,
+    write_leaves,
 )
-from nnxlite.boundary._leave import leave
-from nnxlite.boundary._out import Fixed, OutDef, Outputs, pick, replay, write_leaves
-from nnxlite.boundary._refusals import refuse_foreign_outputs, refuse_non_arrays
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.transforms._call import check_arguments, positional, refuse_shared_result
-from nnxlite.transforms._finish import has_several_cpus, raise_failed, wait_in_turn
+from nnxlite.transforms._call import (
+    check_arguments,
+    has_several_cpus,
+    positional,
+    raise_failed,
+    wait_in_turn,
+)
 from nnxlite.transforms._wrapper import Transform, Unbound, name_of, program, weakly
 from nnxlite.variables._definition import VariableDef, add_axis, add_unnamed_axis, remove_axis
 from nnxlite.variables._variable import Variable
@@ -131,7 +138,7 @@ class Program:
         self.name, self._fun = repr(mapped), weakly(mapped.bound.fun)
         self.call, self.warned = call, program(mapped, "warned", set)
         options = self.options = mapped.options
-        self._waits = options.make is not jax.vmap and has_several_cpus()  # see `_finish`
+        self._waits = options.make is not jax.vmap and has_several_cpus()  # see `wait_in_turn`
         self.last: Layout | None = None
         self.settings, self.roots = settings, roots
         of_leaf = dict(zip([leaf.graph_leaf for leaf in call.leaves()], settings))
@@ -196,10 +203,9 @@ class Program:
         names = options.metadata
         remove_axis_names(inner, self.values, names)
         result = self._fun()(*args, **kwargs)
-        refuse_shared_result(result, options.name, options.modes.graph)
-        out = leave(inner, result, structure=options.modes.updates)
-        if options.by_leaf is None:
-            refuse_foreign_outputs(call, out, self.name)
+        foreign, modes = options.by_leaf is not None, options.modes
+        more = {"graph": modes.graph, "structure": modes.updates}
+        out = leave(inner, result, name=self.name, foreign=foreign, **more)
         settings = output_settings(
             call,
             out,

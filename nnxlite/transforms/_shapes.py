@@ -24,9 +24,8 @@ from nnxlite._state._definition import State
 from nnxlite.boundary._call_def import CallDef, replaced, template_of
 from nnxlite.boundary._context import MergeContext, SplitContext, merge_context, split_context
 from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.boundary._labels import broadcast, labels
+from nnxlite.boundary._labels import PrefixMapping, broadcast, labels
 from nnxlite.boundary._out import Outputs, fixed_structure, structure_changed
-from nnxlite.boundary._prefixes import PrefixMapping
 from nnxlite.filters import Filter
 from nnxlite.graph._functional import build
 from nnxlite.graph._graphdef import GraphDef
@@ -36,6 +35,9 @@ from nnxlite.graph._rebuild import Path
 from nnxlite.transforms._call import STATIC, Call
 from nnxlite.transforms._jit import JitWrapped, jit
 from nnxlite.transforms._wrapper import (
+    JaxprKeywords,
+    JitKeywords,
+    ModeKeywords,
     Options,
     P,
     R,
@@ -49,8 +51,6 @@ from nnxlite.variables._variable import is_variable
 
 if tp.TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
-
-    from nnxlite.transforms._signatures import JaxprKeywords, JitKeywords, ModeKeywords
 
 
 @tp.overload
@@ -102,7 +102,8 @@ def _jaxpr(maker: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.An
     order = _order(call.definition)
 
     def run(*ordered: tp.Any) -> list[tp.Any]:
-        result, out = call.outputs(replaced(ordered, order, ordered))
+        inner, result = call.run(replaced(ordered, order, ordered))
+        out = call.leave(inner, result, foreign=False)
         shown = Inputs(result, call.definition.trees)
         every = shown.leaves
         leaves_out = [every[i] for i in _order(shown.define())]

@@ -21,18 +21,32 @@ import jax
 
 from nnxlite._base.errors import Modes
 from nnxlite._base.interning import Bounded
-from nnxlite._base.jax import EAGER, drop_hidden_frames, is_pytree_leaf, trace_state
-from nnxlite._base.statics import ById, facts
-from nnxlite.boundary._call_def import parameter_names, parameters_of
-from nnxlite.boundary._inputs import Inputs, is_root
+from nnxlite._base.jax import (
+    EAGER,
+    Numbers,
+    RematPolicy,
+    drop_hidden_frames,
+    is_pytree_leaf,
+    trace_state,
+)
+from nnxlite._state._definition import State
+from nnxlite.boundary._call_def import StaticArgument, boxed, parameter_names, parameters_of
+from nnxlite.boundary._inputs import is_root
 from nnxlite.objects._module import Module, called
-from nnxlite.objects._pytree import BoundMethod
+from nnxlite.objects._pytree import BoundMethod, Pytree
 from nnxlite.variables._definition import MISSING
+from nnxlite.variables._variable import Variable
+
+if tp.TYPE_CHECKING:
+    from nnxlite.transforms._derivatives import Argnums
 
 P = tp.ParamSpec("P")
 Q = tp.ParamSpec("Q")
 R = tp.TypeVar("R")
 T = tp.TypeVar("T")
+A = tp.TypeVar("A")
+F_co = tp.TypeVar("F_co", bound=tp.Callable[..., tp.Any], covariant=True)
+AnyState: tp.TypeAlias = State[tp.Any, tp.Any]
 
 
 class Options(tp.NamedTuple):
@@ -152,8 +166,8 @@ class Unequal:
     __reduce__ = object.__reduce__
 
 
-Layers = tuple[tuple["type[Transform[..., tp.Any]]", "StaticArgument"], ...]
-"""The transforms around a function: classes and options, the outermost first."""
+# The transforms around a function: classes and options, the outermost first.
+Layers = tuple[tuple["type[Transform[..., tp.Any]]", StaticArgument], ...]
 
 
 def unwrapped(fun: tp.Any) -> tuple[tp.Any, Layers]:
@@ -174,9 +188,7 @@ def wrapped(fun: tp.Any, layers: Layers) -> tp.Any:
 
 _programs: weakref.WeakKeyDictionary[tp.Any, Bounded[tp.Any, Bounded[tp.Any, tp.Any]]]
 _programs = weakref.WeakKeyDictionary()
-
-KEPT_PER_FUNCTION = 64
-"""For how many options programs are cached for one function, and how many for each."""
+KEPT_PER_FUNCTION = 64  # options with programs of one function, and programs for each
 
 
 def program(transform: Transform[..., tp.Any], key: tp.Any, make: tp.Callable[[], T]) -> T:
@@ -187,8 +199,7 @@ def program(transform: Transform[..., tp.Any], key: tp.Any, make: tp.Callable[[]
     may make the same, one stays. JAX compiles again for each new function that it is given.
 
     Args:
-        transform: the transform.
-        key: of the call.
+        transform, key: the transform, and the kind of call.
         make: makes the value, which must not refer to the function, except weakly.
     """
     known = transform._programs
@@ -228,14 +239,13 @@ def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
         return lambda: fun
 
 
-class _Parts(tp.NamedTuple):
+@dataclasses.dataclass
+class Unbound:
+    """A callable as a function and the arguments that it carries."""
+
     fun: tp.Callable[..., tp.Any]
     args: tuple[tp.Any, ...]
     kwargs: dict[str, tp.Any]
-
-
-class Unbound(_Parts):
-    """A callable as a function and the arguments that it carries."""
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -278,7 +288,7 @@ def _unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
 
 def rewrap(unbound: Unbound, layers: Layers) -> Unbound:
     """An unbound callable under transforms, with the same arguments carried."""
-    fun, args, kwargs = unbound
+    fun, args, kwargs = unbound.fun, unbound.args, unbound.kwargs
     if not (args or kwargs):
         return Unbound(wrapped(fun, layers), args, kwargs)
     carried = {"layers": layers, "num_bound": len(args), "names": tuple(kwargs)}
@@ -307,7 +317,9 @@ def _unbind_partial(fun: functools.partial[tp.Any]) -> Unbound:
     constants = {k: v for k, v in kwargs.items() if k not in keywords}
     inside: tp.Any = functools.partial(_call_partly, inner.fun, layout, constants)
     inside.__qualname__ = name_of(inner.fun)
-    inside.__signature__ = _signature_of_rest(inner.fun, layout, constants)
+    if (parameters := parameters_of(inner.fun)) is not None:
+        fixed = {p.name for p, x in zip(parameters, layout) if x is not _HOLE} | set(constants)
+        inside.__signature__ = inspect.Signature([p for p in parameters if p.name not in fixed])
     return Unbound(inside, carried, keywords)
 
 
@@ -347,34 +359,8 @@ def _call_partly(
     return fun(*first, *given, **constants, **kwargs)
 
 
-def _signature_of_rest(
-    fun: tp.Callable[..., tp.Any], layout: tuple[tp.Any, ...], constants: dict[str, tp.Any]
-) -> inspect.Signature | None:
-    """The signature of a function without the arguments that are constants."""
-    parameters = parameters_of(fun)
-    if parameters is None:
-        return None
-    fixed = {p.name for p, x in zip(parameters, layout) if x is not _HOLE} | set(constants)
-    return inspect.Signature([p for p in parameters if p.name not in fixed])
-
-
 def call_object(fun: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
     return fun(*args, **kwargs)
-
-
-def inputs_in_mode(
-    bound: Unbound,
-    args: tuple[tp.Any, ...],
-    kwargs: dict[str, tp.Any],
-    options: tp.Any,
-    inside: bool = False,
-) -> Inputs:
-    """The arguments of a call, after those that the function carries."""
-    if bound.args or bound.kwargs:
-        args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
-    any_leaf = options.is_array is not None
-    inputs = Inputs.of_call(args, kwargs, bound.names, trees=any_leaf, inside=inside or any_leaf)
-    return inputs.in_mode(options.modes.graph, options.name)
 
 
 class Decorator(tp.Protocol):
@@ -390,29 +376,6 @@ def decorated(kind: type[Transform[..., tp.Any]], fun: tp.Any, options: tp.Any) 
     return (lambda fun: kind(fun, options)) if fun is MISSING else kind(fun, options)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StaticArgument:
-    """A static argument as part of a cache key; equal as `facts` says.
-
-    Attributes:
-        value: the argument.
-        key: of it.
-        exact: whether equal ones are interchangeable; else the call that has this one is an `OwnCall`.
-    """
-
-    value: tp.Any = dataclasses.field(compare=False)
-    key: tp.Any
-    exact: bool = dataclasses.field(compare=False)
-
-
-def boxed(value: tp.Any) -> StaticArgument:
-    """A static argument of any type; an unhashable one is compared by identity."""
-    about = facts(value)
-    if about.hashable:
-        return StaticArgument(value, about.key, about.exact)
-    return StaticArgument(value, ById(value), True)
-
-
 def program_name(fun: tp.Any) -> str:
     """The name of a function's program in JAX: the last part of its name, without brackets."""
     return name_of(fun).rpartition(".")[2].strip("<>") or "fun"
@@ -423,3 +386,215 @@ def name_of(fun: tp.Any) -> str:
     if isinstance(fun, functools.partial) and "__qualname__" not in fun.__dict__:
         fun = fun.func
     return getattr(fun, "__qualname__", None) or type(fun).__name__
+
+
+# Types for type checkers ----------------------------------------------------------------------------
+#
+# Transforms are declared twice, as functions and as decorators, and `grad` several times.  Their options
+# are listed here; a test compares them with the parameters of the transforms.
+
+
+class ModeKeywords(tp.TypedDict, total=False):
+    """How a transform treats objects."""
+
+    graph: bool | None
+    graph_updates: bool | None
+
+
+class JitKeywords(ModeKeywords, total=False):
+    """The options of `jit` and `jit_partial`."""
+
+    in_shardings: tp.Any
+    out_shardings: tp.Any
+    static_argnums: int | tp.Sequence[int] | None
+    static_argnames: str | tp.Iterable[str] | None
+    donate_argnums: int | tp.Sequence[int] | None
+    donate_argnames: str | tp.Iterable[str] | None
+    keep_unused: bool
+    device: tp.Any
+    backend: str | None
+    inline: bool
+    donate: tp.Literal["written"] | None
+    max_traces: int | None
+
+
+class AxesKeywords(ModeKeywords, total=False):
+    """The options that `vmap`, `pmap` and `scan` have in common."""
+
+    in_axes: tp.Any
+    out_axes: tp.Any
+    transform_metadata: tp.Mapping[str, tp.Any]
+
+
+class VmapKeywords(AxesKeywords, total=False):
+    """The options of `vmap`."""
+
+    axis_name: tp.Hashable | None
+    axis_size: int | None
+    spmd_axis_name: tp.Hashable | None
+
+
+class PmapKeywords(AxesKeywords, total=False):
+    """The options of `pmap`."""
+
+    axis_name: tp.Hashable | None
+    axis_size: int | None
+    static_broadcasted_argnums: int | tp.Sequence[int]
+    devices: tp.Sequence[tp.Any] | None
+    backend: str | None
+    donate_argnums: int | tp.Sequence[int]
+
+
+class ScanKeywords(AxesKeywords, total=False):
+    """The options of `scan`."""
+
+    length: int | None
+    reverse: bool
+    unroll: int | bool
+    _split_transpose: bool
+
+
+class ShardMapKeywords(ModeKeywords, total=False):
+    """The options of `shard_map`."""
+
+    mesh: tp.Required[tp.Any]
+    in_specs: tp.Required[tp.Any]
+    out_specs: tp.Required[tp.Any]
+    axis_names: tp.AbstractSet[tp.Any]
+    check_vma: bool
+
+
+class RematKeywords(ModeKeywords, total=False):
+    """The options of `remat`."""
+
+    prevent_cse: bool
+    static_argnums: int | tuple[int, ...]
+    policy: RematPolicy | None
+
+
+class JaxprKeywords(ModeKeywords, total=False):
+    """The options of `make_jaxpr`."""
+
+    static_argnums: int | tp.Sequence[int]
+
+
+class NumericGradKeywords(tp.TypedDict, total=False):
+    """The options of `grad` that JAX's has as well."""
+
+    holomorphic: bool
+    allow_int: bool
+    reduce_axes: tp.Sequence[tp.Any]
+
+
+class GraphGradKeywords(NumericGradKeywords, total=False):
+    """The options of `grad` where gradients of objects are States."""
+
+    graph: tp.Literal[True] | None
+    graph_updates: tp.Literal[True] | None
+
+
+class FirstGradKeywords(GraphGradKeywords, total=False):
+    """The same where the first argument is differentiated."""
+
+    argnums: tp.Literal[0]
+
+
+class GradKeywords(NumericGradKeywords, ModeKeywords, total=False):
+    """The options of `grad`."""
+
+    argnums: Argnums
+    has_aux: bool
+
+
+# The gradient of an object is a State; that of a State, a Variable or an array is another one. The call
+# tells the type of the argument, so the loss function needs no annotations.
+
+Leaf = tp.TypeVar("Leaf", bound=AnyState | Variable[tp.Any])
+
+
+class Derivative(Transform[..., tp.Any], tp.Generic[F_co]):
+    """Base of the following; `vmap` and `jit` of one are declared as of the same class."""
+
+
+G = tp.TypeVar("G", bound=Derivative[tp.Any])
+_Fun: tp.TypeAlias = tp.Callable[tp.Concatenate[T, P], R]
+_WithAux: tp.TypeAlias = tp.Callable[tp.Concatenate[T, P], tuple[tp.Any, A]]
+
+
+class Grad(Derivative[F_co]):
+    """What `grad(f)` returns."""
+
+    @tp.overload
+    def __call__(
+        self: Grad[_Fun[tp.Any, P, tp.Any]], arg: Pytree, /, *args: P.args, **kwargs: P.kwargs
+    ) -> AnyState: ...
+    @tp.overload
+    def __call__(
+        self: Grad[_Fun[tp.Any, P, tp.Any]], arg: Numbers, /, *args: P.args, **kwargs: P.kwargs
+    ) -> jax.Array: ...
+    @tp.overload
+    def __call__(
+        self: Grad[_Fun[tp.Any, P, tp.Any]], arg: Leaf, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Leaf: ...
+    @tp.overload
+    def __call__(
+        self: Grad[_Fun[T, P, tp.Any]], arg: T, /, *args: P.args, **kwargs: P.kwargs
+    ) -> tp.Any: ...
+    @tp.overload
+    def __call__(self: Grad[tp.Callable[..., tp.Any]], /, **kwargs: tp.Any) -> tp.Any: ...
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Differentiate."""
+
+
+class GradAux(Derivative[F_co]):
+    """What `grad(f, has_aux=True)` returns."""
+
+    @tp.overload
+    def __call__(
+        self: GradAux[_WithAux[tp.Any, P, A]], arg: Pytree, /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[AnyState, A]: ...
+    @tp.overload
+    def __call__(
+        self: GradAux[_WithAux[tp.Any, P, A]], arg: Numbers, /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[jax.Array, A]: ...
+    @tp.overload
+    def __call__(
+        self: GradAux[_WithAux[tp.Any, P, A]], arg: Leaf, /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[Leaf, A]: ...
+    @tp.overload
+    def __call__(
+        self: GradAux[_WithAux[T, P, A]], arg: T, /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[tp.Any, A]: ...
+    @tp.overload
+    def __call__(
+        self: GradAux[tp.Callable[..., tuple[tp.Any, A]]], /, **kwargs: tp.Any
+    ) -> tuple[tp.Any, A]: ...
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Differentiate."""
+
+
+class ValueAndGrad(Derivative[F_co]):
+    """What `value_and_grad(f)` returns; the value is that of `f`, also where it has an aux."""
+
+    @tp.overload
+    def __call__(
+        self: ValueAndGrad[_Fun[tp.Any, P, R]], arg: Pytree, /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[R, AnyState]: ...
+    @tp.overload
+    def __call__(
+        self: ValueAndGrad[_Fun[tp.Any, P, R]], arg: Numbers, /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[R, jax.Array]: ...
+    @tp.overload
+    def __call__(
+        self: ValueAndGrad[_Fun[tp.Any, P, R]], arg: Leaf, /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[R, Leaf]: ...
+    @tp.overload
+    def __call__(
+        self: ValueAndGrad[_Fun[T, P, R]], arg: T, /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[R, tp.Any]: ...
+    @tp.overload
+    def __call__(
+        self: ValueAndGrad[tp.Callable[..., R]], /, **kwargs: tp.Any
+    ) -> tuple[R, tp.Any]: ...
+    def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        """Differentiate."""

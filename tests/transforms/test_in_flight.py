@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import nnxlite as nnx
-from nnxlite.transforms import _finish
+from nnxlite.transforms import _call
 from tests.conftest import xla_flags
 from tests.sharding.meshes import mesh_of
 
@@ -65,7 +65,7 @@ def test_each_fourth_program_on_several_cpu_devices_is_waited_for(kind, waits):
     variable, x = (nnx.Variable(0.0), jnp.arange(8.0)) if kind == "pmap" else arguments()
     for _ in range(12):
         program(variable, x)
-    assert len(waits) == 12 // _finish.MOST_IN_FLIGHT
+    assert len(waits) == 12 // _call.MOST_IN_FLIGHT
     assert all(len(leaf.devices()) == 8 for leaf in waits)
 
 
@@ -107,7 +107,7 @@ def test_without_several_devices_a_function_is_not_changed(monkeypatch, waits):
         raise RuntimeError("Unknown backend cpu")
 
     monkeypatch.setattr(jax, "local_device_count", no_backend)
-    assert not _finish.has_several_cpus()
+    assert not _call.has_several_cpus()
 
 
 UNREAD = """

@@ -316,15 +316,15 @@ def returning_argument(f):
 @pytest.mark.parametrize(
     ("transform", "name"),
     [
-        (nnx.jit, "{f}"),
-        (nnx.jit(donate="written"), "the function"),
+        (nnx.jit, r"jit\({f}\)"),
+        (nnx.jit(donate="written"), r"jit\({f}\)"),
         (lambda f: nnx.vmap(f, in_axes=None, axis_size=2), r"vmap\({f}\)"),
         (nnx.remat, r"remat\({f}\)"),
         (lambda f: lambda m: nnx.eval_shape(returning_argument(f), m), r"eval_shape\({f}\)"),
         (nnx.make_jaxpr, r"make_jaxpr\({f}\)"),
         (nnx.checkify, r"checkify\({f}\)"),
-        (lambda f: lambda m: nnx.cond(True, f, f, m), "the function"),
-        (lambda f: lambda m: nnx.fori_loop(0, 2, lambda i, m: f(m) or m, m), "the function"),
+        (lambda f: lambda m: nnx.cond(True, f, f, m), r"cond\({f}\)"),
+        (lambda f: lambda m: nnx.fori_loop(0, 2, lambda i, m: f(m) or m, m), "fori_loop"),
     ],
 )
 @pytest.mark.parametrize(("fun", "path"), [(writes_text, "w"), (replaces_variable, "label")])

@@ -15,7 +15,7 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite.nn.recurrent import RNNKeywords
-from nnxlite.transforms import _signatures as signatures
+from nnxlite.transforms import _wrapper as signatures
 
 HERE = Path(__file__).parent
 FILES = sorted(path for path in HERE.glob("*.py") if not path.name.startswith("test_"))
