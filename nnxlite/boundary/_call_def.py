@@ -25,7 +25,7 @@ from nnxlite._base.interning import Bounded, Table
 from nnxlite._base.jax import PyTreeDef, key_name
 from nnxlite._base.statics import ById, facts
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import kind_by_type, note_hidden
+from nnxlite.graph._kinds import Kind, kind_by_type, note_hidden
 from nnxlite.graph._rebuild import Path, build_nodes, note_entered, resolve
 
 T = tp.TypeVar("T")
