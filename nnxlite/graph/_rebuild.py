@@ -435,7 +435,7 @@ class Decoded:
         last, above = 0, ()
         for frame, name in self.leaf_frames:
             if frame != last:
-                last, above = frame, self.path(self.frames[frame])
+                last, above = frame, self.path(self.frames[frame]) if frame else ()
             yield (*above, name)[start:]
 
 

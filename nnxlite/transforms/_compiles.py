@@ -84,14 +84,14 @@ class Trace:
         old, new = before.call, self.call
         then, now = before.parts(), self.parts()
         causes = [] if old is new else _objects(old, new)
-        arrays = [set(leaf_names(c, c.all_leaves[: c.num_arrays])) for c in (old, new)]
-        for name in {**then, **now}:
+        arrays = [dict.fromkeys(leaf_names(c, c.all_leaves[: c.num_arrays])) for c in (old, new)]
+        for name in {**arrays[0], **then, **arrays[1], **now}:
             if name.startswith("setting ") or (name in then and name in now):
                 (key, value), (other_key, other) = (p.get(name, _DEFAULT) for p in (then, now))
                 if key != other_key:
                     causes.append(sides_text(name, value, other))
-            elif name in arrays[0] | arrays[1]:  # of others the objects tell
-                causes.append(f"{name}: {'gone' if name in then else 'new'}")
+            elif (name in arrays[0]) != (name in arrays[1]):  # of others the objects tell
+                causes.append(f"{name}: {'gone' if name in arrays[0] else 'new'}")
         if old.treedef != new.treedef and arrays[0] == arrays[1]:
             causes.append(f"structure of the arguments: {old.treedef} -> {new.treedef}")
         if not causes and old.extra != new.extra:
