@@ -82,28 +82,15 @@ def _statuses(node: tp.Any) -> tp.Mapping[str, bool]:
     return _Statuses({"_pytree__state": True, **status, "_pytree__nodes": False})
 
 
-class _Statuses(tp.Mapping[str, bool]):
-    def __init__(self, statuses: tp.Mapping[str, bool]) -> None:
-        self._statuses = statuses
+class _Statuses(dict[str, bool]):
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return hash(tuple(sorted(self.items())))
 
-    def __getitem__(self, name: str) -> bool:
-        return self._statuses[name]
-
-    def __iter__(self) -> tp.Iterator[str]:
-        return iter(self._statuses)
-
-    def __len__(self) -> int:
-        return len(self._statuses)
-
-    def __hash__(self) -> int:
-        return hash(tuple(sorted(self._statuses.items())))
-
-    def __repr__(self) -> str:
-        return repr(self._statuses)
-
-    def update(self, other: tp.Mapping[str, bool]) -> tp.Self:
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]  # static data does not change
+        self, other: tp.Mapping[str, bool]
+    ) -> tp.Self:
         """A new one with these entries as well."""
-        return type(self)({**self._statuses, **other})
+        return type(self)({**self, **other})
 
 
 def _set_statuses(node: tp.Any, statuses: tp.Mapping[str, bool]) -> None:

@@ -32,6 +32,7 @@ from nnxlite.graph._walk import freeze, iter_graph, matches
 from nnxlite.nn import initializers
 from nnxlite.nn._common import (
     NO_METADATA,
+    Arguments,
     Metadata,
     OutSharding,
     check_rate,
@@ -126,6 +127,7 @@ class LoRA(Module):
         a_metadata: Metadata = NO_METADATA,
         b_metadata: Metadata = NO_METADATA,
     ) -> None:
+        arguments = Arguments(self, locals())
         check_size(self, "in_features", in_features)
         check_size(self, "lora_rank", lora_rank)
         check_size(self, "out_features", out_features)
@@ -133,13 +135,7 @@ class LoRA(Module):
             raise ValueError(
                 f"{layer_name(self)}: `base_module` must be callable, got {type(base_module).__name__}."
             )
-        self.in_features = in_features
-        self.out_features = out_features
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.lora_param_type = lora_param_type
-        self.base_module = base_module
-        self.promote_dtype = promote_dtype
+        arguments.set_attributes("lora_rank", "a_initializer", "b_initializer")
         a, b = (in_features, lora_rank), (lora_rank, out_features)
         kind = lora_param_type
         self.lora_a = new_param(self, rngs, a_initializer, a, param_dtype, a_metadata, kind)
@@ -333,16 +329,19 @@ def _form(layer: tp.Any, weight: str | None) -> _Form | None:
     return (weight, 0, 1) if weight and isinstance(value, (Variable, LoRAKernel)) else None
 
 
-class _Kernel:
+class _Kernel(tp.NamedTuple):
     """A kernel to adapt: where it is, and its form."""
 
-    def __init__(self, path: Path, layer: tp.Any, name: str, stacked: int, outputs: int) -> None:
-        self.path = (*path, name)
-        self.layer = layer
-        self.name = name
-        self.base = getattr(layer, name)
-        self.stacked = stacked
-        self.outputs = outputs
+    path: Path
+    layer: tp.Any
+    name: str
+    stacked: int
+    outputs: int
+
+    @property
+    def base(self) -> tp.Any:
+        """The Variable."""
+        return getattr(self.layer, self.name)
 
 
 def _matrices(
@@ -379,7 +378,7 @@ def _check_kernels(model: tp.Any, kernels: list[_Kernel]) -> None:
     """Raise ValueError for kernels that cannot be adapted, or are so already."""
     bases = {id(kernel.base) for kernel in _kernels(model)}
     adapted = [
-        path_text(kernel.path[:-1])
+        path_text(kernel.path)
         for kernel in kernels
         if isinstance(kernel.layer, LoRALinear)
         or isinstance(kernel.base, LoRAKernel)
@@ -392,7 +391,7 @@ def _check_kernels(model: tp.Any, kernels: list[_Kernel]) -> None:
         )
     wrappers = [(p, w) for p, w in iter_graph(model) if isinstance(w, (SpectralNorm, WeightNorm))]
     for kernel in kernels:
-        name = path_text(kernel.path)
+        name = path_text((*kernel.path, kernel.name))
         for outer, wrapper in wrappers:
             if kernel.path[: len(outer)] == outer:
                 raise ValueError(

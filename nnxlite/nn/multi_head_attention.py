@@ -184,28 +184,30 @@ class MultiHeadAttention(Module):
         check_rate(self, "dropout_rate", dropout_rate)
         self.head_dim = self.qkv_features // num_heads
 
-        projection = functools.partial(
-            LinearGeneral,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            precision=precision,
-            use_bias=use_bias,
-            rngs=rngs,
-        )
-        project_in = functools.partial(
-            projection,
-            kernel_init=kernel_init,
-            bias_init=bias_init,
-            promote_dtype=qkv_promote_dtype,
-            dot_general=qkv_dot_general,
-            dot_general_cls=qkv_dot_general_cls,
-            kernel_metadata=kernel_metadata,
-            bias_metadata=bias_metadata,
-        )
-        kv_heads = (self.num_kv_heads, self.head_dim)
-        self.query = project_in(in_features, (num_heads, self.head_dim))
-        self.key = project_in(self.in_kv_features, kv_heads)
-        self.value = project_in(self.in_kv_features, kv_heads)
+        def linear(
+            part: str, kernel: tp.Any, bias: tp.Any, *args: tp.Any, axis: tp.Any = -1
+        ) -> LinearGeneral:
+            names = ("promote_dtype", "dot_general", "dot_general_cls")
+            return LinearGeneral(
+                *args,
+                axis=axis,
+                use_bias=use_bias,
+                dtype=dtype,
+                param_dtype=param_dtype,
+                precision=precision,
+                rngs=rngs,
+                kernel_init=kernel[0],
+                kernel_metadata=kernel[1],
+                bias_init=bias[0],
+                bias_metadata=bias[1],
+                **{name: arguments.values[f"{part}_{name}"] for name in names},
+            )
+
+        kernel, bias = (kernel_init, kernel_metadata), (bias_init, bias_metadata)
+        heads, kv_heads = (num_heads, self.head_dim), (self.num_kv_heads, self.head_dim)
+        self.query = linear("qkv", kernel, bias, in_features, heads)
+        self.key = linear("qkv", kernel, bias, self.in_kv_features, kv_heads)
+        self.value = linear("qkv", kernel, bias, self.in_kv_features, kv_heads)
         self.query_ln, self.key_ln = data(None), data(None)
         if normalize_qk:
             norm = functools.partial(
@@ -219,18 +221,9 @@ class MultiHeadAttention(Module):
             )
             self.query_ln = norm(scale_metadata=query_ln_scale_metadata)
             self.key_ln = norm(scale_metadata=key_ln_scale_metadata)
-        self.out = projection(
-            (num_heads, self.head_dim),
-            self.out_features,
-            axis=(-2, -1),
-            kernel_init=kernel_init if out_kernel_init is None else out_kernel_init,
-            bias_init=bias_init if out_bias_init is None else out_bias_init,
-            promote_dtype=out_promote_dtype,
-            dot_general=out_dot_general,
-            dot_general_cls=out_dot_general_cls,
-            kernel_metadata=out_kernel_metadata or kernel_metadata,
-            bias_metadata=out_bias_metadata or bias_metadata,
-        )
+        kernel = out_kernel_init or kernel_init, out_kernel_metadata or kernel_metadata
+        bias = out_bias_init or bias_init, out_bias_metadata or bias_metadata
+        self.out = linear("out", kernel, bias, heads, self.out_features, axis=(-2, -1))
         keeps_stream = keep_rngs and dropout_rate > 0
         self.rngs = own_stream(self, rngs, "dropout") if keeps_stream else None
         self.cached_key, self.cached_value, self.cache_index = data(None), data(None), data(None)

@@ -1,6 +1,5 @@
 """Training: the loop, optimizers, metrics, averages, loss scaling, and an immutable train state."""
 
-from nnxlite.training._groups import by_path as by_path
 from nnxlite.training._loggers import CSV as CSV
 from nnxlite.training._loggers import TensorBoard as TensorBoard
 from nnxlite.training._loggers import WandB as WandB
@@ -31,6 +30,7 @@ from nnxlite.training.optimizer import Optimizer as Optimizer
 from nnxlite.training.optimizer import OptState as OptState
 from nnxlite.training.optimizer import OptVariable as OptVariable
 from nnxlite.training.optimizer import to_opt_state as to_opt_state
+from nnxlite.training.patterns import by_path as by_path
 from nnxlite.training.precision import Policy as Policy
 from nnxlite.training.precision import cast as cast
 from nnxlite.training.train_state import TrainState as TrainState

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from nnxlite._state._definition import State
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.training._leaves import compare
-from nnxlite.training._struct import STATIC, Struct
+from nnxlite.training.metrics import STATIC, Struct
 
 if tp.TYPE_CHECKING:
     import optax
