@@ -15,7 +15,7 @@ import sys
 import types
 import typing as tp
 
-from nnxlite.flax import _names, _settings
+from nnxlite.flax import _settings
 
 ROOT = "flax.nnx"
 _root: tp.Any = importlib.import_module("nnxlite")  # what all of this is about
@@ -26,6 +26,27 @@ ELSEWHERE = {
     "optimizer": "training.optimizer",
 }
 """Attributes of the root that are submodules by another path: one module by both names."""
+
+SUBMODULES: tuple[str, ...] = ("deprecations", "ids")
+"""Submodules that are made of `EXTRA` alone: `ids` for `flax.nnx.ids`."""
+
+EXTRA: dict[str, tuple[str, str]] = {
+    "": ("_private", "GRAPH"),
+    "deprecations": ("_layers", "DEPRECATIONS"),
+    "graph": ("_pickles", "GRAPH"),
+    "graphlib": ("_pickles", "GRAPH"),
+    "ids": ("_layers", "IDS"),
+    "nn.linear": ("_layers", "LINEAR"),
+    "nn.normalization": ("_layers", "NORMALIZATION"),
+    "object": ("_private", "OBJECT"),
+    "pytreelib": ("_private", "OBJECT"),
+    "variablelib": ("_pickles", "VARIABLE"),
+}
+"""Names below `flax.nnx` that libraries reach for and nnxlite does not have otherwise.
+
+For the path of a submodule ("" is `flax.nnx`, "nn.linear" a layer's file): the file beside this one, and
+its table; imported when they are needed.
+"""
 
 OURS = frozenset(
     """
@@ -73,7 +94,7 @@ def _target(path: str) -> types.ModuleType | None:
 
 def exists(name: str) -> bool:
     """Whether there is a module of this name, which is recorded where there is none."""
-    found = _path(name) in _names.SUBMODULES or _target(_path(name)) is not None
+    found = _path(name) in SUBMODULES or _target(_path(name)) is not None
     if not found:
         _record(name)
     return found
@@ -115,7 +136,7 @@ class Alias(types.ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         path = _path(self.__name__)
         below = f"{path}.{name}".lstrip(".")
-        if below in _names.SUBMODULES or _target(below) is not None:
+        if below in SUBMODULES or _target(below) is not None:
             return importlib.import_module(f"{ROOT}.{below}")
         for target in (_target(path), _root):  # Flax's files import names of each other
             if hasattr(target, name):
@@ -150,7 +171,12 @@ def create(spec: tp.Any) -> types.ModuleType:
 def fill(module: types.ModuleType) -> None:
     """Give a module its names; the root brings those that nnxlite has imported along."""
     if module.__name__ == ROOT:
-        _names.prepare()
+        from nnxlite.flax import _pickles, _private
+        from nnxlite.sharding.linen_rules import share_rules_with_linen
+
+        _private.install()  # what classes of nnxlite need beyond names
+        _pickles.install()
+        share_rules_with_linen()
         _settings.follow()
     path = _path(module.__name__)
     if path in ELSEWHERE:
@@ -166,8 +192,9 @@ def fill(module: types.ModuleType) -> None:
         )
         names["__doc__"] = target.__doc__
         names["__file__"] = target.__file__ if hasattr(target, "__file__") else _root.__file__
-    if path in _names.EXTRA:
-        names.update(_names.EXTRA[path]())
+    if path in EXTRA:
+        beside, table = EXTRA[path]
+        names.update(getattr(importlib.import_module(f"nnxlite.flax.{beside}"), table))
     if module.__name__ == ROOT:
         for loaded in sorted(n for n in sys.modules if n.startswith("nnxlite.")):
             below = loaded.partition(".")[2]

@@ -226,7 +226,7 @@ class _OfClass:
         return getattr(cls, self._name)
 
 
-def prepare() -> None:
+def install() -> None:
     """Give the classes these names."""
     state, statuses = KeptElsewhere(_state_of, _set_state), KeptElsewhere(_statuses, _set_statuses)
     variable, pytree = tp.cast(tp.Any, Variable), tp.cast(tp.Any, Pytree)
