@@ -11,12 +11,12 @@ from __future__ import annotations
 import collections.abc
 import typing as tp
 
-from nnxlite import graph as _graph
 from nnxlite._base.interning import LOCK
 from nnxlite._base.jax import trace_state
-from nnxlite.graph._defs import KeptElsewhere
+from nnxlite.graph import _walk
+from nnxlite.graph._defs import KeptElsewhere, definition, own_status, set_definition
 from nnxlite.graph._kinds import GraphNode
-from nnxlite.graph._rebuild import check_trace
+from nnxlite.graph._rebuild import Path, check_trace
 from nnxlite.objects._pytree import Pytree
 from nnxlite.tracers import TraceState
 from nnxlite.variables._variable import Variable
@@ -78,7 +78,7 @@ def _set_state(node: tp.Any, state: tp.Any) -> None:
 
 def _statuses(node: tp.Any) -> tp.Mapping[str, bool]:
     """Which attributes are data, by name; its own two names included, as in Flax."""
-    status = _graph.definition(node).layout.status
+    status = definition(node).layout.status
     return _Statuses({"_pytree__state": True, **status, "_pytree__nodes": False})
 
 
@@ -95,9 +95,9 @@ class _Statuses(dict[str, bool]):
 
 def _set_statuses(node: tp.Any, statuses: tp.Mapping[str, bool]) -> None:
     """Give attributes that exist another status."""
-    own = _graph.own_status(node)
+    own = own_status(node)
     own.update({name: bool(s) for name, s in statuses.items() if name in own})
-    _graph.set_definition(node, None)
+    set_definition(node, None)
 
 
 class Metadata(collections.abc.MutableMapping[str, tp.Any]):
@@ -243,11 +243,9 @@ def install() -> None:
     pytree._nnx_refuse = _refuse_unless_valid
 
 
-def iter_graph(
-    node: tp.Any, /, *, graph: bool | None = None
-) -> tp.Iterator[tuple[_graph.Path, tp.Any]]:
+def iter_graph(node: tp.Any, /, *, graph: bool | None = None) -> tp.Iterator[tuple[Path, tp.Any]]:
     """`nnx.iter_graph`, with the two private attributes that each object has in Flax."""
-    for path, value in _graph.iter_graph(node, graph=graph):
+    for path, value in _walk.iter_graph(node, graph=graph):
         if isinstance(value, Pytree):
             yield (*path, "_pytree__nodes"), _statuses(value)
             yield (*path, "_pytree__state"), _state_of(value)

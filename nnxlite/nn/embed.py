@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite.nn import initializers
-from nnxlite.nn._common import NO_METADATA, Arguments, Metadata, OutSharding, check_size
+from nnxlite.nn._common import NO_METADATA, Metadata, OutSharding, check_size, new_param
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.lora_kernel import adapter_of, thin_options, weight_of
@@ -67,11 +67,18 @@ class Embed(Module):
         rngs: Rngs,
         embedding_metadata: Metadata = NO_METADATA,
     ) -> None:
-        arguments = Arguments(self, locals())
-        rows = check_size(self, "num_embeddings", num_embeddings)
-        columns = check_size(self, "features", features)
-        self.embedding = arguments.parameter("embedding", (rows, columns))
-        arguments.set_attributes(dtype=self.embedding.dtype if dtype is None else dtype)
+        shape = (
+            check_size(self, "num_embeddings", num_embeddings),
+            check_size(self, "features", features),
+        )
+        self.embedding = new_param(
+            self, rngs, embedding_init, shape, param_dtype, embedding_metadata
+        )
+        self.num_embeddings = num_embeddings
+        self.features = features
+        self.dtype = self.embedding.dtype if dtype is None else dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
 
     def __call__(self, inputs: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
         """The rows at `inputs`, (...) -> (..., features).

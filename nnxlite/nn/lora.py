@@ -32,7 +32,6 @@ from nnxlite.graph._walk import freeze, iter_graph, matches
 from nnxlite.nn import initializers
 from nnxlite.nn._common import (
     NO_METADATA,
-    Arguments,
     Metadata,
     OutSharding,
     check_rate,
@@ -127,7 +126,6 @@ class LoRA(Module):
         a_metadata: Metadata = NO_METADATA,
         b_metadata: Metadata = NO_METADATA,
     ) -> None:
-        arguments = Arguments(self, locals())
         check_size(self, "in_features", in_features)
         check_size(self, "lora_rank", lora_rank)
         check_size(self, "out_features", out_features)
@@ -135,7 +133,13 @@ class LoRA(Module):
             raise ValueError(
                 f"{layer_name(self)}: `base_module` must be callable, got {type(base_module).__name__}."
             )
-        arguments.set_attributes("lora_rank", "a_initializer", "b_initializer")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.lora_param_type = lora_param_type
+        self.base_module = base_module
+        self.promote_dtype = promote_dtype
         a, b = (in_features, lora_rank), (lora_rank, out_features)
         kind = lora_param_type
         self.lora_a = new_param(self, rngs, a_initializer, a, param_dtype, a_metadata, kind)

@@ -14,7 +14,7 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 
-from nnxlite.nn._common import NO_METADATA, Arguments, Metadata
+from nnxlite.nn._common import NO_METADATA, Metadata
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.objects._module import Module
 from nnxlite.variables._kinds import Param
@@ -56,7 +56,9 @@ class PReLU(Module):
         self.negative_slope = Param(
             jnp.asarray(negative_slope_init, param_dtype), **negative_slope_metadata
         )
-        Arguments(self, locals()).set_attributes()
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """The rectified input, of the same shape.

@@ -21,7 +21,7 @@ from nnxlite._base.errors import short_type
 from nnxlite.boundary._labels import Carry, StateAxes
 from nnxlite.filters import All, Filter
 from nnxlite.graph._functional import variables
-from nnxlite.nn._common import Arguments, KeySource, broadcasts_to, own_stream
+from nnxlite.nn._common import KeySource, broadcasts_to, own_stream
 from nnxlite.nn.recurrent_cells import RNNCellBase
 from nnxlite.nn.recurrent_cells import modified_orthogonal as modified_orthogonal
 from nnxlite.objects._fields import data
@@ -93,9 +93,14 @@ class RNN(Module):
         broadcast_rngs: Filter = None,
         rngs: Rngs | RngStream | bool = True,
     ) -> None:
-        axes = _checked_axes({...: Carry} if state_axes is None else state_axes)
-        Arguments(self, locals()).set_attributes("axes", state_axes=axes)
+        self.cell = cell
+        self.time_major = time_major
+        self.return_carry = return_carry
+        self.reverse = reverse
+        self.keep_order = keep_order
+        self.unroll = unroll
         self.rngs = data(_carry_stream(self, rngs))
+        self.state_axes = _checked_axes({...: Carry} if state_axes is None else state_axes)
         self.broadcast_rngs = broadcast_rngs
 
     @tp.overload
@@ -392,7 +397,11 @@ class Bidirectional(Module):
             _logger.warning(
                 "Bidirectional got one object for both directions; they share their parameters."
             )
-        Arguments(self, locals()).set_attributes()
+        self.forward_rnn = forward_rnn
+        self.backward_rnn = backward_rnn
+        self.merge_fn = merge_fn
+        self.time_major = time_major
+        self.return_carry = return_carry
         self.rngs = data(_carry_stream(self, rngs))
 
     @tp.overload

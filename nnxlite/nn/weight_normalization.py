@@ -20,7 +20,7 @@ from nnxlite._state._flat import to_flat_state
 from nnxlite.filters import Filter, PathContains
 from nnxlite.graph._functional import variables
 from nnxlite.nn import initializers
-from nnxlite.nn._common import KEYLESS, Arguments, Axes, as_tuple, new_param, params_key, wide
+from nnxlite.nn._common import KEYLESS, Axes, as_tuple, new_param, params_key, wide
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.objects._fields import data
@@ -105,9 +105,12 @@ class SpectralNorm(_WeightNormalization):
     ) -> None:
         if n_steps < 0:
             raise ValueError(f"n_steps of SpectralNorm is a number of steps, not {n_steps}.")
-        arguments = Arguments(self, locals())
         super().__init__(layer_instance)
-        arguments.set_attributes("layer_instance", "update_stats")
+        self.n_steps = n_steps
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.error_on_non_matrix = error_on_non_matrix
         self.use_running_average = not update_stats
         stats: dict[Path, BatchStat[jax.Array]] = {}
         for path, weight in _matrices(self) if n_steps else ():
