@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = {
     "examples": "sklearn matplotlib",
     "checkpoint": "einops orbax.checkpoint safetensors",
+    "data": "grain",
     "serving": "flatbuffers safetensors",
     "pretrained": "huggingface_hub torch transformers",
     "ode": "diffrax",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,13 @@ def test_it_is_short_states_a_result_and_a_test_runs_it(name):
         path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)
     )
     assert any(re.search(rf"""["']{name}(\.py)?["']""", test) for test in tests)
+
+
+def test_what_an_example_needs_can_be_installed(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    launcher = runpy.run_path(str(ROOT / "examples" / "__main__.py"))
+    assert launcher["NEEDS"].keys() <= set(NAMES)
+    assert set().union(*launcher["NEEDS"].values()) <= launcher["environment"].EXTRAS.keys()
 
 
 def test_pictures_of_the_page_are_small():

