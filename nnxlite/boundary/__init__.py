@@ -3,7 +3,6 @@
 from nnxlite.boundary._context import MergeContext as MergeContext
 from nnxlite.boundary._context import SplitContext as SplitContext
 from nnxlite.boundary._context import UpdateContext as UpdateContext
-from nnxlite.boundary._context import UpdateContextManager as UpdateContextManager
 from nnxlite.boundary._context import current_update_context as current_update_context
 from nnxlite.boundary._context import flatten as flatten
 from nnxlite.boundary._context import merge_context as merge_context
