@@ -32,6 +32,9 @@ from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._variable import Variable, make
 
 
+_Pairs: tp.TypeAlias = tp.Mapping[tp.Any, tp.Any] | tp.Iterable[tuple[Filter, tp.Any]]
+
+
 class PrefixMapping:
     """Settings that depend on the Variable, by filter; the first filter that matches decides."""
 
@@ -40,9 +43,7 @@ class PrefixMapping:
     _settings: tuple[tp.Any, ...] = ()
     _predicates: tuple[Predicate, ...] = ()
 
-    def __init__(
-        self, mapping: tp.Mapping[tp.Any, tp.Any] | tp.Iterable[tuple[Filter, tp.Any]], /
-    ) -> None:
+    def __init__(self, mapping: _Pairs) -> None:
         if isinstance(mapping, State):
             mapping = _by_setting(mapping)
         pairs = mapping.items() if isinstance(mapping, tp.Mapping) else mapping
@@ -113,7 +114,7 @@ class StateAxes(PrefixMapping, tp.Mapping[Filter, tp.Any]):
     """Axes by Variable filter, for `vmap`, `pmap` and `scan`; from a mapping or a State of axes.
 
     Args:
-        mapping: for each filter an axis, None, or `Carry` in `scan`; the first filter that
+        filter_axes: for each filter an axis, None, or `Carry` in `scan`; the first filter that
             matches a Variable decides. A State of axes works too.
 
     >>> import nnxlite as nnx
@@ -122,6 +123,9 @@ class StateAxes(PrefixMapping, tp.Mapping[Filter, tp.Any]):
     """
 
     what = "axis"
+
+    def __init__(self, filter_axes: _Pairs, /) -> None:
+        super().__init__(filter_axes)
 
     @property
     def axes(self) -> tuple[tp.Any, ...]:
@@ -144,7 +148,7 @@ class StateSharding(PrefixMapping):
     """Shardings by Variable filter, for `jit` and `shard_map`; from a mapping or a State of shardings.
 
     Args:
-        mapping: for each filter a `PartitionSpec`, a sharding, or None; the first filter
+        filter_sharding: for each filter a `PartitionSpec`, a sharding, or None; the first filter
             that matches a Variable decides. A State of shardings works too.
 
     >>> import nnxlite as nnx, jax
@@ -154,6 +158,9 @@ class StateSharding(PrefixMapping):
     """
 
     what = "sharding"
+
+    def __init__(self, filter_sharding: _Pairs, /) -> None:
+        super().__init__(filter_sharding)
 
     @property
     def shardings(self) -> tuple[tp.Any, ...]:

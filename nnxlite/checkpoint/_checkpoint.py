@@ -18,14 +18,7 @@ import numpy as np
 from nnxlite._base.errors import short_type
 from nnxlite._base.text import human_bytes
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._contents import (
-    KINDS,
-    Contents,
-    Table,
-    below,
-    name_of,
-    other_names,
-)
+from nnxlite.checkpoint._contents import KINDS, Contents, Table, below, name_of, other_names
 from nnxlite.checkpoint._loading import Renaming, load
 from nnxlite.checkpoint._report import CheckpointError, Report, printable, together
 from nnxlite.filters import Filter

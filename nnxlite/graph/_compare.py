@@ -31,16 +31,7 @@ from nnxlite._base.errors import listed, path_text
 from nnxlite._base.jax import Ref
 from nnxlite._base.outline import Shown
 from nnxlite._base.statics import facts
-from nnxlite._base.text import (
-    Atom,
-    Text,
-    elements,
-    labelled,
-    object_node,
-    open_up,
-    safely,
-    short,
-)
+from nnxlite._base.text import Atom, Text, elements, labelled, object_node, open_up, safely, short
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, StaticDef
 from nnxlite.graph._kinds import Kind
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path
