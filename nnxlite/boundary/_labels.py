@@ -31,7 +31,6 @@ from nnxlite.objects._fields import Held, keyed_children
 from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._variable import Variable, make
 
-
 _Pairs: tp.TypeAlias = tp.Mapping[tp.Any, tp.Any] | tp.Iterable[tuple[Filter, tp.Any]]
 
 
