@@ -50,22 +50,20 @@ its table; imported when they are needed.
 
 OURS = frozenset(
     """
-    ArrayRef Beams Diff Difference Drawing DynamicLossScale Exported
-    Finding Findings Frozen Generated Identity Layout LossScaleState MLP Memory
-    NnxError Placement Plan Policy RuntimeCheckError Sampler
-    StaticLossScale StepMemory TraceContextError VarDefaults VariableState all_finite
-    apply_updates array_ref beam_search boundary branched_error_if by_path cast check
-    checkpoint combine decoding diff distributed draw dtypes
-    error_if errors explain_compiles export field filter filter_checkpoint filter_closure_convert
-    filter_custom_jvp filter_custom_vjp filter_eval_shape filter_grad filter_hessian filter_jacfwd
-    filter_jacrev filter_jit filter_jvp filter_make_jaxpr filter_pmap filter_pure_callback filter_shard
+    ArrayRef Beams CacheInfo Diff Difference Drawing DynamicLossScale Explanation Exported Finding
+    Findings Frozen Generated Identity Layout LossScaleState MLP Memory NnxError Placement Plan
+    Policy RuntimeCheckError Sampler StaticLossScale StepMemory TraceContextError VarDefaults
+    VariableState all_finite apply_updates array_ref beam_search boundary branched_error_if by_path
+    cast check checkpoint combine decoding diff distributed draw dtypes error_if errors
+    explain_compiles export field filter filter_checkpoint filter_closure_convert filter_custom_jvp
+    filter_custom_vjp filter_eval_shape filter_grad filter_hessian filter_jacfwd filter_jacrev
+    filter_jit filter_jvp filter_make_jaxpr filter_pmap filter_pure_callback filter_shard
     filter_value_and_grad filter_vjp filter_vmap filtered filters find_nan flax freeze generate
-    generate_stream if_array init_sharded inspect is_array is_array_like is_array_ref is_inexact_array
-    is_inexact_array_like load_exported load_safetensors lora make_mesh memory objects
-    partition plan_layout remat_layers
-    sampling save_safetensors serving shard sharding stack_layers to_arrays to_refs tree_at
-    tree_check tree_equal tree_flatten_one_level tree_inference tree_pformat tree_pprint unfreeze
-    unstack_layers use_named_scopes
+    generate_stream if_array init_sharded inspect is_array is_array_like is_array_ref
+    is_inexact_array is_inexact_array_like load_exported load_safetensors lora make_mesh memory
+    objects partition plan_layout remat_layers sampling save_safetensors serving shard sharding
+    stack_layers to_arrays to_refs tree_at tree_check tree_equal tree_flatten_one_level
+    tree_inference tree_pformat tree_pprint unfreeze unstack_layers use_named_scopes
     """.split()
 )
 """Names of nnxlite's root that Flax does not have: found, and left out by `dir` and a star import."""
