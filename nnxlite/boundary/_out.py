@@ -15,21 +15,41 @@ import operator
 import typing as tp
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._base.errors import path_text
+from nnxlite._base.errors import (
+    UNNAMED_AXES,
+    path_text,
+)
 from nnxlite._base.interning import Writes
 from nnxlite._base.jax import PyTreeDef, new_ref, trace_state
 from nnxlite._base.statics import ById, own_copy
-from nnxlite.boundary._call_def import CallDef, StaticLeaves, paths_of, static_leaves
+from nnxlite.boundary._call_def import (
+    CallDef,
+    Inner,
+    Partition,
+    StaticLeaves,
+    paths_of,
+    static_leaves,
+)
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.graph._defs import REF_LEAF, ObjectDef, note_definition_of, note_edit
 from nnxlite.graph._edit import note_arrays
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._rebuild import Code, NodeCode, Path, build_nodes, check_trace, resolve
-from nnxlite.variables._definition import VariableDef
-from nnxlite.variables._variable import note_definition, note_raw
+from nnxlite.variables._definition import (
+    VariableDef,
+    add_axis,
+    add_unnamed_axis,
+    remove_axis,
+)
+from nnxlite.variables._variable import (
+    Variable,
+    note_definition,
+    note_raw,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -458,3 +478,117 @@ def structure_changed(node: tp.Any, names: tuple[tp.Any, ...]) -> str:
         "function returns (nnx.pop removes what Module.sow stores), make attributes before "
         "cached_partial is called, or call the function itself."
     )
+
+
+# Groups, and the axis that a transform maps --------------------------------------------------------
+
+
+class Layout(tp.NamedTuple):
+    """The layout of outputs in groups, without their values.
+
+    Attributes:
+        definition: what leaves.
+        partition: the group of each output: a setting.
+        axes: their settings, where the group is not that setting: the axis is then in front.
+    """
+
+    definition: OutDef
+    partition: Partition
+    axes: tuple[tp.Any, ...]
+
+    @classmethod
+    def of(
+        cls, out: Outputs, settings: tp.Sequence[tp.Any], order: tuple[tp.Any, ...]
+    ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
+        """Outputs as JAX is given them: their layout, and a group for each setting in `order`."""
+        axes = tuple(settings)
+        labels = axes if {*axes} <= {*order} else tuple([x if x in order else 0 for x in axes])
+        layout = cls(out.definition, Partition(labels, order), axes)
+        return Fixed(layout), layout.partition.split(out.values)
+
+    def outputs(self, groups: tp.Sequence[tp.Sequence[tp.Any]]) -> Outputs:
+        """The outputs, from their groups."""
+        values = groups[0] if len(groups) == 1 else self.partition.join(*groups)
+        if self.axes is not self.partition.labels:
+            moved = zip(values, self.axes, self.partition.labels)
+            values = [x if axis == at else jnp.moveaxis(x, at, axis) for x, axis, at in moved]
+        return Outputs(self.definition, values)
+
+    def names(self, call: CallDef) -> list[str]:
+        """The names of the outputs."""
+        names = output_names(call, self.definition)
+        if self.definition.static is None:
+            return names
+        treedef, static = self.definition.static
+        each = zip(names, treedef.children())
+        return static.split([name for name, value in each for _ in range(value.num_leaves)])
+
+
+def _from_front(axis: int, slice_: tp.Any) -> int:
+    """The non-negative number of an axis of a whole array, given a slice of it."""
+    rank = getattr(slice_, "ndim", None)
+    return axis if axis >= 0 or rank is None else axis + rank + 1
+
+
+def _mapped_variables(
+    inner: Inner, settings: list[tp.Any]
+) -> tp.Iterator[tuple[Variable[tp.Any], int, tp.Any]]:
+    """The Variables of the arguments that have an axis, with the axis, and the value of a slice."""
+    for leaf, node in enumerate(inner.call.graphdef.decoded.leaf_nodes):
+        variable = inner.nodes[node] if node >= 0 else None
+        if isinstance(variable, Variable) and isinstance(settings[leaf], int):
+            yield variable, settings[leaf], inner.values[leaf]
+
+
+def remove_axis_names(
+    inner: Inner, value_settings: list[tp.Any], names: tp.Mapping[str, tp.Any]
+) -> None:
+    """Remove the mapped axis from the annotations of Variables, which inside are slices."""
+    for variable, axis, value in _mapped_variables(inner, value_settings) if names else ():
+        remove_axis(variable, _from_front(axis, value), names)
+
+
+def with_axis_names(
+    inner: Inner,
+    out: Outputs,
+    value_settings: list[tp.Any],
+    new_settings: list[tp.Any],
+    names: tp.Mapping[str, tp.Any],
+) -> Outputs:
+    """Outputs whose Variables' annotations have the mapped axis again.
+
+    Without a name for it, new Variables get None there, as the annotation would be short of an axis
+    otherwise. An annotation that was copied from an argument has the axis already.
+    """
+    left = out.definition
+    if not left.restructures:
+        return out
+    shape_of = lambda value: getattr(value, "shape", None)
+    copies = [
+        (variable.sharding_names, shape_of(value))
+        for variable, _, value in _mapped_variables(inner, value_settings)
+        if variable.sharding_names is not None
+    ]
+    annotated = UNNAMED_AXES.get()
+    decoded, tokens = left.graphdef.decoded, list(left.graphdef.tokens)
+    came_in = inner.call.graphdef.decoded.node_defs
+    kinds: list[tuple[int, VariableDef]] = []
+    for node, definition in enumerate(decoded.node_defs):
+        if not isinstance(definition, VariableDef):
+            continue
+        source, old = left.sources[decoded.node_leaves[node]], left.origin[node]
+        axis = pick(source, value_settings, new_settings)
+        if isinstance(axis, int) and (
+            names or (annotated and "out_sharding" in definition.metadata)
+        ):
+            carrier = definition.type.from_metadata(None, definition.metadata)
+            slice_ = pick(source, inner.values, out.new)
+            if names:
+                add_axis(carrier, _from_front(axis, slice_), names)
+            elif old is None and (carrier.sharding_names, shape_of(slice_)) not in copies:
+                add_unnamed_axis(carrier, _from_front(axis, slice_), getattr(slice_, "ndim", 0))
+            definition = tokens[decoded.node_tokens[node]] = carrier._box.definition
+        if old is not None and definition is not came_in[old]:
+            kinds.append((old, definition))
+    graphdef: GraphDef[tp.Any] = GraphDef(tokens, left.graphdef.num_roots)
+    return out._replace(definition=dataclasses.replace(left, graphdef=graphdef, kinds=tuple(kinds)))

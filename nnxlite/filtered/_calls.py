@@ -46,7 +46,7 @@ from nnxlite.graph._rebuild import Path
 from nnxlite.transforms._call import Selection, inputs_in_mode
 from nnxlite.transforms._compiles import Lowered, Staged, refuse_other_structure
 from nnxlite.transforms._jit import JitWrapped, run_jit
-from nnxlite.transforms._mapping import Program
+from nnxlite.transforms._mapped import Program
 from nnxlite.transforms._wrapper import Transform, decorated, name_of, program
 from nnxlite.variables._definition import MISSING
 

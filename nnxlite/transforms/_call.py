@@ -18,7 +18,10 @@ import jax
 from jax.errors import JaxRuntimeError
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from nnxlite._base.errors import RuntimeCheckError
+from nnxlite._base.errors import (
+    RuntimeCheckError,
+    listed,
+)
 from nnxlite._base.jax import Tracer, as_integers, constrained
 from nnxlite.boundary._call_def import (
     CallDef,
@@ -519,3 +522,69 @@ def wait_in_turn(outputs: tp.Any) -> None:
                 if next(_started) % MOST_IN_FLIGHT == 0:
                     jax.block_until_ready(leaf)  # a program's outputs are ready together
             return
+
+
+def in_positions(
+    mapped: tp.Any, args: tp.Any, kwargs: tp.Any, wanted: int, moves: tp.Any
+) -> tuple[tp.Any, tp.Any]:
+    """The arguments of a call at the positions for which there are settings.
+
+    Args:
+        mapped, args, kwargs: the call.
+        wanted: for how many positions there are settings.
+        moves: whether arguments by keyword move to their positions, and defaults fill these.
+
+    Raises TypeError where the function cannot be called with these arguments.
+    """
+    bound = mapped.bound
+    if moves:
+        args, kwargs = positional(bound.fun, args, kwargs, wanted, bound, True)
+    if wanted and len(args) != wanted:
+        every, keywords = (*bound.args, *args), {**bound.kwargs, **kwargs}
+        check_arguments(mapped.name, bound.fun, every, keywords)
+    return args, kwargs
+
+
+def axis_complaint(
+    names: list[str],
+    leaves: list[tp.Any],
+    axes: tp.Sequence[tp.Any],
+    size: int | None,
+    size_name: str = "axis_size",
+) -> str | None:
+    """The problem with the sizes of mapped (or scanned) axes; None if there is none.
+
+    Args:
+        names, leaves, axes: the leaves of the arguments.
+        size: the size that the user gives.
+        size_name: the name of that option.
+    """
+    sizes: dict[int, list[str]] = {}
+    verb = "scan" if size_name == "length" else "map"
+    for name, leaf, axis in zip(names, leaves, axes):
+        for part in jax.tree_util.tree_leaves(leaf) if isinstance(axis, int) else ():
+            shape = jax.typeof(part).shape
+            if not -len(shape) <= axis < len(shape):
+                return (
+                    f"was asked to {verb} over axis {axis} of '{name}', which implies that its rank "
+                    f"should be at least {axis + 1 if axis >= 0 else -axis}, but its shape is "
+                    f"{shape}. Give it another axis, or None to pass it whole."
+                )
+            sizes.setdefault(shape[axis], []).append(name)
+    if not sizes and size is None:
+        return (
+            f"got no values to {verb} over and `{size_name}` not provided. Pass {size_name}, or at "
+            f"least one non-None value in in_axes or {size_name}."
+        )
+    parts = [f"{size} at {listed(at, most=3, text=repr)}" for size, at in sizes.items()]
+    if size is not None and any(other != size for other in sizes):
+        return (
+            f"got `{size_name}` argument of {size} which disagrees with leading axis sizes "
+            f"{[*sizes]} ({', '.join(parts)}). Leave `{size_name}` out, or give arrays of that size."
+        )
+    if len(sizes) < 2:
+        return None
+    return (
+        f"got inconsistent sizes for array axes to be mapped: {', '.join(parts)}. Give all the "
+        "same size, or None to what is passed whole."
+    )

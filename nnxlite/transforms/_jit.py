@@ -35,7 +35,12 @@ from nnxlite.boundary._call_def import (
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import broadcast, by_path, labels, mentioned, output_settings
 from nnxlite.boundary._leave import leave, refuse_non_arrays
-from nnxlite.boundary._out import Outputs, replay, write_leaves
+from nnxlite.boundary._out import (
+    Layout,
+    Outputs,
+    replay,
+    write_leaves,
+)
 from nnxlite.objects._module import note_deleted
 from nnxlite.transforms._call import (
     checks_noted,
@@ -59,7 +64,6 @@ from nnxlite.transforms._compiles import (
     place_abstract,
     refuse_other_structure,
 )
-from nnxlite.transforms._mapping import Layout
 from nnxlite.transforms._wrapper import (
     G,
     JitKeywords,

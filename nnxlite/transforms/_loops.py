@@ -34,18 +34,23 @@ from nnxlite.boundary._call_def import CallDef, Inner, parameter_names, replaced
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import Carry, by_path, output_settings
 from nnxlite.boundary._leave import described, leave
-from nnxlite.boundary._out import Outputs, refuse_no_room
-from nnxlite.graph._functional import build
-from nnxlite.graph._plan import view
-from nnxlite.transforms._call import R, inputs_in_mode, unwrapped_value
-from nnxlite.transforms._control import run_bodies, run_flow
-from nnxlite.transforms._mapping import (
-    argument_settings,
-    axis_complaint,
-    in_positions,
+from nnxlite.boundary._out import (
+    Outputs,
+    refuse_no_room,
     remove_axis_names,
     with_axis_names,
 )
+from nnxlite.graph._functional import build
+from nnxlite.graph._plan import view
+from nnxlite.transforms._call import (
+    R,
+    axis_complaint,
+    in_positions,
+    inputs_in_mode,
+    unwrapped_value,
+)
+from nnxlite.transforms._control import run_bodies, run_flow
+from nnxlite.transforms._mapped import argument_settings
 from nnxlite.transforms._wrapper import (
     Decorator,
     Options,

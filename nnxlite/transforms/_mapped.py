@@ -1,21 +1,59 @@
 """`vmap`, `pmap` and `shard_map`: one function over many slices.
 
-The three differ only in the function of JAX that runs and in the kind of settings (axes, or partition
-specs); see `_mapping`.
+The three differ in the function of JAX that runs, and in the settings: each leaf of the arguments has an
+axis, or a partition spec.  JAX needs those of the outputs before it calls the function, and what the
+function writes is known only afterwards.  So outputs leave in groups, one for each setting that one
+may have; which leaf is in which group crosses as static data.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
+import math
+import re
 import typing as tp
 
 import jax
-from jax.sharding import PartitionSpec
+import jax.numpy as jnp
+import numpy as np
+from jax.errors import JaxRuntimeError
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from nnxlite._base.errors import Modes, context_key
-from nnxlite._base.jax import as_integer, as_integers
-from nnxlite.boundary._labels import by_path, mentioned, refuse_foreign_axes
-from nnxlite.transforms._call import R, Selection, inputs_in_mode
-from nnxlite.transforms._mapping import Program, argument_settings, in_positions
+from nnxlite._base.errors import Modes, context_key, listed
+from nnxlite._base.jax import as_integer, as_integers, is_tracing
+from nnxlite.boundary._body import warn_of_streams
+from nnxlite.boundary._call_def import CallDef, enter
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._labels import (
+    broadcast,
+    by_path,
+    labels,
+    mentioned,
+    output_settings,
+    refuse_foreign_axes,
+)
+from nnxlite.boundary._leave import leave, refuse_non_arrays
+from nnxlite.boundary._out import (
+    Fixed,
+    Layout,
+    refuse_no_room,
+    remove_axis_names,
+    replay,
+    with_axis_names,
+    write_leaves,
+)
+from nnxlite.transforms._call import (
+    R,
+    Selection,
+    axis_complaint,
+    has_several_cpus,
+    in_positions,
+    inputs_in_mode,
+    raise_failed,
+    wait_in_turn,
+)
 from nnxlite.transforms._wrapper import (
     Decorator,
     G,
@@ -24,11 +62,288 @@ from nnxlite.transforms._wrapper import (
     PmapKeywords,
     ShardMapKeywords,
     Transform,
+    Unbound,
     VmapKeywords,
     decorated,
+    name_of,
     program,
+    weakly,
 )
-from nnxlite.variables._definition import MISSING, PARTITION_NAME
+from nnxlite.variables._definition import (
+    MISSING,
+    PARTITION_NAME,
+)
+
+T = tp.TypeVar("T")
+
+RUN = inspect.signature(lambda leaves, size=None: None)
+
+
+def marks_errors(fun: tp.Callable[..., T]) -> tp.Callable[..., T]:
+    """Mark what a function raises, for `passed_through`: JAX removes our frames from the traceback."""
+
+    @functools.wraps(fun)
+    def marked(*args: tp.Any, **kwargs: tp.Any) -> T:
+        try:
+            return fun(*args, **kwargs)
+        except Exception as error:
+            with contextlib.suppress(Exception):  # an exception that takes no attributes
+                error._nnx_marked = True  # type: ignore[attr-defined]
+            raise
+
+    return marked
+
+
+class Program:
+    """A mapping of one function over arguments of one structure; it refers weakly to the function.
+
+    Args:
+        mapped: the function under the mapping.
+        call: the arguments.
+        settings: of each of their leaves.
+        roots: of each of their roots.
+
+    Attributes:
+        values: the setting of each leaf of the graph.
+        name: of the transform and its function.
+        mapped: JAX's transform of the function, between leaves.
+        last: the layout of its outputs in the last trace.
+        warned: random streams that the user was warned of.
+    """
+
+    def __init__(
+        self,
+        mapped: Transform[..., tp.Any],
+        call: CallDef,
+        settings: list[tp.Any],
+        roots: list[tp.Any],
+    ) -> None:
+        self.name, self._fun = repr(mapped), weakly(mapped.bound.fun)
+        self.call, self.warned = call, program(mapped, "warned", set)
+        options = self.options = mapped.options
+        self._waits = options.make is not jax.vmap and has_several_cpus()  # see `wait_in_turn`
+        self.last: Layout | None = None
+        self.settings, self.roots = settings, roots
+        of_leaf = dict(zip([leaf.graph_leaf for leaf in call.leaves()], settings))
+        self.values = [of_leaf.get(leaf) for leaf in range(call.graphdef.num_leaves)]
+        run = functools.partial(self._run)  # which takes a name and a signature
+        run.__name__ = name_of(mapped.__wrapped__)  # type: ignore[attr-defined]
+        run.__signature__ = RUN  # type: ignore[attr-defined]  # which JAX asks for, and takes long
+        # `jax.pmap` wants an argument that has the axis; `filter_pmap`, the size alone.
+        sized = options.is_array is not None and options.make is jax.pmap
+        size = options.jax_options["axis_size"] if sized else None
+        self.size = () if size is None else (np.zeros(size, bool),)
+        # Axes of the leaves, and of what gives the size; of the static data, and of each group.
+        axes = {"in_axes": (settings, *[0] * len(self.size)), "out_axes": (None, options.order)}
+        self.mapped = options.make(run, **axes, **options.jax_options)
+
+    def run(self, inputs: Inputs, mapped: tp.Any) -> tp.Any:
+        """Call JAX's function, or what it was compiled to, and write back what changed."""
+        try:
+            return self._finish(inputs, *mapped(inputs.leaves, *self.size))
+        except (TypeError, ValueError, IndexError) as error:
+            if passed_through(error):
+                raise  # by the function itself, or by this library
+            raise explained(self, error, inputs) from None
+        except JaxRuntimeError as error:
+            raise_failed(error)
+            raise
+
+    @marks_errors
+    def _finish(self, inputs: Inputs, layout: Fixed, groups: tp.Any) -> tp.Any:
+        if self.options.by_leaf is not None:  # JAX gives back NumPy arrays that pass through
+            groups = [*map(jnp.asarray, groups[0])], groups[1]
+        outputs = layout.value.outputs(groups)
+        self._move_what_was_read(inputs, groups, outputs.definition.written)
+        if self._waits:
+            wait_in_turn(groups)
+        return replay(inputs, outputs)
+
+    def _move_what_was_read(
+        self, inputs: Inputs, groups: tp.Any, written: tp.Container[int]
+    ) -> None:
+        """Keep arrays that were only read where they were moved, for the next call."""
+        mesh = self.options.jax_options.get("mesh")
+        if self.options.name == "pmap":  # which makes the mesh
+            shardings = [getattr(x, "sharding", None) for x in jax.tree_util.tree_leaves(groups)]
+            mesh = next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
+        if not isinstance(mesh, Mesh) or is_tracing() or not self.options.modes.updates:
+            return
+        moved: dict[int, jax.Array] = {}
+        for leaf, (value, setting) in enumerate(zip(inputs.values, self.values)):
+            if leaf not in written and isinstance(value, jax.Array | np.ndarray):
+                sharding = _sharding(mesh, setting)
+                if getattr(value, "sharding", None) != sharding:
+                    moved[leaf] = jax.device_put(value, sharding)
+        write_leaves(inputs, moved)
+
+    @marks_errors
+    def _run(
+        self, leaves: list[tp.Any], size: tp.Any = None
+    ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
+        options, call = self.options, self.call
+        (args, kwargs), inner = enter(call, leaves)
+        names = options.metadata
+        remove_axis_names(inner, self.values, names)
+        result = self._fun()(*args, **kwargs)
+        foreign, modes = options.by_leaf is not None, options.modes
+        more = {"graph": modes.graph, "structure": modes.updates}
+        out = leave(inner, result, name=self.name, foreign=foreign, **more)
+        settings = output_settings(
+            call,
+            out,
+            self.values,
+            self.roots,
+            options.out_prefix,
+            options.out_name,
+            options.default,
+            _as_it_is if options.meaning is None else options.meaning(inner, out),
+        )
+        out = with_axis_names(inner, out, self.values, out.definition.split(settings)[2], names)
+        whole = [i for i in out.definition.written if _is_whole(self.values[i])]
+        self._warn_of_streams(whole)
+        refuse_no_room(self.name, call, out, settings)
+        if options.by_leaf is not None:
+            out, settings = options.by_leaf(call, out, settings)
+        fixed, groups = Layout.of(out, settings, options.order)
+        self.last = fixed.value
+        return fixed, groups
+
+    def _warn_of_streams(self, written: list[int]) -> None:
+        """Warn of the streams that draw alike, given the leaves that were written and are whole."""
+        what = f"is broadcast under {self.name}: every slice draws the same keys"
+        remedy = (
+            "Give each slice its own with nnx.split_rngs(splits=...) and an axis for "
+            f"nnx.RngState in {self.options.in_name}."
+        )
+        if self.options.name == "shard_map":
+            given = self.options.jax_options
+            mesh = given["mesh"]
+            mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+            names = given.get("axis_names") or mesh.axis_names
+            if math.prod(mesh.shape[name] for name in names) == 1:
+                return
+            what = f"is replicated under {self.name}: every device draws the same keys"
+            remedy = (
+                "Where devices should draw different ones, pass a key that was drawn before the "
+                "call, and mix jax.lax.axis_index into it with jax.random.fold_in."
+            )
+        warn_of_streams(self.call, written, self.warned, what, remedy)
+
+
+def _as_it_is(setting: tp.Any, *_: tp.Any) -> tp.Any:
+    return setting
+
+
+def _is_whole(setting: tp.Any) -> bool:
+    """Whether an axis, or a spec, gives each slice or device the whole of an array."""
+    return setting is None or (isinstance(setting, PartitionSpec) and not any(setting))
+
+
+def argument_settings(
+    call: CallDef,
+    bound: Unbound,
+    prefix: tp.Any,
+    what: str,
+    constant: tp.Any = None,
+    default: tp.Any = None,
+) -> tuple[list[tp.Any], list[tp.Any]]:
+    """The setting of each leaf, and of each root, of the arguments of a call.
+
+    Args:
+        call, bound: the arguments, and the function, whose own ones are constant.
+        prefix, what: the settings of positional arguments.
+        constant: the setting that means the same as None.
+        default: that of keyword arguments.
+    """
+    args, kwargs = call.template()
+    count = lambda tree: len(jax.tree_util.tree_leaves(tree))
+    own = len(bound.args)
+    settings = [constant] * count(args[:own])
+    prefix = tuple(prefix) if isinstance(prefix, list) else prefix
+    settings += [constant if s is None else s for s in broadcast(prefix, args[own:], what)]
+    for name in sorted(kwargs):
+        settings += [constant if name in bound.kwargs else default] * count(kwargs[name])
+    return labels(call, settings, what), [settings[i] for i in call.where]
+
+
+@functools.lru_cache(maxsize=256)
+def _sharding(mesh: Mesh, setting: tp.Any) -> NamedSharding:
+    """The sharding on a mesh of an array with a spec, or an axis."""
+    if isinstance(setting, int):
+        setting = PartitionSpec(*[None] * setting, *mesh.axis_names)
+    return NamedSharding(mesh, setting or PartitionSpec())
+
+
+# Errors, with the user's names in place of positions in lists of leaves ---------------------------
+
+SHOWN = 12
+"""How many settings a message lists."""
+
+
+def explained(program: Program, error: Exception, inputs: Inputs) -> Exception:
+    """JAX's error for a mapped function, with the user's names for leaves.
+
+    Args:
+        program: the mapping.
+        error: JAX's error.
+        inputs: the arguments.
+    """
+    name, options, layout, axes = program.name, program.options, program.last, program.settings
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    remedy = "Pass an array, or let the function capture the value."
+    refuse_non_arrays(name, program.call, inputs.leaves, remedy)
+    arguments = [leaf.text() for leaf in program.call.leaves()]
+    if options.in_name == "in_axes":
+        sizes = axis_complaint(arguments, inputs.leaves, axes, options.jax_options["axis_size"])
+        if sizes:
+            return ValueError(f"{name}: {sizes}")
+    outputs = [] if layout is None else layout.names(program.call)
+    positions = () if layout is None else layout.partition.positions
+    output = lambda group, number: outputs[positions[int(group)][int(number)]]
+    varying = re.search(r"out_axes\[1\]\[(\d+)\]\[(\d+)\]", str(error))
+    if varying is not None and layout is not None:
+        return ValueError(
+            f"{name}: got axis spec None but output was batched: {output(*varying.groups())} has "
+            "axis None, and its value differs between the slices. Give it an axis, in out_axes, or "
+            "with nnx.StateAxes in in_axes if it belongs to an argument."
+        )
+    text = _in_words(str(error), lambda i: repr(arguments[int(i)]), output)
+    if options.out_name in text and layout is not None:
+        each = [f"{output}: {axis!r}" for output, axis in zip(outputs, layout.axes)]
+        what = f"{options.out_name} by output"
+    else:
+        each = [f"{n!r}: {axis!r}" for n, axis in zip(arguments, axes)]
+        what = f"{options.in_name} by argument"
+    tail = f"\n{what}: {listed(each, SHOWN)}." if each else ""
+    return kind(f"{name}: {text}{tail}")
+
+
+def _in_words(
+    text: str, argument: tp.Callable[[str], str], output: tp.Callable[[str, str], str]
+) -> str:
+    """A message of JAX with the user's names in place of its own."""
+    for pattern, name in (
+        (r", where args\[\d\] is bound to \S+ parameter '[^']*''?,", lambda: ""),
+        (r"\b(?:leaves|args\[0\])\[(\d+)\](?:\[[^]]*\])*", argument),
+        (r"\bin_specs\[0\]\[(\d+)\]", lambda i: f"the spec of {argument(i)}"),
+        (r"\S+\(\*args\)\[1\]\[(\d+)\]\[(\d+)\]", output),
+        (r"\bout_specs\[1\](?:\[\d+\])*", lambda: "out_specs"),
+    ):
+        text = re.sub(pattern, functools.partial(_named, name), text)
+    return text
+
+
+def _named(name: tp.Callable[..., str], match: re.Match[str]) -> str:
+    return name(*match.groups())
+
+
+def passed_through(error: BaseException) -> bool:
+    """Whether an exception was raised during a call of a function under `marks_errors`."""
+    return getattr(error, "_nnx_marked", False)
+
+
+# The transforms -----------------------------------------------------------------------------------
 
 
 def _map(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
