@@ -461,13 +461,7 @@ Change: tp.TypeAlias = tp.Callable[[tuple[tp.Any, ...]], tp.Iterable[tp.Any]]
 
 def add_axis(variable: HasMetadata, index: int, names: Names) -> None:
     """Put the names of a new axis into the metadata."""
-    new = {
-        key: changed_names(axes, _inserted(index, name))
-        for key, name, axes in _axis_names(variable, names)
-    }
-    variable.add_axis(index, names[PARTITION_NAME])
-    if new:
-        variable.set_metadata(**new)
+    _rename(variable, names, lambda key, name: _inserted(index, name), variable.add_axis, index)
 
 
 def add_unnamed_axis(variable: HasMetadata, index: int, ndim: int) -> None:
@@ -484,19 +478,47 @@ def remove_axis(variable: HasMetadata, index: int, names: Names) -> None:
 
     Raises ValueError, with nothing changed, where that axis has another name.
     """
-    new: dict[str, tp.Any] = {}
-    for key, name, axes in _axis_names(variable, names):
-        left = list(_names_in(axes))
-        removed = left.pop(index) if -len(left) <= index < len(left) else None
-        if removed != name:
-            where = "the sharding names" if key == "out_sharding" else "the names"
-            under = "" if key == "out_sharding" else f" under {key!r}"
-            raise ValueError(
-                f"{type(variable).__name__} has {where} {_names_in(axes)}{under}: axis {index} "
-                f"is {removed!r}, not {name!r} as the transform says. Give both the same name."
-            )
-        new[key] = changed_names(axes, lambda _, left=left: left)
-    variable.remove_axis(index, names[PARTITION_NAME])
+
+    def removed(key: str, name: tp.Any) -> Change:
+        def change(axes: tuple[tp.Any, ...]) -> list[tp.Any]:
+            left = list(axes)
+            found = left.pop(index) if -len(left) <= index < len(left) else None
+            if found != name:
+                what, of = (
+                    ("sharding names", "")
+                    if key == "out_sharding"
+                    else ("names", f" under {key!r}")
+                )
+                raise ValueError(
+                    f"{type(variable).__name__} has the {what} {axes}{of}: axis {index} is {found!r}, "
+                    f"not {name!r} as the transform says. Give both the same name."
+                )
+            return left
+
+        return change
+
+    _rename(variable, names, removed, variable.remove_axis, index)
+
+
+def _rename(
+    variable: HasMetadata,
+    names: Names,
+    change: tp.Callable[[str, tp.Any], Change],
+    hooks: tp.Callable[[int, tp.Any], None],
+    index: int,
+) -> None:
+    """Change the entries of the metadata that name axes, and run the callbacks."""
+    metadata, new = variable._box.definition.metadata, {}
+    for key, name in names.items():
+        axes = metadata.get(key)
+        if key not in (*HOOKS, PARTITION_NAME, "out_sharding") and isinstance(axes, tuple):
+            new[key] = changed_names(axes, change(key, name))
+    annotation, name = variable.sharding_names, names[PARTITION_NAME]
+    if isinstance(annotation, NamedSharding) and name not in annotation.mesh.axis_names:
+        name = None  # it has a mesh, and only that mesh's axes have names
+    if annotation is not None:
+        new["out_sharding"] = changed_names(annotation, change("out_sharding", name))
+    hooks(index, names[PARTITION_NAME])
     if new:
         variable.set_metadata(**new)
 
@@ -510,20 +532,6 @@ def changed_names(annotation: tp.Any, change: Change) -> tp.Any:
         return tuple(names)
     spec = PartitionSpec(*names)
     return NamedSharding(annotation.mesh, spec, memory_kind=annotation.memory_kind)
-
-
-def _axis_names(variable: HasMetadata, names: Names) -> tp.Iterator[tuple[str, tp.Any, tp.Any]]:
-    """Entries of the metadata that name axes: the key, the name of the axis there, the entry."""
-    metadata = variable.get_metadata() if len(names) > 1 else {}
-    for key, name in names.items():
-        axes = metadata.get(key)
-        if key not in HOOKS and key != "out_sharding" and isinstance(axes, tuple):
-            yield key, name, axes
-    annotation, name = variable.sharding_names, names[PARTITION_NAME]
-    if isinstance(annotation, NamedSharding) and name not in annotation.mesh.axis_names:
-        name = None  # it has a mesh, and only that mesh's axes have names
-    if annotation is not None:
-        yield "out_sharding", name, annotation
 
 
 def _names_in(annotation: tp.Any) -> tuple[tp.Any, ...]:

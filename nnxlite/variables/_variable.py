@@ -174,12 +174,16 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
         Args:
             index: an index of arrays; by default the whole.
         """
-        value = self._box.value if self._box.definition.plain_read else self._read(index)
-        if index is MISSING or index is Ellipsis:
-            return value
-        if self._box.definition.is_ref and not self._box.definition.get_hooks:
-            return value
-        return tp.cast(tp.Any, value)[index]
+        value: tp.Any = self._box.value
+        definition, whole = self._box.definition, index is MISSING or index is Ellipsis
+        if not definition.plain_read:
+            if definition.is_ref and is_ref(value):
+                if not (whole or definition.get_hooks):
+                    return value[index]
+                value = value[...]
+            for hook in definition.get_hooks:
+                value = hook(self, value)
+        return value if whole else value[index]
 
     def set_value(self, value: T, *, index: tp.Any = MISSING) -> None:
         """Write the value, or the part of it at `index`, through the `on_set_value` callbacks.
@@ -276,15 +280,6 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
         Args:
             value: the value after the `on_create_value` callbacks.
         """
-        return value
-
-    def _read(self, index: tp.Any = MISSING) -> tp.Any:
-        value: tp.Any = self._box.value
-        if self._box.definition.is_ref and is_ref(value):
-            partial = index is not MISSING and not self._box.definition.get_hooks
-            value = value[index] if partial else value[...]
-        for hook in self._box.definition.get_hooks:
-            value = hook(self, value)
         return value
 
     @property
