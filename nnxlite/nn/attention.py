@@ -21,6 +21,7 @@ of the query, so that they can be recorded and be subject to dropout.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import typing as tp
 
@@ -248,13 +249,16 @@ def _weights(
     precision: Precision,
 ) -> jax.Array:
     """The weights, (*batch, heads, query length, key length), in the dtype of the query."""
-    dtype = query.dtype
+    dtype, heads, groups = query.dtype, query.shape[-2], key.shape[-2]
     wide = jnp.promote_types(dtype, jnp.float32)  # a logit may be too large for float16
+    product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=wide)
     query = query / jnp.sqrt(query.shape[-1]).astype(dtype)
-    key = _per_head(key, query.shape[-2])
-    logits = jnp.einsum(
-        "...qhd,...khd->...hqk", query, key, precision=precision, preferred_element_type=wide
-    )
+    if groups == heads:
+        logits = product("...qhd,...khd->...hqk", query, key)
+    else:
+        query = query.reshape(*query.shape[:-2], groups, heads // groups, query.shape[-1])
+        logits = product("...qhgd,...khd->...hgqk", query, key)
+        logits = logits.reshape(*logits.shape[:-4], heads, *logits.shape[-2:])
     if bias is not None:
         # A row of -inf (all keys excluded) would make the softmax and its gradient NaN.
         logits = jnp.maximum(logits + bias, jnp.finfo(logits.dtype).min)
@@ -282,13 +286,13 @@ def _dropout(weights: jax.Array, rate: float, key: jax.Array | None, broadcast: 
 
 def _mean_value(weights: jax.Array, value: jax.Array, precision: Precision) -> jax.Array:
     """The weighted sums of the values, (*batch, query length, heads, value depth)."""
-    value = _per_head(value, weights.shape[-3])
-    return jnp.einsum("...hqk,...khd->...qhd", weights, value, precision=precision)
-
-
-def _per_head(x: jax.Array, heads: int) -> jax.Array:
-    """Keys or values with one head for each of the query's: equally many of these share one."""
-    return x if x.shape[-2] == heads else jnp.repeat(x, heads // x.shape[-2], axis=-2)
+    *batch, heads, queries, keys = weights.shape
+    groups = value.shape[-2]
+    if groups == heads:
+        return jnp.einsum("...hqk,...khd->...qhd", weights, value, precision=precision)
+    weights = weights.reshape(*batch, groups, heads // groups, queries, keys)
+    result = jnp.einsum("...hgqk,...khd->...qhgd", weights, value, precision=precision)
+    return result.reshape(*batch, queries, heads, value.shape[-1])
 
 
 def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array | None = None) -> None:
