@@ -454,8 +454,6 @@ def first_from(*args: T | None, error_msg: str) -> T:
     raise ValueError(error_msg)
 
 
-# Calls in named scopes, and the path of a module --------------------------------------------------
-
 Parts: tp.TypeAlias = dict[int, tuple[Path, tp.Any]]
 """What is in an object, with paths, by `id`."""
 
