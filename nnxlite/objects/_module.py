@@ -7,10 +7,8 @@ A recorded value becomes an attribute of the module that recorded it, or, inside
 record.  The record is in an attribute as well (`__captures__`), so that it passes through transforms
 like any other state.
 
-While JAX records a program, each call of a module runs in a `jax.named_scope`, so that operations carry
-it in profiles, HLO and messages: the outermost module by its class, those inside it by their path.  The
-boundary notes the objects that it builds inside a trace, and `called` the modules whose calls are
-running; the outermost of these that contains a module is its model.
+While JAX records a program, each call of a module runs in a `jax.named_scope` for profiles, HLO and
+messages: the outermost module by its class, those inside it by their path.
 """
 
 from __future__ import annotations
