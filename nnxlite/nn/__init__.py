@@ -2,43 +2,19 @@
 
 from nnxlite.nn import dtypes as dtypes
 from nnxlite.nn import initializers as initializers
-from nnxlite.nn.activations import *  # noqa: F403 - functions, and nothing else
-from nnxlite.nn.attention import combine_masks as combine_masks
-from nnxlite.nn.attention import dot_product_attention as dot_product_attention
-from nnxlite.nn.attention import make_attention_mask as make_attention_mask
-from nnxlite.nn.attention import make_causal_mask as make_causal_mask
-from nnxlite.nn.combinators import MLP as MLP
-from nnxlite.nn.combinators import Identity as Identity
-from nnxlite.nn.combinators import Sequential as Sequential
-from nnxlite.nn.conv import Conv as Conv
-from nnxlite.nn.conv import ConvTranspose as ConvTranspose
-from nnxlite.nn.embed import Embed as Embed
+from nnxlite.nn.activations import *
+from nnxlite.nn.attention import *
+from nnxlite.nn.combinators import *
+from nnxlite.nn.conv import *
+from nnxlite.nn.embed import *
 from nnxlite.nn.initializers import Initializer as Initializer
-from nnxlite.nn.linear import Einsum as Einsum
-from nnxlite.nn.linear import Linear as Linear
-from nnxlite.nn.linear import LinearGeneral as LinearGeneral
-from nnxlite.nn.lora import LoRA as LoRA
-from nnxlite.nn.lora import LoRALinear as LoRALinear
-from nnxlite.nn.lora import LoRAParam as LoRAParam
-from nnxlite.nn.multi_head_attention import MultiHeadAttention as MultiHeadAttention
-from nnxlite.nn.normalization import BatchNorm as BatchNorm
-from nnxlite.nn.normalization import GroupNorm as GroupNorm
-from nnxlite.nn.normalization import InstanceNorm as InstanceNorm
-from nnxlite.nn.normalization import LayerNorm as LayerNorm
-from nnxlite.nn.normalization import RMSNorm as RMSNorm
-from nnxlite.nn.pooling import avg_pool as avg_pool
-from nnxlite.nn.pooling import max_pool as max_pool
-from nnxlite.nn.pooling import min_pool as min_pool
-from nnxlite.nn.pooling import pool as pool
-from nnxlite.nn.recurrent import RNN as RNN
-from nnxlite.nn.recurrent import Bidirectional as Bidirectional
-from nnxlite.nn.recurrent_cells import GRUCell as GRUCell
-from nnxlite.nn.recurrent_cells import LSTMCell as LSTMCell
-from nnxlite.nn.recurrent_cells import OptimizedLSTMCell as OptimizedLSTMCell
-from nnxlite.nn.recurrent_cells import RNNCellBase as RNNCellBase
-from nnxlite.nn.recurrent_cells import SimpleCell as SimpleCell
-from nnxlite.nn.rope import RoPE as RoPE
-from nnxlite.nn.rope import dot_product_attention_with_rope as dot_product_attention_with_rope
-from nnxlite.nn.stochastic import Dropout as Dropout
-from nnxlite.nn.weight_normalization import SpectralNorm as SpectralNorm
-from nnxlite.nn.weight_normalization import WeightNorm as WeightNorm
+from nnxlite.nn.linear import *
+from nnxlite.nn.lora import *
+from nnxlite.nn.multi_head_attention import *
+from nnxlite.nn.normalization import *
+from nnxlite.nn.pooling import *
+from nnxlite.nn.recurrent import *
+from nnxlite.nn.recurrent_cells import *
+from nnxlite.nn.rope import *
+from nnxlite.nn.stochastic import *
+from nnxlite.nn.weight_normalization import *

@@ -35,6 +35,8 @@ from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.objects._module import Module
 from nnxlite.variables._kinds import Intermediate
 
+__all__ = ["combine_masks", "dot_product_attention", "make_attention_mask", "make_causal_mask"]
+
 Implementation = tp.Literal["xla", "cudnn"]
 
 

@@ -20,6 +20,8 @@ from nnxlite.objects._containers import List
 from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._rngs import Rngs, RngStream
 
+__all__ = ["Identity", "MLP", "Sequential"]
+
 
 class Sequential(Module, tp.Generic[R]):
     """Calls functions or modules one after the other, each with the result of the previous one.

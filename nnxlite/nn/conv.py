@@ -50,6 +50,8 @@ from nnxlite.nn.lora_kernel import add_adapter, weight_of
 from nnxlite.objects._module import layer_name
 from nnxlite.objects._rngs import Rngs
 
+__all__ = ["Conv", "ConvTranspose"]
+
 
 def canonicalize_padding(padding: Padding, rank: int) -> str | list[tuple[int, int]]:
     """Padding in JAX's form: a name, unchanged, or a pair of numbers for each of `rank` axes.

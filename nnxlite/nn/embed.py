@@ -17,6 +17,8 @@ from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._rngs import Rngs
 from nnxlite.variables._kinds import Param
 
+__all__ = ["Embed"]
+
 default_embed_init: tp.Final[Initializer] = initializers.variance_scaling(
     1.0, "fan_in", "normal", out_axis=0
 )

@@ -52,6 +52,8 @@ from nnxlite.objects._module import layer_name, note_layer
 from nnxlite.objects._rngs import Rngs
 from nnxlite.variables._definition import VariableMetadata
 
+__all__ = ["Einsum", "Linear", "LinearGeneral"]
+
 default_kernel_init: tp.Final[Initializer] = initializers.lecun_normal()
 default_bias_init: tp.Final[Initializer] = initializers.zeros_init()
 

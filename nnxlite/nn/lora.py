@@ -55,6 +55,8 @@ from nnxlite.objects._rngs import Rngs
 from nnxlite.variables._kinds import Param
 from nnxlite.variables._variable import Variable
 
+__all__ = ["LoRA", "LoRALinear", "LoRAParam"]
+
 A = tp.TypeVar("A")
 
 default_a_initializer: tp.Final[Initializer] = initializers.he_uniform()

@@ -46,6 +46,8 @@ from nnxlite.objects._module import Module, layer_name, note_layer
 from nnxlite.objects._rngs import Rngs, RngStream
 from nnxlite.variables._kinds import Cache
 
+__all__ = ["MultiHeadAttention"]
+
 
 class MultiHeadAttention(Module):
     """Multi-head attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762).

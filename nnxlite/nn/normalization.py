@@ -1,9 +1,7 @@
 """Normalisation of activations: `BatchNorm`, `LayerNorm`, `RMSNorm`, `GroupNorm`, `InstanceNorm`.
 
 All five compute the moments (mean and variance) of the input over some axes, and apply a learned scale
-and bias to every feature: y = (x - mean) / sqrt(var + epsilon) * scale + bias.
-
-They differ in the *reduction axes*, over which the moments are computed, and in their source:
+and bias to every feature: y = (x - mean) / sqrt(var + epsilon) * scale + bias.  Their moments are of:
 
     LayerNorm      the features of one example
     RMSNorm        the same, assuming a mean of zero
@@ -11,10 +9,10 @@ They differ in the *reduction axes*, over which the moments are computed, and in
     InstanceNorm   the positions of one example, for each feature separately
     BatchNorm      all examples and positions, for each feature alone; outside training, running averages
 
-Moments are computed in float32 or better, whatever the dtype of the input.  Scale and bias run along the
-*feature axes*.  With `axis_name` the moments are those of the data of all devices on the named axis; a
-`mask` excludes elements from the moments (not from the result).  Without any elements the mean is 0 and
-the variance 1, and running averages do not change.
+These are the *reduction axes*.  Moments are float32 or better, whatever the dtype of the input.  Scale
+and bias run along the *feature axes*.  With `axis_name` the moments are those of the data of all devices
+on the named axis; a `mask` excludes elements from the moments (not from the result).  Without any element
+the mean is 0 and the variance 1, and running averages do not change.
 """
 
 from __future__ import annotations
@@ -58,6 +56,8 @@ from nnxlite.nn.initializers import Initializer
 from nnxlite.objects._module import Module
 from nnxlite.objects._rngs import Rngs
 from nnxlite.variables._kinds import BatchStat, Param
+
+__all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm"]
 
 
 class _Normalization(Module):

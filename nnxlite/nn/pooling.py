@@ -18,6 +18,8 @@ from jax.export import is_symbolic_dim
 
 from nnxlite.nn._common import Padding, padding_of, wide, without_numpy
 
+__all__ = ["avg_pool", "max_pool", "min_pool", "pool"]
+
 Shape = tp.Sequence[int]
 
 

@@ -31,6 +31,8 @@ from nnxlite.objects._rngs import Rngs, RngStream
 from nnxlite.transforms._loops import scan
 from nnxlite.variables._kinds import RngState
 
+__all__ = ["Bidirectional", "RNN"]
+
 _logger = logging.getLogger(__name__)
 
 

@@ -34,6 +34,8 @@ from nnxlite.objects._fields import data
 from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._rngs import Rngs, RngStream
 
+__all__ = ["GRUCell", "LSTMCell", "OptimizedLSTMCell", "RNNCellBase", "SimpleCell"]
+
 Activation = tp.Callable[..., jax.Array]
 
 

@@ -19,6 +19,8 @@ from nnxlite.objects._fields import data
 from nnxlite.objects._module import Module
 from nnxlite.variables._variable import Variable
 
+__all__ = ["RoPE", "dot_product_attention_with_rope"]
+
 
 class RoPE(Module):
     """Rotates the features of each position by angles proportional to the position.

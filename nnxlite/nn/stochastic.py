@@ -14,6 +14,8 @@ from nnxlite.objects._fields import data
 from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._rngs import Rngs, RngStream
 
+__all__ = ["Dropout"]
+
 
 class Dropout(Module):
     """Sets random elements of its input to zero, and scales the others by `1 / (1 - rate)`.

@@ -30,6 +30,8 @@ from nnxlite.objects._rngs import Rngs
 from nnxlite.variables._kinds import BatchStat, Param
 from nnxlite.variables._variable import Variable
 
+__all__ = ["SpectralNorm", "WeightNorm"]
+
 Path = tuple[tp.Any, ...]
 Weights = list[tuple[Path, Variable[jax.Array]]]
 
