@@ -70,8 +70,8 @@ def entries(pages: Path = API) -> list[Entry]:
 
 
 def bound_names(module: types.ModuleType) -> set[str]:
-    """The public names that a module defines, or re-exports as `from a import b as b`."""
-    if hasattr(module, "__all__"):
+    """The public names that a module defines, or re-exports: by `from a import b as b`, or by a star."""
+    if "__all__" not in vars(module) and hasattr(module, "__all__"):  # the root collects them
         return set(module.__all__)
     names: set[str] = set()
     if getattr(module, "__file__", None) is None:  # made of names that others define
@@ -80,6 +80,8 @@ def bound_names(module: types.ModuleType) -> set[str]:
         match node:
             case ast.FunctionDef() | ast.ClassDef():
                 names.add(node.name)
+            case ast.ImportFrom(module=str(of), names=[ast.alias(name="*")]):
+                names |= set(getattr(importlib.import_module(of), "__all__", ()))
             case ast.ImportFrom() if node.module != "__future__":
                 names |= {alias.name for alias in node.names if alias.asname == alias.name}
             case ast.Assign():

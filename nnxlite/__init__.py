@@ -76,23 +76,15 @@ from nnxlite.objects import _pytree as pytreelib
 from nnxlite.objects import _rng_scopes as rnglib
 from nnxlite.sharding import *
 from nnxlite.training import EMA as EMA
-from nnxlite.training import DynamicLossScale as DynamicLossScale
-from nnxlite.training import LossScaleState as LossScaleState
 from nnxlite.training import Metric as Metric
-from nnxlite.training import ModelAndOptimizer as ModelAndOptimizer
 from nnxlite.training import MultiMetric as MultiMetric
-from nnxlite.training import OptArray as OptArray
-from nnxlite.training import Optimizer as Optimizer
-from nnxlite.training import OptState as OptState
-from nnxlite.training import OptVariable as OptVariable
-from nnxlite.training import Policy as Policy
-from nnxlite.training import StaticLossScale as StaticLossScale
 from nnxlite.training import TrainState as TrainState
-from nnxlite.training import all_finite as all_finite
 from nnxlite.training import by_path as by_path
-from nnxlite.training import cast as cast
 from nnxlite.training import metrics as metrics
 from nnxlite.training import optimizer as optimizer
+from nnxlite.training.loss_scale import *
+from nnxlite.training.optimizer import *
+from nnxlite.training.precision import *
 from nnxlite.transforms import *
 from nnxlite.variables import *
 
@@ -122,28 +114,17 @@ if _tp.TYPE_CHECKING:  # the names of `_LATER`, for editors and type checkers
     from nnxlite import serving as serving
     from nnxlite import summary as summary
     from nnxlite import visualization as visualization
-    from nnxlite.checkpoint import load_safetensors as load_safetensors
-    from nnxlite.checkpoint import save_safetensors as save_safetensors
-    from nnxlite.decoding import Beams as Beams
-    from nnxlite.decoding import Generated as Generated
+    from nnxlite.checkpoint._safetensors import *
     from nnxlite.decoding import Sampler as Sampler
-    from nnxlite.decoding import beam_search as beam_search
-    from nnxlite.decoding import generate as generate
-    from nnxlite.decoding import generate_stream as generate_stream
     from nnxlite.decoding import sampling as sampling
-    from nnxlite.inspect import Diff as Diff
-    from nnxlite.inspect import Drawing as Drawing
-    from nnxlite.inspect import Finding as Finding
-    from nnxlite.inspect import Findings as Findings
-    from nnxlite.inspect import Memory as Memory
-    from nnxlite.inspect import StepMemory as StepMemory
-    from nnxlite.inspect import check as check
-    from nnxlite.inspect import diff as diff
+    from nnxlite.decoding._generate import *
     from nnxlite.inspect import display as display
-    from nnxlite.inspect import draw as draw
     from nnxlite.inspect import find_nan as find_nan
-    from nnxlite.inspect import memory as memory
     from nnxlite.inspect import tabulate as tabulate
+    from nnxlite.inspect._check import *
+    from nnxlite.inspect._diff import *
+    from nnxlite.inspect._draw import *
+    from nnxlite.inspect._memory import *
     from nnxlite.serving import *
     from nnxlite.sharding.plans import *
 else:  # so that type checkers see a wrong name

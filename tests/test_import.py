@@ -76,8 +76,11 @@ def imported_for_type_checkers() -> dict[str, str]:
     for node in block.body:
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [alias.name for alias in node.names]
-            room = vars(importlib.import_module(node.module)) if names == ["*"] else names
-            found |= {name: node.module for name in room if not name.startswith("_")}
+            if names == ["*"]:
+                room = importlib.import_module(node.module)
+                names = getattr(room, "__all__", vars(room))
+            package = node.module.partition("._")[0]  # a star may be of a file
+            found |= {name: package for name in names if not name.startswith("_")}
     return found
 
 

@@ -22,22 +22,10 @@ except ModuleNotFoundError as error:
 from nnxlite.bridge import module as module
 from nnxlite.bridge import variables as variables
 from nnxlite.bridge import wrappers as wrappers
-from nnxlite.bridge.module import AttrPriority as AttrPriority
-from nnxlite.bridge.module import Module as Module
-from nnxlite.bridge.module import Scope as Scope
-from nnxlite.bridge.module import compact as compact
-from nnxlite.bridge.module import current_context as current_context
-from nnxlite.bridge.module import current_module as current_module
+from nnxlite.bridge.module import *
 from nnxlite.bridge.variables import NNXMeta as NNXMeta
 from nnxlite.bridge.variables import with_partitioning as with_partitioning
-from nnxlite.bridge.wrappers import Functional as Functional
-from nnxlite.bridge.wrappers import ToLinen as ToLinen
-from nnxlite.bridge.wrappers import ToNNX as ToNNX
-from nnxlite.bridge.wrappers import functional as functional
-from nnxlite.bridge.wrappers import lazy_init as lazy_init
-from nnxlite.bridge.wrappers import linen_in_bridge_mdl as linen_in_bridge_mdl
-from nnxlite.bridge.wrappers import nnx_in_bridge_mdl as nnx_in_bridge_mdl
-from nnxlite.bridge.wrappers import to_linen as to_linen
+from nnxlite.bridge.wrappers import *
 from nnxlite.nn import initializers as initializers
 from nnxlite.sharding.linen_rules import share_rules_with_linen
 

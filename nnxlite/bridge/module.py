@@ -39,6 +39,8 @@ from nnxlite.objects._rngs import Rngs
 from nnxlite.variables._kinds import Param, variable_type_from_name
 from nnxlite.variables._variable import Variable, is_variable
 
+__all__ = ["AttrPriority", "Module", "Scope", "compact", "current_context", "current_module"]
+
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 _OWN = frozenset({"scope", "attr_priorities"})

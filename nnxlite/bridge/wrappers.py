@@ -33,6 +33,9 @@ from nnxlite.transforms._compiles import eval_shape
 from nnxlite.wrappers import Functional as Functional
 from nnxlite.wrappers import functional as functional
 
+__all__ = ["Functional", "ToLinen", "ToNNX", "functional", "lazy_init", "linen_in_bridge_mdl"]
+__all__ += ["nnx_in_bridge_mdl", "to_linen"]
+
 M = tp.TypeVar("M", bound=Module)
 
 _INITIALIZING = "to_nnx__initializing"

@@ -24,6 +24,8 @@ from nnxlite.checkpoint._report import CheckpointError, Report, printable, toget
 from nnxlite.filters import Filter
 from nnxlite.graph._kinds import is_graph_node
 
+__all__ = ["Info", "info", "restore", "save", "values"]
+
 if tp.TYPE_CHECKING:
     from etils import epath
 

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from nnxlite._base.errors import MOST_PATHS, NnxError
 from nnxlite.distributed import ProcessError, agreed
 
+__all__ = ["CheckpointError", "DamagedError", "Mismatch", "MismatchError", "NotFoundError"]
+__all__ += ["Report"]
+
 
 class Mismatch(tp.NamedTuple):
     """A leaf that is stored in another form than it is wanted in.

@@ -27,6 +27,9 @@ from nnxlite.checkpoint._contents import Contents, Leaf
 from nnxlite.checkpoint._report import CheckpointError, near_text
 from nnxlite.training.patterns import Pattern
 
+__all__ = ["Cast", "Concatenate", "Ignore", "Keep", "MappingError", "Rearrange", "Rule", "Split"]
+__all__ += ["Stack", "Tie", "Unstack"]
+
 Names: tp.TypeAlias = str | Sequence[str]
 Shape: tp.TypeAlias = tuple[int, ...]
 

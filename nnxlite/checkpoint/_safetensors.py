@@ -32,6 +32,8 @@ from nnxlite.checkpoint._mapping import Mapping, exported
 from nnxlite.checkpoint._report import CheckpointError, DamagedError, NotFoundError, Report
 from nnxlite.filters import Filter
 
+__all__ = ["load_safetensors", "save_safetensors"]
+
 SUFFIX, INDEX, HUB = ".safetensors", ".safetensors.index.json", "hf://"
 KEYS = "nnxlite.keys"
 """Where a header has the implementations of random keys, by name."""

@@ -24,6 +24,8 @@ from nnxlite.decoding.sampling import Sampler, SamplerFn, greedy
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs import Rngs, RngStream
 
+__all__ = ["Beams", "Generated", "beam_search", "generate", "generate_stream"]
+
 Prompt = jax.Array | np.ndarray | Sequence[int] | Sequence[Sequence[int]]
 """Tokens (length,) or (batch, length), or a list of lists of different lengths."""
 

@@ -34,6 +34,8 @@ from nnxlite.variables._definition import FROZEN
 from nnxlite.variables._kinds import BatchStat, Param
 from nnxlite.variables._variable import Variable
 
+__all__ = ["Finding", "Findings", "check"]
+
 Kind = tp.Literal[
     "bare array",
     "outside wrt",

@@ -17,6 +17,8 @@ from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._plan import view
 from nnxlite.graph._rebuild import Path
 
+__all__ = ["Diff", "diff"]
+
 MAX_LINES = 200
 """How many differences the text lists."""
 

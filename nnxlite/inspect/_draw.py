@@ -16,6 +16,8 @@ from nnxlite._base.text import Node, Text, clip, expanded
 from nnxlite.inspect._calls import CallInfo, trace_calls
 from nnxlite.inspect._tabulate import filter_rng_streams
 
+__all__ = ["Drawing", "draw"]
+
 MAX_BOXES = 400  # further ones are counted; Mermaid refuses texts of more than 50,000 characters
 MAX_LEVELS = 16  # deeper levels are not shown
 COLOURS = ("#cfe2ff", "#d1f0d6", "#ffe5b4", "#e6dcf7", "#fde2e4", "#fff3b0", "#d8e2dc", "#e9ecef")

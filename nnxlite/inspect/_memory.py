@@ -18,6 +18,8 @@ from nnxlite.training import OptState
 from nnxlite.transforms._jit import jit
 from nnxlite.variables._variable import Variable
 
+__all__ = ["Memory", "StepMemory", "memory"]
+
 OPTIMIZER = "optimizer state"
 ARRAYS = "other arrays"
 

@@ -11,8 +11,8 @@ and bias to every feature: y = (x - mean) / sqrt(var + epsilon) * scale + bias. 
 
 These are the *reduction axes*.  Moments are float32 or better, whatever the dtype of the input.  Scale
 and bias run along the *feature axes*.  With `axis_name` the moments are those of the data of all devices
-on the named axis; a `mask` excludes elements from the moments (not from the result).  Without any element
-the mean is 0 and the variance 1, and running averages do not change.
+on the named axis; a `mask` excludes elements from the moments (not from the result).  Without any
+element the mean is 0 and the variance 1, and running averages do not change.
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ from nnxlite.objects._pytree import Pytree
 from nnxlite.transforms._wrapper import name_of, unbind
 from nnxlite.variables._variable import Variable, is_variable
 
+__all__ = ["Exported", "export", "load_exported"]
+
 VERSION = "2"
 """Of the format; version 1 was a zip archive, which is not read."""
 

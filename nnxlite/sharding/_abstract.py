@@ -19,6 +19,8 @@ from nnxlite.graph._walk import map as map_graph
 from nnxlite.sharding._annotations import annotation_of, check_spec, spec_of
 from nnxlite.variables._variable import Variable
 
+__all__ = ["abstract_with_sharding", "as_abstract", "get_abstract_model"]
+
 A = tp.TypeVar("A")
 M = tp.TypeVar("M")
 

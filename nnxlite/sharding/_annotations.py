@@ -31,6 +31,9 @@ from nnxlite.variables._definition import remove_axis as _remove_axis
 from nnxlite.variables._kinds import with_metadata
 from nnxlite.variables._variable import Variable, is_variable
 
+__all__ = ["get_named_sharding", "get_partition_spec", "logical_axis_rules", "transform_metadata"]
+__all__ += ["with_partitioning"]
+
 Rules = tp.Sequence[tuple[str, tp.Any]]
 Names = tp.Sequence[tp.Any]
 A = tp.TypeVar("A")

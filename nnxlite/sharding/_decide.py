@@ -49,6 +49,8 @@ from nnxlite.transforms._compiles import eval_shape
 from nnxlite.variables._definition import PLACEMENT
 from nnxlite.variables._variable import Variable
 
+__all__ = ["init_sharded", "plan_layout", "shard"]
+
 M = tp.TypeVar("M")
 
 MOST_REASONS = 5

@@ -15,6 +15,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from nnxlite._base.text import human_bytes, mesh_text
 
+__all__ = ["Layout", "Placement", "Plan", "make_mesh"]
+
 Axes: tp.TypeAlias = "str | tuple[str, ...] | None"
 AnyMesh: tp.TypeAlias = "Mesh | AbstractMesh"
 Spec: tp.TypeAlias = tuple[tp.Any, ...]

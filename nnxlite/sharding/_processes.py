@@ -27,6 +27,9 @@ from nnxlite._base.errors import NnxError
 from nnxlite._base.jax import coordination, in_cluster
 from nnxlite._base.text import mesh_text
 
+__all__ = ["ProcessError", "agreed", "barrier", "exchange", "gather", "initialize", "local_rows"]
+__all__ += ["shutdown", "to_global", "to_local"]
+
 A = tp.TypeVar("A")
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"

@@ -34,6 +34,8 @@ from nnxlite.transforms._wrapper import name_of
 from nnxlite.variables._definition import PLACEMENT, changed_names
 from nnxlite.variables._variable import Variable, is_variable
 
+__all__ = ["remat_layers", "stack_layers", "unstack_layers"]
+
 M = tp.TypeVar("M")
 Change: tp.TypeAlias = tp.Callable[[tuple[tp.Any, ...]], tuple[tp.Any, ...]]
 

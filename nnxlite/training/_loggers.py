@@ -13,6 +13,8 @@ import pathlib
 import time
 import typing as tp
 
+__all__ = ["CSV", "TensorBoard", "WandB"]
+
 
 class CSV:
     """A file with a line `step,name,value` for each number.

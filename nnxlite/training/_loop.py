@@ -41,6 +41,9 @@ from nnxlite._base.jax import coordination
 from nnxlite.objects._containers import Dict
 from nnxlite.variables._variable import Variable
 
+__all__ = ["Checkpoints", "Log", "Loop", "Resumable", "Step", "Stop", "interruptible", "loop"]
+__all__ += ["resume"]
+
 LAG = 2
 """Steps that may be under way before their losses are read."""
 

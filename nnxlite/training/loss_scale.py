@@ -28,6 +28,8 @@ from nnxlite.transforms._derivatives import value_and_aux
 from nnxlite.transforms._grad import value_and_grad
 from nnxlite.variables._variable import Variable, is_variable
 
+__all__ = ["DynamicLossScale", "LossScaleState", "StaticLossScale", "all_finite"]
+
 T = tp.TypeVar("T")
 
 

@@ -52,6 +52,8 @@ from nnxlite.variables._definition import changed_names, place
 from nnxlite.variables._kinds import Param
 from nnxlite.variables._variable import Variable, is_variable
 
+__all__ = ["ModelAndOptimizer", "OptArray", "OptState", "OptVariable", "Optimizer"]
+
 M = tp.TypeVar("M")
 T = tp.TypeVar("T")
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])

@@ -26,6 +26,8 @@ from nnxlite.objects._pytree import Pytree
 from nnxlite.training.optimizer import OptState
 from nnxlite.variables._variable import Variable
 
+__all__ = ["Policy", "cast"]
+
 T = tp.TypeVar("T")
 Dtype: tp.TypeAlias = tp.Any
 
