@@ -5,7 +5,7 @@ their paths.  Each object has its path as a static attribute, which stays with i
 the model itself may apply; so the objects are always copies.  There are two ways to make the copies:
 
 - `PackedCall` splits a model and merges it inside a trace, so that only shapes are computed;
-- `CopiedCall` clones the arguments of a function and runs it without compilation, on values.
+- `copied_call` clones the arguments of a function, which runs without compilation, on values.
 
 To get the cost of calls, each runs as a compiled function of its own, so that XLA can count its
 operations, and those of the calls around it, without running the model again.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import typing as tp
 
 import jax
@@ -69,10 +70,6 @@ def is_called(node: tp.Any) -> bool:
 # One call as data ----------------------------------------------------------------------------
 
 
-def _is_shaped(value: tp.Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, type)
-
-
 def _abstract(value: tp.Any) -> jax.ShapeDtypeStruct:
     weak_type = bool(getattr(value, "weak_type", False))
     dtype = value.dtype
@@ -83,6 +80,11 @@ def _abstract(value: tp.Any) -> jax.ShapeDtypeStruct:
 
 def _is_object(value: tp.Any) -> bool:
     return isinstance(value, (GraphNode, Variable))
+
+
+def _is_array(value: tp.Any) -> bool:
+    is_shaped = hasattr(value, "shape") and hasattr(value, "dtype")
+    return is_shaped and not (isinstance(value, type) or _is_object(value))
 
 
 class PackedCall:
@@ -107,10 +109,6 @@ class PackedCall:
         leaves = [_with_array(leaf, remaining) for leaf in self._leaves]
         call: tp.Any = merge(self._graphdef, jax.tree.unflatten(self._tree, leaves))
         return tuple(call)
-
-
-def _is_array(value: tp.Any) -> bool:
-    return _is_shaped(value) and not _is_object(value)
 
 
 def _result(value: tp.Any) -> tp.Any:
@@ -205,45 +203,30 @@ def watched(
             _watched.reset(token)
 
 
-class CopiedCall:
+def copied_call(
+    fun: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+) -> tuple[list[tuple[Path, tp.Any]], tp.Callable[[], tp.Any]]:
     """A call of a function with copies of the objects in its arguments.
 
     Args:
         fun: a function, a module, or a method of one; the module is copied as well.
+        args, kwargs: its arguments.
 
-    Attributes:
-        beginnings: of the paths below each copy: nothing for the module of `fun`, the name of the
-            parameter for an argument.
-        values: the copies.
+    Returns:
+        The copies, each with the beginning of the paths below it: nothing for the module of `fun`, the
+        name of the parameter for an argument. And the function that makes the call.
     """
-
-    def __init__(self, fun: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> None:
-        self._fun: tp.Any = fun
-        owner = fun if isinstance(fun, GraphNode) else getattr(fun, "__self__", None)
-        owners = [owner] if isinstance(owner, GraphNode) else []
-        self._sizes = len(owners), len(owners) + len(args)
-        names = [*parameter_names(fun)]
-        names += [f"args[{i}]" for i in range(len(names), len(args))]
-        self._keywords = tuple(kwargs)
-        self.beginnings: list[Path] = [() for _ in owners]
-        self.beginnings += [(name,) for name in (*names[: len(args)], *kwargs)]
-        self.values: list[tp.Any] = clone([*owners, *args, *kwargs.values()])
-
-    def apply(self, values: list[tp.Any]) -> tp.Any:
-        """The result of the call with these copies."""
-        bound, given = self._sizes
-        fun = self._fun
-        if bound:
-            fun = values[0] if isinstance(fun, GraphNode) else getattr(values[0], fun.__name__)
-        return fun(*values[bound:given], **dict(zip(self._keywords, values[given:])))
-
-    def run(self, watch: Watch) -> tp.Any:
-        """The result of the call, made without compilation while the calls inside are watched."""
-        with watched(zip(self.beginnings, self.values), watch), jax.disable_jit():
-            result = self.apply(self.values)
-            jax.block_until_ready([x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)])
-            jax.effects_barrier()
-        return result
+    names = [*parameter_names(fun)]
+    names += [f"args[{i}]" for i in range(len(names), len(args))]
+    owner = fun if isinstance(fun, GraphNode) else getattr(fun, "__self__", None)
+    owner = owner if isinstance(owner, GraphNode) else None
+    copy, *values = clone([owner, *args, *kwargs.values()])
+    if owner is not None:
+        fun = copy if owner is fun else getattr(copy, fun.__name__)
+    positional, named = values[: len(args)], dict(zip(kwargs, values[len(args) :]))
+    roots: list[tuple[Path, tp.Any]] = [((), copy)]
+    roots += [((name,), value) for name, value in (*zip(names, positional), *named.items())]
+    return roots, functools.partial(fun, *positional, **named)
 
 
 # Recording -----------------------------------------------------------------------------------
@@ -282,9 +265,7 @@ class _Recorder:
         if (where, name, inputs) in self.rows:
             return call(obj, *args, **kwargs)
 
-        def run(obj: tp.Any, args: tp.Any, kwargs: tp.Any) -> tp.Any:
-            return call(obj, *args, **kwargs)
-
+        run: tp.Any = lambda obj, args, kwargs: call(obj, *args, **kwargs)
         packed = PackedCall(obj, args, kwargs)
         if self.costs and not packed.has_refs:  # a compiled function cannot take them as arrays
             run = filter_jit(run)
@@ -302,13 +283,12 @@ def trace_calls(
     kwargs: dict[str, tp.Any],
     *,
     depth: int | None = None,
-    compute_flops: bool = False,
-    compute_vjp_flops: bool = False,
+    costs: tp.Sequence[str] = (),
 ) -> list[CallInfo]:
     """The calls of the objects in a model while `obj.method(*args, **kwargs)` runs on shapes.
 
     Calls are in the order in which they began, one for each object, method and form of the inputs;
-    those with paths longer than `depth` are omitted.
+    those with paths longer than `depth` are omitted. `costs` are the names in `_COSTS` to compute.
 
     Raises:
         ValueError: if `obj` is not a module or another graph object.
@@ -326,7 +306,7 @@ def trace_calls(
         )
     nodes = dict(iter_graph(obj))
     packed = PackedCall(obj, args, kwargs)
-    recorder = _Recorder(compute_flops or compute_vjp_flops)
+    recorder = _Recorder(bool(costs))
 
     def run(arrays: list[tp.Any]) -> None:
         copy, copied_args, copied_kwargs = packed.unpack(arrays)
@@ -341,12 +321,8 @@ def trace_calls(
         if row.where not in nodes or (depth is not None and len(row.path) > depth and not is_root):
             continue
         node = nodes[row.where]
-        info = CallInfo(row.order, id(node), type(node), row.path, row.inputs, row.outputs)
-        if compute_flops:
-            info = dataclasses.replace(info, flops=call_flops(row))
-        if compute_vjp_flops:
-            info = dataclasses.replace(info, vjp_flops=vjp_flops(row))
-        infos.append(info)
+        given = row.order, id(node), type(node), row.path, row.inputs, row.outputs
+        infos.append(CallInfo(*given, **{cost: _COSTS[cost](row) for cost in costs}))
     return infos
 
 
@@ -389,6 +365,9 @@ def vjp_flops(row: _Row) -> int:
     return flops_of(gradient, row.packed.arrays, cotangents)
 
 
+_COSTS = {"flops": call_flops, "vjp_flops": vjp_flops}
+
+
 def flops_of(fun: tp.Callable[..., tp.Any], *args: tp.Any) -> int:
     """The floating-point operations of a call, as the compiler counts them; 0 if it does not."""
     cost = jax.jit(fun).lower(*args).cost_analysis()
@@ -420,7 +399,7 @@ def layout(value: tp.Any) -> str:
         return layout(value.get_raw_value())
     if isinstance(value, GraphNode):
         return type(value).__name__
-    if _is_shaped(value):
+    if _is_array(value):
         return array_text(value)
     if isinstance(value, (list, tuple)) and value and not hasattr(value, "_fields"):
         return "\n".join(map(_item, value))

@@ -166,7 +166,7 @@ def check(
     nothing found
     """
     try:
-        subject = Subject.of(model, optimizer, inputs, named_inputs)
+        subject = Subject(model, optimizer, inputs, named_inputs)
     except Exception as error:  # half-built objects, containers with hidden data
         return Findings((_not_checked("the model", error),))
     found: list[Finding] = []
@@ -330,11 +330,8 @@ def _lanes(subject: Subject) -> tp.Iterator[Finding]:
             continue
         first, second = np.asarray(value[:2]).astype(np.float32)
         random = len(np.unique(first)) > max(2, first.size // 2)  # not zeros, ones or a pattern
-        if (
-            random
-            and (first == second).all()
-            and (np.asarray(value).astype(np.float32) == first).all()
-        ):
+        alike = random and (first == second).all()  # as most are not, the others need not be read
+        if alike and (np.asarray(value).astype(np.float32) == first).all():
             text = (
                 f"all {value.shape[0]} slices along the first axis are equal, as if they were "
                 "initialized with one key; split the streams of the constructor: "

@@ -153,14 +153,8 @@ def array_difference(path: Path, x: tp.Any, y: tp.Any) -> tp.Iterator[Difference
         with np.errstate(all="ignore"):
             delta = np.where(same, 0, np.abs(numbers.astype(wide) - others.astype(wide)))
         index = np.unravel_index(np.argmax(delta), delta.shape)  # the first NaN, if there is one
-        yield Difference(
-            path,
-            "value",
-            numbers[index].item(),
-            others[index].item(),
-            float(delta[index]),
-            tuple(map(int, index)),
-        )
+        old, new, largest = numbers[index].item(), others[index].item(), float(delta[index])
+        yield Difference(path, "value", old, new, largest, tuple(map(int, index)))
 
 
 def numbers_of(array: tp.Any) -> np.ndarray | None:

@@ -40,11 +40,7 @@ class Drawing:
 
     def _repr_mimebundle_(self, include: tp.Any = None, exclude: tp.Any = None) -> dict[str, str]:
         markdown = f"```mermaid\n{self.text}```\n"
-        return {
-            "text/vnd.mermaid": self.text,
-            "text/markdown": markdown,
-            "text/plain": self.text,
-        }
+        return {"text/vnd.mermaid": self.text, "text/markdown": markdown, "text/plain": self.text}
 
     def __repr__(self) -> str:
         return self.text

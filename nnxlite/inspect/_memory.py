@@ -8,6 +8,7 @@ import typing as tp
 
 import jax
 import numpy as np
+from rich.table import Table
 
 from nnxlite._base.jax import Tracer, is_ref
 from nnxlite._base.text import counted_as, human_bytes, is_array
@@ -74,18 +75,12 @@ class Memory:
     step: StepMemory | None = None
 
     def __str__(self) -> str:
-        from rich.table import Table
-
         table = Table("memory")
         table.add_column("bytes", justify="right")
         table.add_column("", justify="right")
         step = {} if self.step is None else dataclasses.asdict(self.step)
-        sections = [
-            ("", self.by_kind),
-            ("", {"total": self.total}),
-            ("on ", self.by_device),
-            ("step: ", step),
-        ]
+        total = {"total": self.total}
+        sections = ("", self.by_kind), ("", total), ("on ", self.by_device), ("step: ", step)
         for prefix, rows in sections:
             for name, size in rows.items():
                 table.add_row(f"{prefix}{name}", f"{size:,}", human_bytes(size))

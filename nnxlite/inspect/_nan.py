@@ -25,7 +25,7 @@ from nnxlite._base.errors import path_text
 from nnxlite._base.outline import array_text
 from nnxlite.boundary._call_def import parameter_names
 from nnxlite.graph._walk import iter_graph
-from nnxlite.inspect._calls import CopiedCall, Path, is_called
+from nnxlite.inspect._calls import Path, copied_call, is_called, watched
 from nnxlite.variables._variable import Variable
 
 Where = tp.Literal["argument", "output", "between", "gradient", "result"]
@@ -147,12 +147,15 @@ def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) 
     First not finite: between a (Linear) and b (Linear), in <root> (Net)
     """
     search = _Search()
-    copied = CopiedCall(fun, args, kwargs)
-    for path, root in zip(copied.beginnings, copied.values):
+    roots, call = copied_call(fun, args, kwargs)
+    for path, root in roots:
         search.look("argument", path, root)
     if search.first:
         return search.first[0][0]
-    result = copied.run(search.call)
+    with watched(roots, search.call), jax.disable_jit():
+        result = call()
+        jax.block_until_ready([x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)])
+        jax.effects_barrier()
     for of_gradient in (False, True):
         for one, iteration in search.first:
             if (one.where == "gradient") is of_gradient:
@@ -229,7 +232,7 @@ class _Search:
         """Look at the arrays in an argument, or in the result."""
         for path, leaf in _arrays(tree):
             full = path_text((*beginning, *path))
-            values = _range_of(full, leaf, *measure(leaf))
+            values = _range_of(full, leaf, measure(leaf))
             if not values.finite:
                 self.first.append((NotFinite(where, full, "", values), lambda: None))
 
@@ -268,26 +271,25 @@ class _Search:
             calls.append(outer)
 
         def note(values: tp.Any, by_call: tp.Sequence[tp.Any]) -> None:
-            seen = _range_of(name, leaf, *values)
+            seen = _range_of(name, leaf, values)
             this.returned = True
             if seen.finite:
                 around.ended = _who(this.path or _ROOT, this.module)
                 return
             ranges = [
-                [_range_of(n, x, *one) for (n, x), one in zip(call.inputs, measured)]
+                [_range_of(n, x, one) for (n, x), one in zip(call.inputs, measured)]
                 for call, measured in zip(calls, by_call)
             ]
             self.first.append(_blamed(calls, ranges, seen))
 
         def note_gradient(values: tp.Any) -> None:
-            seen = _range_of(name, leaf, *values)
+            seen = _range_of(name, leaf, values)
             if not seen.finite:
                 found = NotFinite("gradient", this.path or _ROOT, this.module, seen)
                 self.first.append((found, functools.partial(this.iteration, ())))
 
-        jax.debug.callback(
-            note, measure(jax.lax.stop_gradient(leaf)), [call.measured for call in calls]
-        )
+        inputs = [call.measured for call in calls]
+        jax.debug.callback(note, measure(jax.lax.stop_gradient(leaf)), inputs)
         return _with_gradient(note_gradient, leaf)
 
 
@@ -385,7 +387,6 @@ def _measure(x: tp.Any) -> tuple[tp.Any, ...]:
     return low, high, jnp.isnan(x).sum(), jnp.isinf(x).sum()
 
 
-def _range_of(
-    name: str, array: tp.Any, low: tp.Any, high: tp.Any, nans: tp.Any, infinities: tp.Any
-) -> Range:
+def _range_of(name: str, array: tp.Any, measured: tp.Sequence[tp.Any]) -> Range:
+    low, high, nans, infinities = measured
     return Range(name, array_text(array), float(low), float(high), int(nans), int(infinities))

@@ -40,27 +40,19 @@ class Subject:
     optimizer: tp.Any
     inputs: tuple[tp.Any, ...]
     named_inputs: dict[str, tp.Any]
-    everything: dict[Path, tp.Any]
-    leaves: dict[Path, tp.Any]
-    nodes: dict[Path, tp.Any]
-    optimizers: dict[Path, tp.Any]
 
-    @classmethod
-    def of(cls, model: tp.Any, optimizer: tp.Any, inputs: tp.Any, named_inputs: tp.Any) -> Subject:
-        all_inputs = {**dict(enumerate(inputs)), **named_inputs}
-        parts = ((), model), (("optimizer",), optimizer), (("inputs",), all_inputs)
-        everything = {
-            (*parts[path[0]][0], *path[1:]): leaf
-            for path, leaf in leaves_of([part for _, part in parts]).items()
-        }
-        nodes = {path: node for path, node in iter_graph(model) if isinstance(node, GraphNode)}
-        optimizers = {
+    def __post_init__(self) -> None:
+        all_inputs = {**dict(enumerate(self.inputs)), **self.named_inputs}
+        starts: list[Path] = [(), ("optimizer",), ("inputs",)]
+        everything = leaves_of([self.model, self.optimizer, all_inputs])
+        self.everything = {(*starts[p[0]], *p[1:]): leaf for p, leaf in everything.items()}
+        self.leaves = leaves_of(self.model)
+        self.nodes = {p: node for p, node in iter_graph(self.model) if isinstance(node, GraphNode)}
+        self.optimizers: dict[Path, tp.Any] = {
             ("optimizer", *path): node
-            for path, node in iter_graph(optimizer)
+            for path, node in iter_graph(self.optimizer)
             if isinstance(node, Optimizer)
         }
-        leaves = leaves_of(model)
-        return cls(model, optimizer, inputs, named_inputs, everything, leaves, nodes, optimizers)
 
     @property
     def is_called(self) -> bool:
@@ -185,9 +177,7 @@ class TracedCall:
     def connected(self) -> set[Path] | None:
         """The paths of those with a gradient; None if it cannot be computed."""
 
-        def derivative(
-            arrays: list[tp.Any], floats: list[tp.Any], others: list[tp.Any], tangents: list[tp.Any]
-        ) -> list[tp.Any]:
+        def derivative(arrays: tp.Any, floats: tp.Any, others: tp.Any, tangents: tp.Any) -> tp.Any:
             def outputs(floats: list[tp.Any]) -> list[tp.Any]:
                 found = self._run(arrays, floats, others)
                 return [x for x in found if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -205,11 +195,7 @@ class TracedCall:
         return {path for path, flag in zip(self.floats, flags) if flag}
 
     def _run(
-        self,
-        arrays: list[tp.Any],
-        floats: list[tp.Any],
-        others: list[tp.Any],
-        watch: Watch | None = None,
+        self, arrays: tp.Any, floats: tp.Any, others: tp.Any, watch: Watch | None = None
     ) -> list[tp.Any]:
         """The arrays in the result, and in what the modules recorded during the call."""
         model, args, kwargs = self._packed.unpack(arrays)
@@ -217,12 +203,9 @@ class TracedCall:
         for path, leaf in leaves_of(model).items():
             if path in values:
                 leaf.set_raw_value(values[path])
-        if watch is None:
-            with hidden_kept([node for _, node in iter_graph(model)]):
-                result = model(*args, **kwargs)
-        else:
-            with watched([((), model)], watch):
-                result = model(*args, **kwargs)
+        nodes = [node for _, node in iter_graph(model)]
+        with hidden_kept(nodes) if watch is None else watched([((), model)], watch):
+            result = model(*args, **kwargs)
         recorded = [
             leaf
             for path, leaf in iter_graph(model)

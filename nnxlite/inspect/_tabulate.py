@@ -8,16 +8,15 @@ import types
 import typing as tp
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from nnxlite._base.text import human_bytes, safely, short
 from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._calls import CallInfo, Path, field_text, is_called, layout, trace_calls
 from nnxlite.objects._rngs import RngStream
 from nnxlite.variables._variable import Variable
-
-if tp.TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
 
 Options = tp.Mapping[str, tp.Any]
 RowFilter = tp.Callable[[CallInfo], bool]
@@ -92,23 +91,11 @@ def tabulate(
         raise ValueError(
             f"depth={depth}: expected the length of the longest path to show, 0 or more, or None."
         )
-    rows = trace_calls(
-        obj,
-        method,
-        input_args,
-        input_kwargs,
-        depth=depth,
-        compute_flops=compute_flops,
-        compute_vjp_flops=compute_vjp_flops,
-    )
-    costs = [
-        name
-        for name, wanted in (("flops", compute_flops), ("vjp_flops", compute_vjp_flops))
-        if wanted
-    ]
-    rows = [row for row in rows if row_filter(row)]
-    table = _table(obj, rows, costs, table_kwargs, column_kwargs)
-    return printed(table, console_kwargs)
+    wanted = {"flops": compute_flops, "vjp_flops": compute_vjp_flops}
+    costs = [name for name, is_wanted in wanted.items() if is_wanted]
+    calls = trace_calls(obj, method, input_args, input_kwargs, depth=depth, costs=costs)
+    rows = [row for row in calls if row_filter(row)]
+    return printed(_table(obj, rows, costs, table_kwargs, column_kwargs), console_kwargs)
 
 
 # Counting ------------------------------------------------------------------------------------
@@ -166,9 +153,6 @@ def _table(
     table_kwargs: Options,
     column_kwargs: Options,
 ) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
     paths = {id(node): (path, node) for path, node in iter_graph(obj)}
     owners = {key: path for key, (path, _) in paths.items()}
     contents = {
@@ -212,17 +196,12 @@ def _table(
 def _dtypes(node: tp.Any) -> tuple[str, str]:
     """The names of the dtypes in which a layer stores its parameters and computes; empty if unknown."""
     given = (getattr(node, "__dict__", {}).get(name) for name in ("param_dtype", "dtype"))
-    stored, computed = (str(safely(_dtype_name, x)) if x is not None else "" for x in given)
+    name = lambda dtype: np.dtype(dtype).name
+    stored, computed = (str(safely(name, x)) if x is not None else "" for x in given)
     return stored, computed
 
 
-def _dtype_name(dtype: tp.Any) -> str:
-    return np.dtype(dtype).name
-
-
 def _kind_cell(contents: _Contents, kind: str) -> Text:
-    from rich.text import Text
-
     parts = []
     if kind in contents.own:
         parts.append(_shapes("\n".join(contents.own[kind])))
@@ -233,23 +212,17 @@ def _kind_cell(contents: _Contents, kind: str) -> Text:
 
 def _shapes(text: str) -> Text:
     """Text in which the dtypes before shapes are dimmed."""
-    from rich.text import Text
-
     shown = Text(text)
     shown.highlight_regex(r"[\w<>]+(?=\[[\d,]*\])", "dim")
     return shown
 
 
 def _size(count: int, size: int) -> Text:
-    from rich.text import Text
-
     return Text(f"{count:,} ", style="bold").append(f"({human_bytes(size)})", style="bold dim")
 
 
 def printed(table: Table, console_kwargs: Options = _NONE) -> str:
     """The table as text, as wide as necessary unless a terminal or the caller sets a limit."""
-    from rich.console import Console
-
     defaults = {"file": io.StringIO(), "force_terminal": False, "force_jupyter": False}
     if not _is_terminal(sys.stdout):
         defaults["width"] = 10_000  # a table takes what it needs

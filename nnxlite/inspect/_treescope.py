@@ -63,8 +63,7 @@ def _rendered(
         return parts.build_one_line_tree_node(opening + text.closing, path)
     return parts.build_foldable_tree_node_from_children(
         prefix=parts.siblings(
-            opening,
-            parts.fold_condition(expanded=parts.comment_color(parts.text(comment))),
+            opening, parts.fold_condition(expanded=parts.comment_color(parts.text(comment)))
         ),
         children=[
             _child(entry, path, subtree_renderer, shared.get((id(obj), entry.key)))
@@ -86,8 +85,7 @@ def _child(
     if path is not None:
         is_attribute = entry.label.endswith("=")
         below = f"{path}.{entry.key}" if is_attribute else f"{path}[{entry.key!r}]"
-    note = (
-        [] if shared is None else [parts.comment_color(parts.text(f"  # shared with `{shared}`"))]
-    )
+    remark = parts.comment_color(parts.text(f"  # shared with `{shared}`"))
+    note = [] if shared is None else [remark]
     child = subtree_renderer(entry.child, path=below)
     return parts.siblings_with_annotations(entry.label, child, extra_annotations=note)
