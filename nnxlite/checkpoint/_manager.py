@@ -13,6 +13,7 @@ import functools
 import math
 import os
 import threading
+import types
 import typing as tp
 import weakref
 
@@ -116,29 +117,17 @@ class Manager:
         self._asynchronous = asynchronous
         self._orbax: tp.Any = None
         self._saved = False
+        self._unfinished: dict[int, dict[str, float]] = {}  # metrics of a step, until `wait`
         self._at: int | None = None  # the step that this manager saved or restored last
 
     def _open(self) -> tp.Any:
         """Orbax's manager."""
         if self._orbax is None:
             ocp = _orbax.orbax()
-            kept = ocp.checkpoint_managers
-            keep, keep_best, keep_every = self._policies
             _finish_at_exit(os.getpid())
-            policies: list[tp.Any] = [kept.LatestN(keep)]
-            if self.best_metric is not None:
-                policies.append(
-                    kept.BestN(
-                        get_metric_fn=self._rank,
-                        n=keep_best,
-                        keep_checkpoints_without_metrics=False,
-                    )
-                )
-            if keep_every is not None:
-                policies.append(kept.EveryNSteps(keep_every))
             options = ocp.CheckpointManagerOptions(
                 save_interval_steps=self._every,
-                preservation_policy=kept.AnyPreservationPolicy(policies),
+                preservation_policy=types.SimpleNamespace(should_preserve=self._kept),
                 enable_async_checkpointing=self._asynchronous,
                 best_fn=self._rank,  # without one Orbax keeps no metrics
             )
@@ -148,6 +137,23 @@ class Manager:
             )
             _opened.add(self._orbax)
         return self._orbax
+
+    def _kept(self, checkpoints: tp.Sequence[tp.Any], *, context: tp.Any) -> list[bool]:
+        """Which checkpoints are kept: of equally good ones the first, so that `should_stop` counts from it.
+
+        Orbax's own policy keeps the last.
+        """
+        keep, keep_best, keep_every = self._policies
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        kept = set(steps if keep is None else steps[-keep:])
+        if self.best_metric is not None:
+            ranked = [
+                (self._rank(c.metrics), -c.step) for c in checkpoints if c.metrics is not None
+            ]
+            kept |= {-step for _, step in sorted(ranked)[-keep_best:]}
+        if keep_every is not None:
+            kept |= {step for step in steps if step % keep_every == 0}
+        return [step in kept for step in steps]
 
     def _rank(self, metrics: tp.Any) -> float:
         """A number that is larger for a better checkpoint; the lowest for one that has none."""
@@ -202,6 +208,7 @@ class Manager:
             return False
         later = [other for other in there if other >= step]
         if later and (self._at is None or self._at >= step):
+            self.wait()  # a save that failed is the reason to try its step again
             raise ValueError(
                 f"Manager.save: step {step} is not after those in {self.directory}, which are up to "
                 f"{max(later)}. Each save needs a later step. To go back, restore the checkpoint to go "
@@ -233,6 +240,7 @@ class Manager:
             manager.save(step, args=args, metrics=numbers, force=True)
 
         self._unless_failed(write)
+        self._unfinished[step] = numbers
         self._at = step
         return True
 
@@ -290,16 +298,18 @@ class Manager:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints that are there and complete, in ascending order."""
-        if not self.directory.exists():
-            return []
-        return _orbax.complete_steps(self.directory)
+        """The steps of the checkpoints, in ascending order, with the one that this manager still writes.
+
+        Another manager lists that one when it is complete. So it is with `latest`, `best`, `metrics` and
+        `should_stop`. If it cannot be written, it is taken back by the call that raises.
+        """
+        complete = _orbax.complete_steps(self.directory) if self.directory.exists() else []
+        return sorted({*complete, *self._unfinished})
 
     @property
     def latest(self) -> int | None:
-        """The largest step, also while it is still being written; None without any."""
-        written = [] if self._orbax is None else self._orbax.all_steps()
-        return max([*self.steps, *written], default=None)
+        """The largest step; None without any."""
+        return max(self.steps, default=None)
 
     @property
     def best(self) -> int | None:
@@ -318,7 +328,7 @@ class Manager:
         Args:
             step: its number.
         """
-        return dict(self._open().metrics(step) or {})
+        return dict(self._unfinished.get(step) or self._open().metrics(step) or {})
 
     def should_stop(self, patience: int) -> bool:
         """Whether training has gone on for too long since the best checkpoint.
@@ -326,13 +336,14 @@ class Manager:
         Args:
             patience: for how many steps it may.
         """
-        latest, best = self.latest, self.best
-        return latest is not None and best is not None and latest - best >= patience
+        best = self.best
+        return best is not None and max(self.steps) - best >= patience
 
     def wait(self) -> None:
         """Wait until what is being written is complete; CheckpointError if it cannot be written."""
         if self._orbax is not None:
             self._unless_failed(self._orbax.wait_until_finished)
+        self._unfinished.clear()
 
     def _unless_failed(self, call: tp.Callable[[], tp.Any]) -> None:
         """Call Orbax; after an error its list of steps is wrong, and is read from the folder again."""
@@ -342,6 +353,7 @@ class Manager:
             with contextlib.suppress(Exception):  # its threads may still write
                 self._orbax.close()
             self._orbax, self._saved = None, False
+            self._unfinished.clear()
             raise _orbax.not_written(self.directory, error) from error
 
     def close(self) -> None:

@@ -429,7 +429,8 @@ def as_key(value: tp.Any) -> jax.Array:
     shown = short_type(value) if isinstance(value, (jax.Array, np.ndarray)) else repr(value)
     raise ValueError(
         f"Invalid rng value: {shown:.200}, expected an integer seed, a key from jax.random.key, a "
-        "legacy uint32 key from jax.random.PRNGKey, or an RngStream."
+        "legacy uint32 key from jax.random.PRNGKey, or an RngStream. For a seed in an array, traced or "
+        "not, pass jax.random.key(seed)."
     )
 
 

@@ -10,7 +10,9 @@ collective operation. JAX's service for preemption has them agree: a process tha
 it, and all stop when one step more is done than in any of them.
 
 Logging does not wait for the device: what is logged stays an array until `LAG` further steps are
-enqueued. Only then does the loop wait for it, so that no more steps than these are ever under way.
+enqueued. Only then does the loop wait for it, so that no more steps than these are ever under way. A
+save waits for the device in any case; everything is logged before it, so that a run that is killed has
+logged all steps that it does not repeat.
 
 A checkpoint with number n was saved when n steps were done, so that a run resumes with step n.  That
 number is the position in the data, if batch n belongs to step n; else `data` has one.  An iterator says
@@ -353,6 +355,7 @@ class Loop:
                 self._evaluated = done
                 self.record(done - 1, self._evaluation)
         if saves and self.checkpoints is not None:
+            self._read(before=done)
             more = {"force": force, "metrics": self._evaluation or None}
             known = _parameters(self.checkpoints.save)
             named = {name: value for name, value in more.items() if name in known}

@@ -72,6 +72,17 @@ def test_everything_comes_back(trained):
     assert report.values["model"] is model
 
 
+def test_a_restored_run_goes_on_as_if_it_had_not_ended(trained):
+    items, path = trained
+    names = ("model", "optimizer", "metrics")
+    goes_on = nnx.clone(tuple(items[name] for name in names))
+    restored = (*build(7), nnx.MultiMetric(loss=nnx.metrics.Average("loss")))
+    checkpoint.restore(path, **dict(zip(names, restored)), cast=None)
+    for run in (goes_on, restored):
+        step(*run, batch(3))
+    assert bits(*restored) == bits(*goes_on)
+
+
 def test_names_are_readable_and_do_not_depend_on_the_order_of_attributes(trained):
     _, path = trained
     leaves = checkpoint.info(path).leaves

@@ -70,6 +70,8 @@ def test_the_best_one_is_found_by_another_process_and_restored(tmp_path):
 def test_early_stopping(tmp_path):
     with run(tmp_path, [0.5, 0.1, 0.2, 0.3], best="loss") as manager:
         assert manager.should_stop(2) and not manager.should_stop(3)
+    with run(tmp_path / "ties", [0.5, 0.2, 0.2, 0.2], keep=1, best="loss") as manager:
+        assert manager.steps == [2, 4] and manager.best == 2 and manager.should_stop(2)
     with Manager(tmp_path / "none", best="loss") as manager:
         assert not manager.should_stop(1)
 
@@ -173,14 +175,38 @@ def test_a_program_that_ends_says_what_could_not_be_written(tmp_path):
     assert "No space left on device" in ended.stderr
 
 
-def test_what_is_being_written_is_not_among_the_steps(tmp_path, slow_disk):
-    manager = run_in_background(tmp_path, slow_disk)
-    assert manager.steps == Manager(tmp_path).steps == []
-    assert manager.latest == 1 and Manager(tmp_path).latest is None
-    slow_disk.go.set()
-    manager.wait()
-    assert manager.steps == Manager(tmp_path).steps == [1] and manager.latest == 1
+@pytest.mark.parametrize("loss", [0.1, 0.3])
+def test_a_checkpoint_counts_while_it_is_being_written(tmp_path, slow_disk, loss):
+    slow_disk.step = 3
+    manager = run(tmp_path, [0.5, 0.2], best="loss")
+    manager.save(3, model=model(3.0), metrics={"loss": loss})
+    assert slow_disk.reached.wait(60) and Manager(tmp_path).steps == [1, 2]
+    for _ in range(2):
+        assert manager.steps == [1, 2, 3] and manager.latest == 3
+        assert manager.metrics(3) == {"loss": loss}
+        assert manager.best == (3 if loss < 0.2 else 2)
+        assert manager.should_stop(1) is (loss > 0.2) and not manager.should_stop(2)
+        slow_disk.go.set()
+        manager.wait()
     manager.close()
+
+
+@pytest.mark.parametrize("call", ["wait", "close", "save"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_checkpoint_that_cannot_be_written_is_taken_back(tmp_path, slow_disk, call):
+    slow_disk.step, slow_disk.error = 3, OSError("No space left on device")
+    manager = run(tmp_path, [0.2, 0.5], best="loss")
+    save = lambda: manager.save(3, model=model(3.0), metrics={"loss": 0.1})
+    assert save() and manager.best == 3
+    slow_disk.go.set()
+    with pytest.raises(nnx.checkpoint.CheckpointError, match="not be written .* No space left"):
+        save() if call == "save" else getattr(manager, call)()
+    assert manager.steps == [1, 2] and manager.latest == 2
+    assert manager.best == 1 and manager.should_stop(1)
+    slow_disk.error = None
+    assert save()
+    manager.close()
+    assert manager.steps == [1, 2, 3] and manager.best == 3
 
 
 def test_nothing_is_made_before_the_first_save(tmp_path):
@@ -309,14 +335,18 @@ def test_a_disk_that_fails_in_the_background(tmp_path, monkeypatch):
 
 @pytest.fixture
 def slow_disk(monkeypatch):
-    """The last step of the first save waits for `.go`; see `.reached`."""
-    disk = types.SimpleNamespace(go=threading.Event(), reached=threading.Event())
+    """The last part of the save of `.step` waits for `.go`, and fails with `.error`; see `.reached`."""
+    disk = types.SimpleNamespace(
+        step=1, error=None, go=threading.Event(), reached=threading.Event()
+    )
     rename = os.rename
 
     def slow(path, *args, **kwargs):
-        if os.path.basename(path).startswith("1.") and not disk.go.is_set():
+        if os.path.basename(path).startswith(f"{disk.step}."):
             disk.reached.set()
             assert disk.go.wait(60)
+            if disk.error:
+                raise disk.error
         return rename(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "rename", slow)

@@ -57,6 +57,16 @@ def test_what_a_stream_cannot_start_from(bad):
         nnx.RngStream(bad, tag="a")
 
 
+def test_a_seed_in_an_array_becomes_a_key_first():
+    make = lambda s: nnx.Linear(2, 2, rngs=nnx.Rngs(s))
+    for call, seed in ((make, jnp.uint32(3)), (nnx.jit(make), 0)):
+        with pytest.raises(
+            ValueError, match=r"int32\[\], .* an array, traced.* jax\.random\.key\(seed"
+        ):
+            call(seed)
+    nnx.jit(lambda s: make(jax.random.key(s)))(0)
+
+
 def test_an_array_that_is_no_key_is_shown_by_shape():
     with pytest.raises(ValueError, match=r"float32\[1000\]"):
         nnx.Rngs(jnp.ones(1000))

@@ -211,6 +211,20 @@ def test_a_log_in_a_file_goes_on(tmp_path):
     assert lines[-2] == "3,loss,1.5"
 
 
+def test_a_killed_run_has_logged_the_steps_of_its_checkpoints(tmp_path):
+    rows = []
+
+    class Kept(Bare):
+        def save(self, step, **items):
+            super().save(step, **items)
+            assert rows == [(number, {"loss": 1.0}) for number in range(step)]
+
+    options = {"checkpoints": Kept(), "items": {"n": 0}, "save_every": 3}
+    for step in quiet(7, **options, log=lambda *row: rows.append(row)):
+        step.log(loss=jnp.array(1.0))
+    assert len(rows) == 7 and options["checkpoints"].got[0] == 7
+
+
 def test_the_events_of_tensorboard(tmp_path):
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto import event_pb2
