@@ -139,7 +139,7 @@ class Manager:
         return self._orbax
 
     def _kept(self, checkpoints: tp.Sequence[tp.Any], *, context: tp.Any) -> list[bool]:
-        """Which checkpoints are kept: of equally good ones the first, so that `should_stop` counts from it.
+        """Which checkpoints are kept: of equally good ones the first, from which `should_stop` counts.
 
         Orbax's own policy keeps the last.
         """
@@ -298,10 +298,10 @@ class Manager:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints, in ascending order, with the one that this manager still writes.
+        """The steps of the checkpoints, in ascending order, also of one that this manager still writes.
 
-        Another manager lists that one when it is complete. So it is with `latest`, `best`, `metrics` and
-        `should_stop`. If it cannot be written, it is taken back by the call that raises.
+        `latest`, `best`, `metrics` and `should_stop` count it as well. If it cannot be written, the call
+        that raises the error removes it. Other managers list it when it is complete.
         """
         complete = _orbax.complete_steps(self.directory) if self.directory.exists() else []
         return sorted({*complete, *self._unfinished})
