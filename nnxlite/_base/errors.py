@@ -370,12 +370,16 @@ class TraceContextError(NnxError):
             return
         what = f"{owner} from a" if variable else f"'{owner}' from"
         write = "write" if attribute is None else f"write of {attribute!r}"
+        instead = ""
+        if belongs == running:  # often a loop of JAX in a transform of this library
+            running = running.replace("a ", "another ", 1)
+            instead = ", nnx.scan in place of jax.lax.scan for example,"
         Exception.__init__(
             self,
             f"Cannot mutate {what} different trace level: it belongs to {belongs}, and the {write} "
             f"happens inside {running}. Pass the object to the transformed function as an argument "
-            "(nnxlite transforms write its changes back), or return the new value and assign it "
-            "outside." + (_OF_A_STATE if variable else ""),
+            f"(nnxlite transforms{instead} write its changes back), or return the new value and "
+            "assign it outside." + (_OF_A_STATE if variable else ""),
         )
 
 

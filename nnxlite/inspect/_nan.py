@@ -55,7 +55,8 @@ class Range:
         return not (self.nans or self.infinities)
 
     def __str__(self) -> str:
-        text = f"{self.name}: {self.type} from {self.low:.3g} to {self.high:.3g}"
+        ends = f" from {self.low:.3g} to {self.high:.3g}" if self.low <= self.high else ""
+        text = f"{self.name}: {self.type}{ends}"
         counts = (self.nans, "NaN"), (self.infinities, "infinite")
         return ", ".join([text, *(f"{count:,} {kind}" for count, kind in counts if count)])
 
@@ -94,9 +95,9 @@ class NotFinite:
             place = f"between {before} and {after}" if before else f"before {after}"
             place = f"{place}, in {who or 'the function'}"
         loop = "" if self.iteration is None else f", in iteration {self.iteration}"
+        if self.where in ("argument", "result"):  # the name of a result begins with "result"
+            return f"First not finite: the {'argument ' * (self.where == 'argument')}{self.values}"
         lines = [f"First not finite: {place}{loop}", f"  {self.values}"]
-        if self.where in ("argument", "result"):
-            lines = [f"First not finite: the {self.where} {self.values}"]
         if self.inputs:
             lines += ["  called with", *(f"    {one}" for one in self.inputs)]
         return "\n".join(lines)

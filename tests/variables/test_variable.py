@@ -216,6 +216,24 @@ def test_a_captured_variable_cannot_be_written_inside_a_transform(transform, wha
     assert v.value is ONES and v.get_metadata("tag") == "t" and not v.has_metadata("a")
 
 
+def test_a_write_inside_another_transform_of_the_same_kind_says_so():
+    def loop(v):
+        def body(carry, x):
+            v.value = x
+            return carry, x
+
+        return jax.lax.scan(body, 0, ONES)
+
+    with pytest.raises(nnx.TraceContextError) as error:
+        nnx.jit(loop)(nnx.Variable(jnp.zeros(())))
+    assert str(error.value).startswith(
+        "Cannot mutate Variable from a different trace level: it belongs to a transform "
+        "(DynamicJaxprTrace), and the write of 'value' happens inside another transform "
+        "(DynamicJaxprTrace). Pass the object to the transformed function as an argument (nnxlite "
+        "transforms, nnx.scan in place of jax.lax.scan for example, write its changes back), or"
+    )
+
+
 def test_a_captured_variable_can_be_read_and_a_fresh_one_written():
     outer = nnx.Param(ONES)
 
