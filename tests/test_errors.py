@@ -19,7 +19,7 @@ import nnxlite as nnx
 from nnxlite._base.errors import NnxError, TraceContextError
 from nnxlite.checkpoint import MappingError, Mismatch, MismatchError, Report
 from nnxlite.graph._plan import Stale
-from nnxlite.migrate._program import UnreadableError
+from nnxlite.migrate import UnreadableError
 
 text = "Expected 4 input features, got 5.\nIn MLP.l1"
 SAMPLES: dict[type, tp.Callable[[], BaseException]] = {

@@ -15,7 +15,7 @@ import dataclasses
 import enum
 import functools
 import typing as tp
-from collections import defaultdict
+from collections import Counter
 
 import jax
 from flax.core import FrozenDict, freeze, meta
@@ -100,9 +100,7 @@ class ModuleStackEntry:
 
     module: Module
     in_compact: bool
-    type_counter: defaultdict[str, int] = dataclasses.field(
-        default_factory=lambda: defaultdict(int)
-    )
+    type_counter: Counter[str] = dataclasses.field(default_factory=Counter)
     in_setup: bool = False
 
 
@@ -349,15 +347,8 @@ class Module(objects.Module, metaclass=ModuleMeta):
         Raises:
             ValueError: for a module that is not bound.
         """
-        return tp.cast(
-            "Param[tp.Any]",
-            self.variable(
-                "params",
-                name,
-                lambda: init_fn(self.make_rng("params"), *init_args, **init_kwargs),
-                unbox=unbox,
-            ),
-        )
+        make = lambda: init_fn(self.make_rng("params"), *init_args, **init_kwargs)
+        return tp.cast("Param[tp.Any]", self.variable("params", name, make, unbox=unbox))
 
     def variable(
         self,
@@ -432,9 +423,8 @@ class Module(objects.Module, metaclass=ModuleMeta):
         """
         module = clone(self)
         streams = rngs if isinstance(rngs, Rngs) else Rngs() if rngs is None else Rngs(rngs)
-        _bound(
-            module, linen_vars_to_nnx_attrs(variables), set(), Scope(streams, mutable, _initialize)
-        )
+        scope = Scope(streams, mutable, _initialize)
+        _bound(module, linen_vars_to_nnx_attrs(variables), set(), scope)
         with _entered(ModuleStackEntry(module, False)):
             if isinstance(method, str):
                 out = getattr(module, method)(*args, **kwargs)

@@ -270,9 +270,8 @@ def _add(attrs: Tree, col: str, tree: tp.Mapping[tp.Any, tp.Any], path: tuple[tp
 
 
 def _refuse_twice(path: tuple[tp.Any, ...], other: tp.Any, col: str) -> tp.NoReturn:
-    what = (
-        f"a {type(other).__name__}" if isinstance(other, Variable) else "other variables below it"
-    )
+    is_one = isinstance(other, Variable)
+    what = f"a {type(other).__name__}" if is_one else "other variables below it"
     raise ValueError(
         f"Found duplicate variable path {path}: Linen has one in the collection {col!r}, and {what}. "
         "An attribute can have one of them only: give them different names."
@@ -345,12 +344,10 @@ def named_leaves(
             yield from named_leaves(child, (*path, name), seen)
 
 
-def given(
-    value: tp.Any,
-    state: tp.Any,
-    bind: tp.Callable[[tp.Any, tp.Any, set[int]], bool],
-    seen: set[int],
-) -> tp.Any:
+Bind: tp.TypeAlias = tp.Callable[[tp.Any, tp.Any, set[int]], bool]
+
+
+def given(value: tp.Any, state: tp.Any, bind: Bind, seen: set[int]) -> tp.Any:
     """`value` with the Variables of `state` at its paths.
 
     Variables that exist take over the values, others are added; containers are copied for it. For an
@@ -371,9 +368,8 @@ def given(
         return value
     old = dict(children_of_node(value))
     entries = dict(state.items()) if isinstance(state, (dict, State)) else {}
-    new = {
-        n: given(old.get(n, MISSING), entries.get(n, {}), bind, seen) for n in {**old, **entries}
-    }
+    names = {**old, **entries}
+    new = {n: given(old.get(n, MISSING), entries.get(n, {}), bind, seen) for n in names}
     changed = {n: v for n, v in new.items() if v is not MISSING and v is not old.get(n, MISSING)}
     return put(value, changed) if changed else value
 

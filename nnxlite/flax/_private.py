@@ -153,16 +153,8 @@ def _filled(variable: tp.Any) -> tp.Any:
 _DEFAULTS = Variable(None).get_metadata()
 
 
-def _raw(variable: tp.Any) -> tp.Any:
-    return variable._box.value
-
-
 def _set_raw(variable: tp.Any, value: tp.Any) -> None:
     _filled(variable).value = value
-
-
-def _trace_of(variable: tp.Any) -> TraceState:
-    return _Trace(variable._box)
 
 
 def _set_trace(variable: tp.Any, state: tp.Any) -> None:
@@ -180,14 +172,6 @@ def _replace_metadata(variable: tp.Any, entries: tp.Mapping[str, tp.Any]) -> Non
     required = variable.get_metadata(exclude_required=False)
     kept = {name: required[name] for name in Variable.required_metadata}
     variable._define_as({**kept, **entries})
-
-
-def _can_update(variable: tp.Any) -> bool:
-    return variable._box.trace is trace_state.value
-
-
-def _check_can_update(variable: tp.Any) -> None:
-    variable._check_level()
 
 
 _getstate = Variable.__getstate__
@@ -230,11 +214,11 @@ def install() -> None:
     """Give the classes these names."""
     state, statuses = KeptElsewhere(_state_of, _set_state), KeptElsewhere(_statuses, _set_statuses)
     variable, pytree = tp.cast(tp.Any, Variable), tp.cast(tp.Any, Pytree)
-    variable._raw_value = property(_raw, _set_raw)
-    variable._trace_state = property(_trace_of, _set_trace)
+    variable._raw_value = property(lambda self: self._box.value, _set_raw)
+    variable._trace_state = property(lambda self: _Trace(self._box), _set_trace)
     variable._var_metadata = property(_metadata, _replace_metadata)
-    variable._can_update = property(_can_update)
-    variable._check_can_update = _check_can_update
+    variable._can_update = property(lambda self: self._box.trace is trace_state.value)
+    variable._check_can_update = variable._check_level
     variable.__getstate__ = _getstate_with_names
     pytree._pytree__state = pytree._object__state = state
     pytree._pytree__nodes = pytree._object__nodes = statuses

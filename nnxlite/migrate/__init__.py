@@ -16,11 +16,60 @@ import nnxlite as nnx
 Parsing needs libcst, from the extra `migrate`; nothing is imported before the first program.
 """
 
-from nnxlite.migrate._program import SOURCES as _SOURCES
-from nnxlite.migrate._program import Migration as Migration
-from nnxlite.migrate._program import Note as Note
-from nnxlite.migrate._program import UnreadableError as UnreadableError
-from nnxlite.migrate._program import need_libcst as _need_libcst
+from __future__ import annotations
+
+import dataclasses
+
+from nnxlite._base.errors import importing
+
+_SOURCES = {"nnx": ("flax", "nnxlite"), "equinox": ("equinox",)}
+"""What a program may be written for; one that contains none of these words needs no parsing."""
+
+_NO_LIBCST = (
+    "nnxlite.migrate parses programs with libcst, which is not installed. "
+    "Install it: pip install 'nnxlite[migrate]'"
+)
+
+
+class UnreadableError(ValueError):
+    """A program cannot be parsed; `line` and `column` (both from 1) say where, if that is known."""
+
+    def __init__(self, message: str, line: int = 1, column: int = 1):
+        super().__init__(message)
+        self.line, self.column = line, column
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Note:
+    """Something that needs a decision.
+
+    Attributes:
+        line: counted from 1, in the program before it is rewritten.
+        column: counted from 1.
+        what: the code in question.
+        hint: what to do about it.
+        page: the page with more about it, relative to the folder `docs`.
+    """
+
+    line: int
+    column: int
+    what: str
+    hint: str
+    page: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Migration:
+    """A rewritten program, and what needs a decision in it."""
+
+    text: str
+    notes: tuple[Note, ...] = ()
+
+
+def _need_libcst() -> None:
+    """Raise ImportError with the remedy where libcst is not installed."""
+    with importing(_NO_LIBCST):
+        import libcst
 
 
 def migrate_text(text: str, source: str = "nnx") -> Migration:

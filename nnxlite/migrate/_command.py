@@ -11,8 +11,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from nnxlite.migrate import migrate_text
-from nnxlite.migrate._program import SOURCES, UnreadableError, need_libcst
+from nnxlite.migrate import _SOURCES, UnreadableError, _need_libcst, migrate_text
 
 DESCRIPTION = """Rewrite programs from Flax NNX for nnxlite, and list what needs a decision (or, with
 --from equinox, what the names of Equinox become). Without --write nothing is changed."""
@@ -35,10 +34,10 @@ def main(arguments: list[str] | None = None) -> int:
     for name, text in OPTIONS.items():
         parser.add_argument(name, action="store_true", help=text)
     text = "what they were written for (default: nnx); equinox is only reported"
-    parser.add_argument("--from", dest="source", choices=SOURCES, default="nnx", help=text)
+    parser.add_argument("--from", dest="source", choices=_SOURCES, default="nnx", help=text)
     options = parser.parse_args(arguments)
     try:
-        need_libcst()
+        _need_libcst()
         paths = dict.fromkeys(path for name in options.paths for path in programs(Path(name)))
     except (ImportError, FileNotFoundError) as error:
         print(f"nnxlite.migrate: {error}", file=sys.stderr)

@@ -23,8 +23,7 @@ import libcst as cst
 from libcst import metadata
 
 from nnxlite import filtered
-from nnxlite.migrate import _hints
-from nnxlite.migrate._program import Note, UnreadableError
+from nnxlite.migrate import Note, UnreadableError, _hints
 
 STRING = re.compile(r"""["']flax\.nnx(?P<rest>(?:\.\w+)*)["']""")
 LINE = re.compile(r"\r\n|\r|\n")

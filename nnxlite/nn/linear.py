@@ -378,10 +378,7 @@ class Einsum(AffineLayer):
         arguments.set_attributes(einsum_str=equation, kernel_shape=shape, bias_shape=sizes)
 
     def __call__(
-        self,
-        inputs: jax.Array,
-        einsum_str: str | None = None,
-        out_sharding: OutSharding = None,
+        self, inputs: jax.Array, einsum_str: str | None = None, out_sharding: OutSharding = None
     ) -> jax.Array:
         """The einsum of `inputs` and the kernel, plus the bias.
 

@@ -108,10 +108,7 @@ def avg_pool(
 
 
 def max_pool(
-    inputs: jax.Array,
-    window_shape: Shape,
-    strides: Shape | None = None,
-    padding: Padding = "VALID",
+    inputs: jax.Array, window_shape: Shape, strides: Shape | None = None, padding: Padding = "VALID"
 ) -> jax.Array:
     """The maximum of each window.
 
@@ -133,10 +130,7 @@ def max_pool(
 
 
 def min_pool(
-    inputs: jax.Array,
-    window_shape: Shape,
-    strides: Shape | None = None,
-    padding: Padding = "VALID",
+    inputs: jax.Array, window_shape: Shape, strides: Shape | None = None, padding: Padding = "VALID"
 ) -> jax.Array:
     """The minimum of each window.
 

@@ -419,14 +419,6 @@ class Bidirectional(Module):
         self,
         inputs: jax.Array,
         *,
-        return_carry: tp.Literal[False],
-        **options: tp.Unpack[RNNKeywords],
-    ) -> jax.Array: ...
-    @tp.overload
-    def __call__(
-        self,
-        inputs: jax.Array,
-        *,
         return_carry: bool | None = None,
         **options: tp.Unpack[RNNKeywords],
     ) -> tp.Any: ...

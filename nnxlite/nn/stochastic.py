@@ -67,11 +67,7 @@ class Dropout(Module):
         self.rngs = data(own_stream(self, _named(self, rngs), rng_collection))
 
     def __call__(
-        self,
-        inputs: jax.Array,
-        *,
-        deterministic: bool | None = None,
-        rngs: KeySource | None = None,
+        self, inputs: jax.Array, *, deterministic: bool | None = None, rngs: KeySource | None = None
     ) -> jax.Array:
         """The input with random elements set to zero.
 

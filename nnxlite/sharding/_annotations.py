@@ -341,9 +341,7 @@ def add_axis(tree: A, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -
     >>> nnx.spmd.add_axis(v, 0, {nnx.PARTITION_NAME: "layers"}).sharding_names
     ('layers', None, 'model')
     """
-    _check_partition(transform_metadata)
-    _change_all(_variables(tree, index), transform_metadata, _add_axis, _remove_axis)
-    return tree
+    return _changed(tree, index, transform_metadata, _add_axis, _remove_axis)
 
 
 def remove_axis(tree: A, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -> A:
@@ -365,28 +363,30 @@ def remove_axis(tree: A, index: int, transform_metadata: tp.Mapping[str, tp.Any]
     >>> nnx.spmd.remove_axis(v, 0, {nnx.PARTITION_NAME: "layers"}).sharding_names
     (None, 'model')
     """
-    _check_partition(transform_metadata)
-    _change_all(_variables(tree, index), transform_metadata, _remove_axis, _add_axis)
-    return tree
+    return _changed(tree, index, transform_metadata, _remove_axis, _add_axis)
 
 
-def _check_partition(transform_metadata: tp.Mapping[str, tp.Any]) -> None:
-    if PARTITION_NAME not in transform_metadata:
+Change: tp.TypeAlias = tp.Callable[[tp.Any, int, tp.Mapping[str, tp.Any]], None]
+
+
+def _changed(
+    tree: A, index: int, names: tp.Mapping[str, tp.Any], change: Change, undo: Change
+) -> A:
+    if PARTITION_NAME not in names:
         raise ValueError(
             f"The name of the axis is missing: transform_metadata has no entry {PARTITION_NAME!r} "
-            f"in {dict(transform_metadata)}. Give {{nnx.PARTITION_NAME: name}}."
+            f"in {dict(names)}. Give {{nnx.PARTITION_NAME: name}}."
         )
-
-
-def _variables(tree: tp.Any, index: int) -> list[tuple[Variable[tp.Any], int]]:
-    return [(node, index) for _, node in iter_graph(tree) if isinstance(node, Variable)]
+    axes = [(node, index) for _, node in iter_graph(tree) if isinstance(node, Variable)]
+    _change_all(axes, names, change, undo)
+    return tree
 
 
 def _change_all(
     axes: tp.Iterable[tuple[Variable[tp.Any], int]],
     names: tp.Mapping[str, tp.Any],
-    change: tp.Callable[..., None],
-    undo: tp.Callable[..., None],
+    change: Change,
+    undo: Change,
 ) -> None:
     """Change the annotation of each Variable, or of none if one raises an error."""
     changed: list[tuple[Variable[tp.Any], int]] = []
@@ -402,12 +402,7 @@ def _change_all(
 
 @tp.overload
 def transform_metadata(
-    f: F,
-    *,
-    in_axes: tp.Any = 0,
-    out_axes: tp.Any = 0,
-    partition: str,
-    graph: bool | None = None,
+    f: F, *, in_axes: tp.Any = 0, out_axes: tp.Any = 0, partition: str, graph: bool | None = None
 ) -> F: ...
 @tp.overload
 def transform_metadata(

@@ -318,11 +318,7 @@ class Optimizer(Pytree, tp.Generic[M]):
         )
 
     def _nnx_explain(
-        self,
-        params: tp.Any,
-        values: list[tp.Any],
-        grads: list[tp.Any],
-        error: Exception | None,
+        self, params: tp.Any, values: list[tp.Any], grads: list[tp.Any], error: Exception | None
     ) -> None:
         """Raise ValueError if the shapes of the gradients or another model are the cause of an error."""
         wrong = misshapen(params, values, grads, what="gradient", of="parameter")

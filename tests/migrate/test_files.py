@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("libcst")
 
-from nnxlite.migrate import _command, _program
+from nnxlite.migrate import _NO_LIBCST, _command
 from nnxlite.migrate._command import main
 
 OLD, NEW = "from flax import nnx\n", "import nnxlite as nnx\n"
@@ -94,7 +94,7 @@ def test_without_libcst_the_message_names_the_extra(here, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "libcst", None)
     assert _command.main(["a.py"]) == 2
     assert "pip install 'nnxlite[migrate]'" in capsys.readouterr().err
-    assert "libcst" in _program.NO_LIBCST
+    assert "libcst" in _NO_LIBCST
 
 
 def test_programs_are_not_run(here, monkeypatch):
