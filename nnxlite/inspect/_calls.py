@@ -101,10 +101,8 @@ class PackedCall:
         self.arrays = [_abstract(leaf) for leaf in self._leaves if _is_array(leaf)]
         self.has_refs = any(map(is_ref, self._leaves))
 
-    def unpack(
-        self, arrays: tp.Sequence[tp.Any]
-    ) -> tuple[tp.Any, tuple[tp.Any, ...], dict[str, tp.Any]]:
-        """A new object and new arguments, with these arrays."""
+    def unpack(self, arrays: tp.Sequence[tp.Any]) -> tuple[tp.Any, tp.Any, tp.Any]:
+        """A new object, and new positional and keyword arguments, with these arrays."""
         remaining = iter(arrays)
         leaves = [_with_array(leaf, remaining) for leaf in self._leaves]
         call: tp.Any = merge(self._graphdef, jax.tree.unflatten(self._tree, leaves))
@@ -220,13 +218,15 @@ def copied_call(
     names += [f"args[{i}]" for i in range(len(names), len(args))]
     owner = fun if isinstance(fun, GraphNode) else getattr(fun, "__self__", None)
     owner = owner if isinstance(owner, GraphNode) else None
-    copy, *values = clone([owner, *args, *kwargs.values()])
+    copies: list[tp.Any] = clone([owner, *args, *kwargs.values()])
+    copy, *values = copies
+    call: tp.Any = fun
     if owner is not None:
-        fun = copy if owner is fun else getattr(copy, fun.__name__)
+        call = copy if isinstance(fun, GraphNode) else getattr(copy, fun.__name__)
     positional, named = values[: len(args)], dict(zip(kwargs, values[len(args) :]))
     roots: list[tuple[Path, tp.Any]] = [((), copy)]
     roots += [((name,), value) for name, value in (*zip(names, positional), *named.items())]
-    return roots, functools.partial(fun, *positional, **named)
+    return roots, functools.partial(call, *positional, **named)
 
 
 # Recording -----------------------------------------------------------------------------------
@@ -243,11 +243,6 @@ class _Row:
     packed: PackedCall
     run: tp.Callable[[tp.Any, tp.Any, tp.Any], tp.Any]
     outputs: tp.Any = None
-
-    @property
-    def path(self) -> Path:
-        """The path of the object and, unless it is `__call__`, the name of the method."""
-        return self.where if self.name == "__call__" else (*self.where, self.name)
 
 
 class _Recorder:
@@ -318,10 +313,11 @@ def trace_calls(
     infos = []
     for row in recorder.rows.values():
         is_root = row.where == () and row.name == method
-        if row.where not in nodes or (depth is not None and len(row.path) > depth and not is_root):
+        path = row.where if row.name == "__call__" else (*row.where, row.name)
+        if row.where not in nodes or (depth is not None and len(path) > depth and not is_root):
             continue
         node = nodes[row.where]
-        given = row.order, id(node), type(node), row.path, row.inputs, row.outputs
+        given = row.order, id(node), type(node), path, row.inputs, row.outputs
         infos.append(CallInfo(*given, **{cost: _COSTS[cost](row) for cost in costs}))
     return infos
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import typing as tp
 
@@ -24,24 +25,19 @@ def display(*args: tp.Any) -> None:
     """
     draw = _drawing_function()
     for arg in args:
-        if draw is None or not _drawn(draw, arg):
-            print(arg if isinstance(arg, str) else text_of(arg))
+        with contextlib.suppress(RecursionError):
+            if draw is not None:
+                draw(arg, ignore_exceptions=True, autovisualize=True)
+                continue
+        print(arg if isinstance(arg, str) else text_of(arg))
 
 
 def _drawing_function() -> tp.Callable[..., tp.Any] | None:
     """Treescope's `display` in a notebook, else None."""
     ipython = sys.modules.get("IPython")  # a notebook has imported it
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None or not hasattr(shell, "kernel"):
+    shell = None if ipython is None else ipython.get_ipython()
+    if not hasattr(shell, "kernel"):
         return None
     import treescope
 
     return treescope.display
-
-
-def _drawn(draw: tp.Callable[..., tp.Any], value: tp.Any) -> bool:
-    try:
-        draw(value, ignore_exceptions=True, autovisualize=True)
-    except RecursionError:
-        return False
-    return True

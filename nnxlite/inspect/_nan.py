@@ -337,16 +337,12 @@ def _with_gradient(note: tp.Callable[[tp.Any], None], x: jax.Array) -> jax.Array
     return x
 
 
-def _forward(note: tp.Callable[[tp.Any], None], x: jax.Array) -> tuple[jax.Array, None]:
-    return x, None
-
-
 def _backward(note: tp.Callable[[tp.Any], None], _: None, gradient: jax.Array) -> tuple[jax.Array]:
     jax.debug.callback(note, measure(gradient))
     return (gradient,)
 
 
-_with_gradient.defvjp(_forward, _backward)
+_with_gradient.defvjp(lambda note, x: (x, None), _backward)
 
 
 def _named(obj: tp.Any, name: str, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:

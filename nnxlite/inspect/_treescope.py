@@ -15,12 +15,11 @@ from treescope import rendering_parts as parts
 
 from nnxlite._base.text import Atom, Entry, comment_of, expanded
 
-Renderer = tp.Callable[..., parts.RenderableAndLineAnnotations]
+Drawing: tp.TypeAlias = parts.RenderableAndLineAnnotations
+Renderer = tp.Callable[..., Drawing]
 
 
-def render(
-    obj: tp.Any, path: str | None, subtree_renderer: Renderer
-) -> parts.RenderableAndLineAnnotations:
+def render(obj: tp.Any, path: str | None, subtree_renderer: Renderer) -> Drawing:
     """The drawing of one object, for its `__treescope_repr__`.
 
     Args:
@@ -31,7 +30,13 @@ def render(
     shared = _shared.get()
     if shared is not None:
         return _rendered(obj, path, subtree_renderer, shared)
-    token = _shared.set(shared := _shared_paths(obj))
+    with expanded(obj) as order:
+        shared = {
+            (id(node.parent.value), node.key): node.first.path()
+            for node in order
+            if node.first is not None and node.parent is not None
+        }
+    token = _shared.set(shared)
     try:
         return _rendered(obj, path, subtree_renderer, shared)
     finally:
@@ -44,18 +49,7 @@ _shared: contextvars.ContextVar[Shared | None] = contextvars.ContextVar("shared"
 """In the object that is being drawn, by owner and name of an attribute: the path of what it shares."""
 
 
-def _shared_paths(obj: tp.Any) -> Shared:
-    with expanded(obj) as order:
-        return {
-            (id(node.parent.value), node.key): node.first.path()
-            for node in order
-            if node.first is not None and node.parent is not None
-        }
-
-
-def _rendered(
-    obj: tp.Any, path: str | None, subtree_renderer: Renderer, shared: Shared
-) -> parts.RenderableAndLineAnnotations:
+def _rendered(obj: tp.Any, path: str | None, renderer: Renderer, shared: Shared) -> Drawing:
     text = obj.__nnx_text__()
     opening = text.name + text.opening
     comment = comment_of(obj)
@@ -66,7 +60,7 @@ def _rendered(
             opening, parts.fold_condition(expanded=parts.comment_color(parts.text(comment)))
         ),
         children=[
-            _child(entry, path, subtree_renderer, shared.get((id(obj), entry.key)))
+            _child(entry, path, renderer, shared.get((id(obj), entry.key)))
             for entry in text.entries
         ],
         suffix=text.closing,
@@ -76,9 +70,7 @@ def _rendered(
     )
 
 
-def _child(
-    entry: Entry, path: str | None, subtree_renderer: Renderer, shared: str | None
-) -> parts.RenderableAndLineAnnotations:
+def _child(entry: Entry, path: str | None, renderer: Renderer, shared: str | None) -> Drawing:
     if isinstance(entry.child, Atom):
         return parts.siblings_with_annotations(entry.label, parts.text(entry.child))
     below = None
@@ -87,5 +79,5 @@ def _child(
         below = f"{path}.{entry.key}" if is_attribute else f"{path}[{entry.key!r}]"
     remark = parts.comment_color(parts.text(f"  # shared with `{shared}`"))
     note = [] if shared is None else [remark]
-    child = subtree_renderer(entry.child, path=below)
+    child = renderer(entry.child, path=below)
     return parts.siblings_with_annotations(entry.label, child, extra_annotations=note)
