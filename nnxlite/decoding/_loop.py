@@ -52,6 +52,9 @@ class Conversation(tp.NamedTuple):
     lengths: jax.Array
     read: jax.Array
 
+    def __repr__(self) -> str:
+        return f"Conversation({len(self.leaves)} arrays, tokens of shape {self.tokens.shape})"
+
 
 class Request(tp.NamedTuple):
     """The arrays of a call."""

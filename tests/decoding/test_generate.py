@@ -306,6 +306,7 @@ def test_a_conversation_reads_only_what_is_new():
 
     model = Counted()
     first = nnx.generate(model, [1, 2, 4], 4, cache=True, max_length=32)
+    assert repr(first.cache).endswith(" arrays, tokens of shape (1, 32))")
     nnx.generate(model, np.array([5, 6]), 3, cache=first.cache, max_length=32)  # compiles
     jax.effects_barrier()
     read.clear()
