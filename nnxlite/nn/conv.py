@@ -208,7 +208,8 @@ class Conv(_Convolution):
         in_features, out_features: sizes of the last axis before and after.
         kernel_size: size of the kernel along each spatial axis; a number means one axis.
         strides: steps between outputs, one number or one for each axis.
-        padding: see the module's text: a name, a number, or a number or pair for each axis.
+        padding: "SAME", "SAME_LOWER", "VALID", "CIRCULAR", "REFLECT", "CAUSAL" (one axis only), the
+            number of zeros on both sides, or a number or pair (front, back) for each axis.
         input_dilation: dilation of the input (needs padding given as numbers).
         kernel_dilation: dilation of the kernel.
         feature_group_count: number of groups that features are divided into; each group of
@@ -352,8 +353,9 @@ class ConvTranspose(_Convolution):
         in_features, out_features: sizes of the last axis before and after.
         kernel_size: size of the kernel along each spatial axis; a number means one axis.
         strides: distance between inputs in the output, one number or one for each axis.
-        padding: see the module's text: "SAME", "SAME_LOWER" (with strides of one), "VALID",
-            "CIRCULAR", a number, or a number or pair for each axis.
+        padding: "SAME", "SAME_LOWER" (with strides of one), "VALID", "CIRCULAR", a number, or a
+            number or pair (front, back) for each axis. A number is how many zeros are on both sides of
+            the input that strides have spread: `kernel_size - 1 - p` for the padding `p` of PyTorch.
         kernel_dilation: dilation of the kernel.
         use_bias: whether there is a bias.
         mask: array of the kernel's shape; the kernel is multiplied by it at each use.
