@@ -1,5 +1,7 @@
 """The graph engine: object graphs as interned definitions and leaves, and back."""
 
+import typing as _tp
+
 from nnxlite.graph._compare import Difference as Difference
 from nnxlite.graph._edit import pop as pop
 from nnxlite.graph._edit import set_metadata as set_metadata
@@ -29,3 +31,10 @@ from nnxlite.graph._walk import to_refs as to_refs
 from nnxlite.graph._walk import unfreeze as unfreeze
 from nnxlite.graph._walk import vars_as as vars_as
 from nnxlite.graph._walk import with_vars as with_vars
+
+if _tp.TYPE_CHECKING:  # names of `nnx.graphlib`, not of the root: `_paths` adds them
+    from nnxlite.graph._kinds import is_graph_node as is_graph_node
+    from nnxlite.graph._kinds import is_node as is_node
+    from nnxlite.graph._kinds import is_node_leaf as is_node_leaf
+    from nnxlite.graph._kinds import jax_to_nnx_path as jax_to_nnx_path
+    from nnxlite.graph._kinds import register_graph_node_type as register_graph_node_type
