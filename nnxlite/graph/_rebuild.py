@@ -435,7 +435,14 @@ class Decoded:
         last, above = 0, ()
         for frame, name in self.leaf_frames:
             if frame != last:
-                last, above = frame, self.path(self.frames[frame]) if frame else ()
+                parent, own = self.frames[frame] if frame else (-1, None)
+                if parent == last:  # a step down or up, without going through a deep graph again
+                    above = (*above, own)
+                elif last and self.frames[last][0] == frame:
+                    above = above[:-1]
+                else:
+                    above = self.path((parent, own)) if frame else ()
+                last = frame
             yield (*above, name)[start:]
 
 

@@ -206,6 +206,12 @@ class Explanation(tp.NamedTuple):
             inside `jax.log_compiles()`.
         causes: the differences from the most similar earlier call, a line for each; empty for the
             first call, and if nothing has been compiled yet.
+
+    >>> import nnxlite as nnx
+    >>> double = nnx.jit(lambda x: 2 * x)
+    >>> _ = double(1.0), double(2)
+    >>> isinstance(double.explain(), nnx.Explanation), double.explain().traces
+    (True, 2)
     """
 
     function: str
@@ -238,6 +244,12 @@ class CacheInfo(tp.NamedTuple):
         traces: how many times it has been traced.
         programs: how many compiled programs are in JAX's cache.
         seconds: how long the traces took.
+
+    >>> import nnxlite as nnx
+    >>> double = nnx.jit(lambda x: 2 * x)
+    >>> _ = double(1.0), double(2), double(3)
+    >>> double.cache_info().traces
+    2
     """
 
     traces: int
