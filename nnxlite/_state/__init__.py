@@ -16,8 +16,6 @@ Versions.  Every edit of a State changes its version, see `nnxlite._base.interni
 All of it is iterative: depth is bounded by memory, not by Python's recursion limit.
 """
 
-import typing as _tp
-
 from nnxlite._state._definition import State as State
 from nnxlite._state._definition import as_pure as as_pure
 from nnxlite._state._definition import from_flat_state as from_flat_state
@@ -31,6 +29,3 @@ from nnxlite._state._flat import FlatState as FlatState
 from nnxlite._state._flat import filter_state as filter_state
 from nnxlite._state._flat import split_state as split_state
 from nnxlite._state._flat import to_flat_state as to_flat_state
-
-if _tp.TYPE_CHECKING:  # a name of `nnx.statelib`, not of the root: `_paths` adds it
-    from nnxlite._state._definition import diff as diff
