@@ -270,13 +270,17 @@ class Definition:
         return all(a is b for a, b in zip(self.atoms, other.atoms))
 
     def with_values(self, values: tp.Sequence[tp.Any]) -> tp.Self:
-        """Another definition with equal values."""
-        return type(self)(self.head, tuple(values), self.facts, self.public)
+        """The definition with equal values that are other objects; an interned one stays as it is."""
+        if self.public is None:
+            return self
+        return type(self)(self._head_of(values), tuple(values), self.facts, self.public)
+
+    def _head_of(self, values: tp.Sequence[tp.Any]) -> tuple[tp.Any, ...]:
+        """The head of a definition with these values."""
+        return self.head
 
     def mapped(self, change: tp.Callable[[tp.Any], tp.Any]) -> tp.Self:
         """The definition with each value that stays with the owner replaced by an equal one."""
-        if not self.own:
-            return self
         return self.with_values(
             [change(v) if i in self.own else v for i, v in enumerate(self.values)]
         )

@@ -497,7 +497,9 @@ def shown(decoded: Decoded, leaf: int) -> tp.Any:
     definition = decoded.node_defs[node] if node >= 0 else None
     if not isinstance(definition, VariableDef):
         return value
-    without_hooks = definition.with_values(definition.values)
+    # One of its own, not the interned one, since it is changed.
+    content = definition.head, definition.values, definition.facts, definition.public
+    without_hooks = VariableDef(*content)
     without_hooks.plain_read = True
     return make(without_hooks, value)
 

@@ -400,10 +400,9 @@ class ContainerDef(Definition):
                 keys = tuple(keys[i] for i in order)
         self.keys = keys
 
-    def with_values(self, values: tp.Sequence[tp.Any]) -> ContainerDef:
-        """The same definition with another static part of its pytree node."""
-        head = (*self.head[:-1], with_static_part(self.treedef, *values))
-        return ContainerDef(head, tuple(values), self.facts, self.public)
+    def _head_of(self, values: tp.Sequence[tp.Any]) -> tuple[tp.Any, ...]:
+        """See `Definition`: the treedef has the static part of a pytree node as well."""
+        return (*self.head[:-1], with_static_part(self.treedef, *values))
 
     def in_order(self, children: tp.Sequence[tp.Any]) -> tp.Sequence[tp.Any]:
         """The children of such a node in the order of the keys."""

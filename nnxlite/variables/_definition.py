@@ -117,8 +117,6 @@ class VariableDef(Definition):
 
     def keeping(self, before: VariableDef) -> VariableDef:
         """This definition with the entries of an earlier one that are equal to its own."""
-        if not self.own:
-            return self
         values = dict(self.metadata)
         for i in self.own:
             name = self.head[1 + i]
