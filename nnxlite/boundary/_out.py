@@ -117,9 +117,8 @@ class OutDef:
     def _key(self) -> tp.Any:
         kinds = [(old, definition.shared) for old, definition in self.kinds]
         values = vars(self)
-        if (
-            not self.restructures
-        ):  # the graph is that of the arguments: a static object may count in it
+        if not self.restructures:
+            # The graph is that of the arguments, in which a static object may have changed by itself.
             values = values | {"graphdef": None, "origin": tuple(self.known_roots)}
         return (*[values[f.name] for f in _FIELDS], *kinds)
 

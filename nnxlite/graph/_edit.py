@@ -331,9 +331,8 @@ class _Update:
             note_edit(writes, node, children)
 
     def _note_bare(self, writes: Writes) -> None:
-        graphdef, nodes, leaves, *_ = view(
-            self.root, trees=Leaves.EVERY
-        )  # a number in a list is a leaf
+        # Numbers in lists are leaves, too, for an update.
+        graphdef, nodes, leaves, *_ = view(self.root, trees=Leaves.EVERY)
         decoded = graphdef.decoded
         codes: dict[Path, Code] = {(): decoded.roots[0]}
         arrays: dict[int, tp.Any] = {}

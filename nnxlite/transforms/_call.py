@@ -97,13 +97,14 @@ def _boxed(
     static: Selection,
 ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
     """The arguments of a call, the static ones boxed, so that they are leaves."""
-    out, count = list(args), len(args)
+    out, count, names = list(args), len(args), bound.names[len(bound.args) :]
     box = lambda x, name: boxed(x) if static.any_value else _checked(x, name, bound)
     for number in static.numbers:
         if -count <= number < count:
-            of_rest = dict(enumerate(bound.names[len(bound.args) :]))
-            name = of_rest.get(number % count, f"args[{number % count}]")
-            out[number] = box(args[number], name)
+            number %= count
+            out[number] = box(
+                args[number], names[number] if number < len(names) else f"args[{number}]"
+            )
         elif static.option:
             raise ValueError(
                 f"{options.name}({name_of(bound.fun)}): {static.option} has {number}, but the call has "
