@@ -424,8 +424,8 @@ def find_plan(roots: tp.Sequence[tp.Any], trees: int = Leaves.STRICT) -> Plan | 
 def usual_plan(root: tp.Any) -> Plan | None:
     """The plan of an object; None for its first use, and for everything else.
 
-    For operations that need no plan: making one pays from the second time on. It makes a second `update`
-    30 times as fast as the reference's, and a first one 12 times (bench `functional`).
+    For operations that need no plan: making one pays from the second time on (`update` in the bench
+    `functional`, first and later times).
     """
     if not isinstance(root, GraphNode):
         return None
