@@ -1,5 +1,7 @@
 """The test environment: one CPU pretending to be eight devices, and reproducible random examples.
 
+With `NNXLITE_TEST_PLATFORM=cuda,cpu` the tests run on a GPU instead (many expect eight devices).
+
 The environment variables are set before anything imports JAX, which reads them once.
 """
 
@@ -27,7 +29,10 @@ def xla_flags(devices: int | None = None) -> str:
     return " ".join(flags)
 
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+PLATFORM = os.environ.get("NNXLITE_TEST_PLATFORM", "any")
+"""What JAX_PLATFORMS is set to.  "any" is a CPU on which test_accelerator.py runs: not skipped."""
+
+os.environ["JAX_PLATFORMS"] = "cpu" if PLATFORM == "any" else PLATFORM
 # The tests compile thousands of small programs and run each once or twice.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ["XLA_FLAGS"] = xla_flags(DEVICES)
