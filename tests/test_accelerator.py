@@ -1,7 +1,7 @@
 """What only an accelerator can show: its kernels, its memory, and the same numbers as on the CPU.
 
-Skipped on a CPU.  `JAX_PLATFORMS=cuda,cpu pytest tests/test_accelerator.py` runs it on a GPU, and
-`NNXLITE_TEST_PLATFORM=any` runs on a CPU what makes sense there.
+Skipped on a CPU.  `NNXLITE_TEST_PLATFORM=cuda,cpu pytest tests/test_accelerator.py` runs it on a
+GPU, and `NNXLITE_TEST_PLATFORM=any` runs on a CPU what makes sense there.
 """
 
 from __future__ import annotations
