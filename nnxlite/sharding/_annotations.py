@@ -341,7 +341,7 @@ def add_axis(tree: A, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -
     >>> nnx.spmd.add_axis(v, 0, {nnx.PARTITION_NAME: "layers"}).sharding_names
     ('layers', None, 'model')
     """
-    return _changed(tree, index, transform_metadata, _add_axis, _remove_axis)
+    return _changed(tree, index, transform_metadata, _add_axis)
 
 
 def remove_axis(tree: A, index: int, transform_metadata: tp.Mapping[str, tp.Any]) -> A:
@@ -363,41 +363,35 @@ def remove_axis(tree: A, index: int, transform_metadata: tp.Mapping[str, tp.Any]
     >>> nnx.spmd.remove_axis(v, 0, {nnx.PARTITION_NAME: "layers"}).sharding_names
     (None, 'model')
     """
-    return _changed(tree, index, transform_metadata, _remove_axis, _add_axis)
+    return _changed(tree, index, transform_metadata, _remove_axis)
 
 
 Change: tp.TypeAlias = tp.Callable[[tp.Any, int, tp.Mapping[str, tp.Any]], None]
+OPPOSITE: dict[Change, Change] = {_add_axis: _remove_axis, _remove_axis: _add_axis}
 
 
-def _changed(
-    tree: A, index: int, names: tp.Mapping[str, tp.Any], change: Change, undo: Change
-) -> A:
+def _changed(tree: A, index: int, names: tp.Mapping[str, tp.Any], change: Change) -> A:
     if PARTITION_NAME not in names:
         raise ValueError(
             f"The name of the axis is missing: transform_metadata has no entry {PARTITION_NAME!r} "
             f"in {dict(names)}. Give {{nnx.PARTITION_NAME: name}}."
         )
     axes = [(node, index) for _, node in iter_graph(tree) if isinstance(node, Variable)]
-    _change_all(axes, names, change, undo)
+    _change_all(axes, names, change)
     return tree
 
 
 def _change_all(
-    axes: tp.Iterable[tuple[Variable[tp.Any], int]],
-    names: tp.Mapping[str, tp.Any],
-    change: Change,
-    undo: Change,
+    axes: tp.Sequence[tuple[Variable[tp.Any], int]], names: tp.Mapping[str, tp.Any], change: Change
 ) -> None:
     """Change the annotation of each Variable, or of none if one raises an error."""
-    changed: list[tuple[Variable[tp.Any], int]] = []
-    try:
-        for variable, axis in axes:
+    for done, (variable, axis) in enumerate(axes):
+        try:
             change(variable, axis, names)
-            changed.append((variable, axis))
-    except Exception:
-        for variable, axis in changed:
-            undo(variable, axis, names)
-        raise
+        except Exception:
+            for other, its_axis in axes[:done]:
+                OPPOSITE[change](other, its_axis, names)
+            raise
 
 
 @tp.overload
@@ -456,12 +450,12 @@ def transform_metadata(
         args, kwargs = _by_position(f, args, kwargs)
         came_in = _axes(args, in_axes, "in_axes", graph)
         mapped = [(v, axis) for v, axis in came_in if isinstance(axis, int)]
-        _change_all(mapped, names, _remove_axis, _add_axis)
+        _change_all(mapped, names, _remove_axis)
         try:
             out = f(*args, **kwargs)
             new = _axes(args, in_axes, "in_axes", graph) + _axes(out, out_axes, "out_axes", graph)
         finally:
-            _change_all(mapped, names, _add_axis, _remove_axis)
+            _change_all(mapped, names, _add_axis)
         known = {id(v) for v, _ in came_in}
         for variable, axis in new:
             if id(variable) not in known and isinstance(axis, int):
@@ -472,9 +466,7 @@ def transform_metadata(
     return wrapper
 
 
-def _by_position(
-    f: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
-) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
+def _by_position(f: tp.Any, args: tp.Any, kwargs: tp.Any) -> tuple[tp.Any, tp.Any]:
     """Keyword arguments as positional ones, so that `in_axes` has an axis for each.
 
     Raises TypeError for one with Variables that cannot be positional.
@@ -495,9 +487,7 @@ def _axes(
     """Each Variable of a tree with its setting in a prefix."""
     inputs = Inputs(tree).in_mode(GRAPH_MODE.given(graph), "transform_metadata")
     call = inputs.define()
-    by_position = broadcast(by_path(prefix), call.template(), what)
-    settings = labels(call, by_position, what)
-    settings = call.by_side(settings)[1]
-    nodes = inputs.nodes()
-    leaves = [(nodes[n], s) for n, s in zip(call.graphdef.decoded.leaf_nodes, settings) if n >= 0]
+    settings = labels(call, broadcast(by_path(prefix), call.template(), what), what)
+    numbers, nodes = call.graphdef.decoded.leaf_nodes, inputs.nodes()
+    leaves = [(nodes[n], s) for n, s in zip(numbers, call.by_side(settings)[1]) if n >= 0]
     return [(node, setting) for node, setting in leaves if isinstance(node, Variable)]

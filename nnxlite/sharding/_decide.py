@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
-from nnxlite._base.errors import warn_user
+from nnxlite._base.errors import path_text, warn_user
 from nnxlite._base.jax import is_tracing, key_name, new_ref
 from nnxlite._base.text import mesh_text
 from nnxlite._state._definition import from_flat_state
@@ -162,10 +162,7 @@ def decide(tree: tp.Any, leaves: list[Leaf], mesh: AnyMesh, plan: Plan, caller: 
     ]
     _adapters_like_kernels(leaves, divisions)
     own = [division.final or any(division.spec) for division in divisions]
-    divisions = [
-        division if division.final else _with_fsdp(leaf, division, plan, mesh)
-        for leaf, division in zip(leaves, divisions)
-    ]
+    divisions = [_with_fsdp(*pair, plan, mesh) for pair in zip(leaves, divisions)]
     _follow_parameters(leaves, divisions, own)
     entries = tuple(_placement(*pair, mesh) for pair in zip(leaves, divisions))
     asked = plan.fsdp or plan.tensor
@@ -193,7 +190,7 @@ def _division(leaf: Leaf, plan: Plan, mesh: AnyMesh, caller: str) -> Division:
     shape, variable = leaf.value.shape, leaf.variable
     whole: Spec = (None,) * len(shape)
     if variable is not None and variable.sharding_names is not None and not leaf.keys:
-        begin = f"{caller}: the annotation of {_text(leaf.whole)}"
+        begin = f"{caller}: the annotation of {path_text(leaf.whole)}"
         return Division(full_spec(shape, get_var_pspec(variable) or (), mesh, begin), "annotation")
     if not shape:
         return Division((), "a scalar")
@@ -266,11 +263,12 @@ def _with(spec: Spec, axis: int, names: tp.Any) -> Spec:
 
 def _with_fsdp(leaf: Leaf, division: Division, plan: Plan, mesh: AnyMesh) -> Division:
     """The division with one more axis divided by `fsdp`, if one can be divided equally."""
-    spec, why, _ = division
+    spec, why, final = division
     shape, names, number = leaf.value.shape, names_in(plan.fsdp), ways(plan.fsdp, mesh)
-    if not names:
-        return division if why or any(spec) else Division(spec, f"plan: {plan}")
-    if not shape or {name for axes in spec for name in names_in(axes)} & set(names):
+    if not names and not final and not why and not any(spec):
+        return Division(spec, f"plan: {plan}")
+    used = {name for axes in spec for name in names_in(axes)}
+    if final or not names or not shape or used & set(names):
         return division
     before = f"{why}; " if why else ""
     if jnp.issubdtype(leaf.value.dtype, jax.dtypes.prng_key):
@@ -338,11 +336,11 @@ def _by_rules(
                 paths.append(path[: len(path) - len(leaf.keys) - 1])
             paths += [inside[1:] for inside in paths if in_container]
             for text, pattern in patterns.items():
-                if any(pattern.match(_text(one)) is not None for one in paths):
+                if any(pattern.match(path_text(one)) is not None for one in paths):
                     unmatched.pop(text, None)
                     said.setdefault(number, {}).setdefault(path, text)
     for text in unmatched:
-        names = [_text(leaf.whole) for leaf in leaves]
+        names = [path_text(leaf.whole) for leaf in leaves]
         near = difflib.get_close_matches(text, names[:1000], n=3, cutoff=0.3)
         listed = ", ".join(near or names[:MOST_REASONS])
         raise ValueError(
@@ -360,8 +358,8 @@ def _by_rules(
         for path in others:
             if specs[path] != specs[first]:
                 raise ValueError(
-                    f"{caller}: {_text(first)} and {_text(path)} are one array, and two rules divide it "
-                    f"in different ways: {by_path[first]!r} says {spec_text(specs[first])}, "
+                    f"{caller}: {path_text(first)} and {path_text(path)} are one array, and two rules "
+                    f"divide it in different ways: {by_path[first]!r} says {spec_text(specs[first])}, "
                     f"{by_path[path]!r} says {spec_text(specs[path])}. Give both the same, or take one "
                     "of the two rules away."
                 )
@@ -377,11 +375,7 @@ def _spec_of_rule(
             f"{caller}: the rule {text!r} has to be a PartitionSpec or a tuple of mesh axes, such as "
             f"(None, 'model'), or None for an array that every device has as a whole; got {rule!r}."
         )
-    return full_spec(shape, rule or (), mesh, f"{caller}: the rule {text!r} for {_text(path)}")
-
-
-def _text(path: Path) -> str:
-    return ".".join(map(str, path))
+    return full_spec(shape, rule or (), mesh, f"{caller}: the rule {text!r} for {path_text(path)}")
 
 
 # Arrays that belong to parameters ------------------------------------------------------------------

@@ -124,22 +124,21 @@ def unstack_layers(layer: M) -> List[M]:
 def _leading_size(leaves: _Leaves, stacked: tp.Any) -> int:
     sizes = {p: _shape(v)[:1] for p, v in zip(leaves.paths, leaves.values)}
     (path, size), *_ = [*sizes.items(), ((), ())]
-    what = ""
-    if not size:
-        what = f"'{path_text(path)}' is a scalar" if sizes else "it has no arrays"
-    for other, its in sizes.items():
-        if its != size and not what:
-            got = f"{its[0]} entries" if its else "no leading axis"
-            what = (
-                f"'{path_text(path)}' has {size[0]} entries along its leading axis, "
-                f"'{path_text(other)}' has {got}"
-            )
-    if what:
-        raise ValueError(
-            f"unstack_layers: {short_type(stacked)} is not a stack of layers: {what}. Make one with "
-            "nnx.stack_layers(layers)."
-        )
-    return size[0]
+    others = [other for other, its in sizes.items() if its != size]
+    if size and not others:
+        return size[0]
+    what = "it has no arrays"
+    if size:
+        other = others[0]
+        got = f"{sizes[other][0]} entries" if sizes[other] else "no leading axis"
+        place = f"'{path_text(path)}' has {size[0]} entries along its leading axis"
+        what = f"{place}, '{path_text(other)}' has {got}"
+    elif sizes:
+        what = f"'{path_text(path)}' is a scalar"
+    raise ValueError(
+        f"unstack_layers: {short_type(stacked)} is not a stack of layers: {what}. Make one with "
+        "nnx.stack_layers(layers)."
+    )
 
 
 class _Leaves:

@@ -76,11 +76,7 @@ def one_device():
 
 LAYOUTS = {
     "data parallel": ({}, P(("data", "model"))),
-    "fully sharded": ({"first": DATA, "second": DATA}, P("data")),
-    "fully sharded over both axes": (
-        {"first": (("data", "model"), None), "second": (("data", "model"), None)},
-        P(("data", "model")),
-    ),
+    "fully sharded": ({"first": DATA, "second": (("data", "model"), None)}, P("data")),
     "tensor parallel": ({"first": MODEL, "second": ("model", None)}, P("data")),
 }
 
