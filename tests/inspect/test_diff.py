@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnxlite as nnx
+from benchmarks.models import chain
 from nnxlite.graph._compare import compare
 from nnxlite.inspect._diff import MAX_LINES
 from tests.laws.graphs import roots
@@ -29,93 +30,94 @@ class Item(nnx.Module):
         self.key = nnx.RngKey(jax.random.key(0))
 
 
-def add(item):
-    item.new = nnx.Dict(deep=nnx.Param(1.0))
-    return ("new",), "added", None, nnx.Dict
+TAGS = {"tag": "a"}, {"tag": "b", "note": 1}
+EDITS = {
+    "array: float32[3] became float32[3,1]": (
+        lambda item: setattr(item, "array", jnp.ones((3, 1))),
+        (("array",), "shape", "float32[3]", "float32[3,1]"),
+    ),
+    "inner: Dict became nothing": (
+        lambda item: delattr(item, "inner"),
+        (("inner",), "removed", nnx.Dict, None),
+    ),
+    "key: values differ by up to 3 (at [1]: 0 became 3)": (
+        lambda item: item.key.set_value(jax.random.key(3)),
+        (("key",), "value", 0, 3),
+    ),
+    "pair.0: float32[2] became float16[2]": (
+        lambda item: item.pair[0].set_value(jnp.ones(2, "float16")),
+        (("pair", 0), "dtype", "float32[2]", "float16[2]"),
+    ),
+    "pair.1: 3 became 'three'": (
+        lambda item: item.pair.__setitem__(1, "three"),
+        (("pair", 1), "setting", 3, "three"),
+    ),
+    "rate: 0.5 became 1": (
+        lambda item: setattr(item, "rate", 1),
+        (("rate",), "setting", 0.5, 1),
+    ),
+    "tied: what is at 'stat' became an object of its own": (
+        lambda item: setattr(item, "tied", nnx.BatchStat(item.stat[...])),
+        (("tied",), "shared", ("stat",), None),
+    ),
+    "w: an object of its own became what is at 'stat'": (
+        lambda item: setattr(item, "w", item.stat),
+        (("w",), "shared", None, ("stat",)),
+    ),
+    "w: Param became BatchStat": (
+        lambda item: setattr(item, "w", nnx.BatchStat(item.w[...])),
+        (("w",), "retyped", nnx.Param, nnx.BatchStat),
+    ),
+    "w: tag='a' became tag='b', note=1": (
+        lambda item: item.w.set_metadata(**TAGS[1]),
+        (("w",), "metadata", *TAGS),
+    ),
+    "w: values differ by up to 2.5 (at [1, 2]: 5 became 7.5)": (
+        lambda item: item.w.__setitem__((1, 2), 7.5),
+        (("w",), "value", 5.0, 7.5),
+    ),
+    "new: nothing became Dict": (
+        lambda item: setattr(item, "new", nnx.Dict(deep=nnx.Param(1.0))),
+        (("new",), "added", None, nnx.Dict),
+    ),
+    "nothing": (lambda item: None, None),
+}
+"""By its text, each edit of an `Item`, and the difference that it makes."""
 
 
-def remove(item):
-    del item.inner
-    return ("inner",), "removed", nnx.Dict, None
-
-
-def retype(item):
-    item.w = nnx.BatchStat(item.w[...])
-    return ("w",), "retyped", nnx.Param, nnx.BatchStat
-
-
-def reshape(item):
-    item.array = jnp.ones((3, 1))
-    return ("array",), "shape", "float32[3]", "float32[3,1]"
-
-
-def cast(item):
-    item.pair[0].set_value(jnp.ones(2, "float16"))
-    return ("pair", 0), "dtype", "float32[2]", "float16[2]"
-
-
-def untie(item):
-    item.tied = nnx.BatchStat(item.stat[...])
-    return ("tied",), "shared", ("stat",), None
-
-
-def tie(item):
-    item.w = item.stat
-    return ("w",), "shared", None, ("stat",)
-
-
-def set_rate(item):
-    item.rate = 1
-    return ("rate",), "setting", 0.5, 1
-
-
-def set_item(item):
-    item.pair[1] = "three"
-    return ("pair", 1), "setting", 3, "three"
-
-
-def set_metadata(item):
-    item.w.set_metadata(tag="b", note=1)
-    return ("w",), "metadata", {"tag": "a"}, {"tag": "b", "note": 1}
-
-
-def write(item):
-    item.w[1, 2] = 7.5
-    return ("w",), "value", 5.0, 7.5
-
-
-def write_key(item):
-    item.key[...] = jax.random.key(3)
-    return ("key",), "value", 0, 3
-
-
-EDITS = (
-    add, remove, retype, reshape, cast, untie, tie, set_rate, set_item, set_metadata, write,
-    write_key, None,
-)  # fmt: skip
-
-
-@given(st.lists(st.sampled_from(EDITS), max_size=6))
-def test_exactly_the_edits_are_named(edits):
-    before = nnx.List([Item() for _ in edits])
+@given(st.lists(st.sampled_from([*EDITS]), max_size=6))
+def test_exactly_the_edits_are_named(texts):
+    before = nnx.List([Item() for _ in texts])
     after = nnx.clone(before)
-    assert not nnx.diff(before, after)
-    wanted = []
-    for number, edit in enumerate(edits):
-        if edit is not None:
-            path, *rest = edit(after[number])
-            wanted.append(((number, *path), *rest))
+    assert not nnx.diff(before, after) and str(nnx.diff(before, after)) == "no differences"
+    wanted, lines = [], []
+    for number, text in enumerate(texts):
+        edit, difference = EDITS[text]
+        edit(after[number])
+        if difference is not None:
+            path, kind, *sides = difference
+            if kind == "shared":
+                sides = [side and (number, *side) for side in sides]
+                text = text.replace("'stat'", f"'{number}.stat'")
+            wanted.append(((number, *path), kind, *sides))
+            lines.append(f"{number}.{text}")
     found = nnx.diff(before, after)
-    shown = [(e.path, e.kind, _relative(e, e.before), _relative(e, e.after)) for e in found]
-    assert shown == wanted
-    assert len(found) == len(wanted) == len(str(found).splitlines()) - (not wanted)
-    assert bool(found) == bool(wanted)
+    assert [(e.path, e.kind, e.before, e.after) for e in found] == wanted
+    assert str(found) == repr(found) == ("\n".join(lines) or "no differences")
+    assert bool(found) == bool(wanted) and len(found) == len(wanted)
     backwards = nnx.diff(after, before)
     assert {e.path for e in backwards} == {e.path for e in found}
 
 
-def _relative(entry, side):
-    return side[1:] if entry.kind == "shared" and side else side
+def test_a_difference_of_values_has_its_size_and_place():
+    before, after = Item(), Item()
+    after.w[1, 2] = 7.5
+    [entry] = nnx.diff(before, after)
+    assert (entry.largest, entry.index) == (2.5, (1, 2))
+    before, after = (nnx.List([f(()) for _ in range(207)]) for f in (jnp.zeros, jnp.ones))
+    found = nnx.diff(before, after)
+    assert len(found) == len(found.entries) == 207
+    assert str(found).splitlines()[-1] == f"... {207 - MAX_LINES} more differences"
 
 
 @given(roots)
@@ -131,42 +133,6 @@ def test_definitions_differ_exactly_if_there_is_a_difference(a, b):
     assert bool(nnx.diff(*definitions)) == bool(compare(*definitions))
 
 
-def test_the_text_has_a_line_for_each_difference():
-    before, after = Item(), Item()
-    for edit in (add, remove, retype, reshape, cast, untie, set_rate, set_item):
-        edit(after)
-    after.key[...] = jax.random.key(3)
-    after.stat[0] = 3
-    assert (
-        str(nnx.diff(before, after))
-        == repr(nnx.diff(before, after))
-        == (
-            "array: float32[3] became float32[3,1]\n"
-            "inner: Dict became nothing\n"
-            "key: values differ by up to 3 (at [1]: 0 became 3)\n"
-            "pair.0: float32[2] became float16[2]\n"
-            "pair.1: 3 became 'three'\n"
-            "rate: 0.5 became 1\n"
-            "stat: values differ by up to 3 (at [0]: 0 became 3)\n"
-            "tied: what is at 'stat' became an object of its own\n"
-            "w: Param became BatchStat\n"
-            "new: nothing became Dict"
-        )
-    )
-    after = Item()
-    set_metadata(after)
-    write(after)
-    found = nnx.diff(before, after)
-    assert str(found) == (
-        "w: tag='a' became tag='b', note=1\nw: values differ by up to 2.5 (at [1, 2]: 5 became 7.5)"
-    )
-    assert [(e.kind, e.largest, e.index) for e in found] == [
-        ("metadata", None, ()),
-        ("value", 2.5, (1, 2)),
-    ]
-    assert str(nnx.diff(before, before)) == "no differences"
-
-
 def test_sharing_that_starts_elsewhere_is_no_difference():
     shared = nnx.Param(jnp.ones(2))
     before = nnx.Dict(a=shared, b=shared, c=shared)
@@ -175,7 +141,7 @@ def test_sharing_that_starts_elsewhere_is_no_difference():
     assert [(e.path, e.kind) for e in nnx.diff(before, after)] == [(("a",), "removed")]
 
 
-def test_cycles_end():
+def test_cycles_and_long_chains_end():
     def loop(rate):
         a, b = nnx.Module(), nnx.Module()
         a.b, b.a, b.rate = b, a, rate
@@ -186,6 +152,10 @@ def test_cycles_end():
     other = loop(1)
     other.b.a = other.b
     assert str(nnx.diff(loop(1), other)) == "b.a: what is at '<root>' became what is at 'b'"
+    long = chain(nnx, 5_000)
+    changed = nnx.clone(long)
+    changed.mark = 1
+    assert str(nnx.diff(long, changed)) == "mark: 0 became 1"
 
 
 @pytest.mark.parametrize(
@@ -213,21 +183,24 @@ def test_the_largest_difference(before, after, largest, shown):
     np.testing.assert_equal([entry.largest, entry.before, entry.after], [largest, *shown])
 
 
-def test_values_that_are_no_arrays():
-    before = nnx.Dict(
-        a=nnx.Variable(1), b=nnx.Variable({"x": jnp.ones(2), "n": 1}), c=nnx.Variable("s")
-    )
-    after = nnx.Dict(
-        a=nnx.Variable(3), b=nnx.Variable({"x": jnp.zeros(2), "n": 1}), c=nnx.Variable(None)
-    )
-    assert str(nnx.diff(before, after)) == (
-        "a: values differ by up to 2 (1 became 3)\n"
-        "b.x: values differ by up to 1 (at [0]: 1 became 0)\n"
-        "c: 's' became None"
-    )
-    assert str(nnx.diff(nnx.Dict(a=nnx.Variable(1)), nnx.Dict(a=nnx.Variable(jnp.ones(2))))) == (
-        "a: 1 became float32[2]"
-    )
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (nnx.Variable(1), nnx.Variable(3), "<root>: values differ by up to 2 (1 became 3)"),
+        (
+            nnx.Variable({"x": jnp.ones(2), "n": 1}),
+            nnx.Variable({"x": jnp.zeros(2), "n": 1}),
+            "x: values differ by up to 1 (at [0]: 1 became 0)",
+        ),
+        (nnx.Variable("s"), nnx.Variable(None), "<root>: 's' became None"),
+        (nnx.Variable(1), nnx.Variable(jnp.ones(2)), "<root>: 1 became float32[2]"),
+        ([jnp.ones(2), {"a": 1}], (jnp.ones(2),), "<root>: list became tuple"),
+        ([jnp.ones(2), {"a": 1}], [jnp.ones(2), {"a": 2}], "1.a: 1 became 2"),
+        (nnx.Param(1), 3, "<root>: Param became an array"),
+    ],
+)
+def test_pytrees_and_values_that_are_no_arrays(before, after, text):
+    assert str(nnx.diff(before, after)) == text
 
 
 def test_what_has_no_values_is_compared_by_structure():
@@ -249,12 +222,6 @@ def test_what_has_no_values_is_compared_by_structure():
     assert texts == ["no differences"]
 
 
-def test_any_pytrees():
-    assert str(nnx.diff([jnp.ones(2), {"a": 1}], (jnp.ones(2),))) == "<root>: list became tuple"
-    assert str(nnx.diff([jnp.ones(2), {"a": 1}], [jnp.ones(2), {"a": 2}])) == "1.a: 1 became 2"
-    assert str(nnx.diff(nnx.Param(1), 3)) == "<root>: Param became an array"
-
-
 def test_an_object_that_cannot_be_traversed_is_a_difference():
     model = nnx.Module()
     model.items = []
@@ -266,27 +233,6 @@ def test_an_object_that_cannot_be_traversed_is_a_difference():
     )
     assert str(entry).endswith("became Item")
     assert nnx.diff(Item(), object.__new__(nnx.Param))
-
-
-def test_many_differences_are_cut_in_the_text_alone():
-    before = nnx.List([nnx.Param(jnp.zeros(())) for _ in range(MAX_LINES + 7)])
-    after = nnx.List([nnx.Param(jnp.ones(())) for _ in range(MAX_LINES + 7)])
-    found = nnx.diff(before, after)
-    assert len(found) == len(found.entries) == MAX_LINES + 7
-    assert str(found).splitlines()[-1] == "... 7 more differences"
-
-
-def test_a_chain_of_ten_thousand_modules():
-    def chain(end):
-        root = here = nnx.Module()
-        for _ in range(10_000):
-            here.next = nnx.Module()
-            here = here.next
-        here.rate = end
-        return root
-
-    (entry,) = nnx.diff(chain(1), chain(2))
-    assert len(entry.path) == 10_001 and (entry.before, entry.after) == (1, 2)
 
 
 def test_values_that_cannot_be_shown_or_compared():

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 
 import nnxlite as nnx
+from benchmarks.models import chain
 from nnxlite.inspect._draw import MAX_BOXES
 from tests.laws.graphs import roots
 
@@ -125,11 +126,7 @@ def test_half_built_objects_and_enormous_models():
     text = nnx.draw(many).text
     assert len(text.splitlines()) < MAX_BOXES * 1.2 and len(text) < 50_000
     assert '["... 10 more"]' in text and '["... 192 more"]' in text
-    root = here = nnx.Module()
-    for _ in range(10_000):
-        here.next = nnx.Module()
-        here = here.next
-    assert nnx.draw(root).text.count("subgraph") == 16
+    assert nnx.draw(chain(nnx, 10_000)).text.count("subgraph") == 16
 
 
 def test_characters_that_no_file_can_have():
