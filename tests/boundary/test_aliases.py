@@ -112,26 +112,3 @@ def test_results_that_contain_an_object_twice_are_no_trees(transform, fun, paths
     with pytest.raises(ValueError, match=f"Duplicate Dict found at paths of the result: {paths}"):
         transform(fun, graph=False)(jnp.ones(2))
     transform(fun, graph_updates=False)(jnp.ones(2))
-
-
-@pytest.mark.parametrize("transform", [nnx.jit, nnx.vmap, nnx.remat])
-def test_results_may_contain_an_object_without_variables_twice(transform):
-    def twice(x):
-        node = nnx.Dict(x=x)
-        return {"a": nnx.Dict(n=node, scale=2), "b": [node]}
-
-    out = transform(twice, graph=False)(jnp.arange(2.0))
-    assert out["a"].n.x.tolist() == out["b"][0].x.tolist() == [0, 1]
-
-
-@pytest.mark.parametrize("mode", MODES, ids=["plain", "tree"])
-def test_carries_keep_their_variables(mode):
-    m = counter()
-
-    def step(m):
-        m.n[...] += 1
-        return m
-
-    assert nnx.fori_loop(0, 2, lambda i, m: step(m), m, **mode).n is m.n
-    assert nnx.scan(lambda m, x: (step(m), x), **mode)(m, jnp.ones(2))[0].n is m.n
-    assert m.n[...].tolist() == [4, 4]

@@ -275,3 +275,75 @@ def refuses(kind, *texts):
         yield caught
     for text in texts:
         assert text in str(caught.value)
+
+
+# Every transform -----------------------------------------------------------------------------------
+
+
+def through_rule(f, **mode):
+    g = nnx.custom_vjp(f, **mode)
+    g.defvjp(lambda m: (f(m), None), lambda _, y: (None,))
+    return g
+
+
+def through_pmap(f, **mode):
+    mapped = nnx.pmap(lambda m, _: f(m), in_axes=(None, 0), **mode)
+    return lambda m: mapped(m, jnp.ones(1))[0]
+
+
+def through_scan(f, **mode):
+    return lambda m: nnx.scan(lambda m, _: (m, f(m)), length=1, **mode)(m, None)[1][0]
+
+
+def through_while(f, **mode):
+    start = lambda m: (m, 0.0, 0)
+    body = lambda c: (c[0], f(c[0]), c[2] + 1)
+    return lambda m: nnx.while_loop(lambda c: c[2] < 1, body, start(m), **mode)[1]
+
+
+def through_fori(f, **mode):
+    return lambda m: nnx.fori_loop(0, 1, lambda i, c: (c[0], f(c[0])), (m, 0.0), **mode)[1]
+
+
+def through_shards(f, **mode):
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    return nnx.shard_map(f, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), **mode)
+
+
+EACH = {
+    "jit": nnx.jit,
+    "jit, donated": lambda f, **mode: nnx.jit(f, donate="written", **mode),
+    "jit_partial": lambda f, **mode: lambda m: nnx.jit_partial(f, m, **mode)(),
+    "value_and_grad": lambda f, **mode: lambda m: nnx.value_and_grad(f, **mode)(m)[0],
+    "vjp": lambda f, **mode: lambda m: nnx.vjp(f, m, **mode)[0],
+    "jvp": lambda f, **mode: lambda m: nnx.jvp(f, (m,), (None,), **mode)[0],
+    "custom_vjp": through_rule,
+    "vmap": lambda f, **mode: lambda m: nnx.vmap(f, in_axes=None, axis_size=1, **mode)(m)[0],
+    "pmap": through_pmap,
+    "shard_map": through_shards,
+    "remat": nnx.remat,
+    "scan": through_scan,
+    "while_loop": through_while,
+    "fori_loop": through_fori,
+    "cond": lambda f, **mode: lambda m: nnx.cond(True, f, f, m, **mode),
+    "switch": lambda f, **mode: lambda m: nnx.switch(0, [f], m, **mode),
+    "checkify": lambda f, **mode: lambda m: nnx.checkify(f, **mode)(m)[1],
+    "eval_shape": lambda f, **mode: lambda m: nnx.eval_shape(f, m, **mode),
+    "make_jaxpr": nnx.make_jaxpr,
+    "cached_partial": lambda f: lambda m: nnx.cached_partial(nnx.jit(f), m)(),
+    "filter_jit": nnx.filter_jit,
+    "filter_value_and_grad": lambda f: lambda m: nnx.filter_value_and_grad(f)(m)[0],
+    "filter_vjp": lambda f: lambda m: nnx.filter_vjp(f, m)[0],
+    "filter_jvp": lambda f: lambda m: nnx.filter_jvp(f, (m,), (None,))[0],
+    "filter_vmap": lambda f: lambda m: nnx.filter_vmap(f, in_axes=None, axis_size=1)(m)[0],
+    "filter_pmap": lambda f: lambda m: nnx.filter_pmap(f, in_axes=None, axis_size=1)(m)[0],
+    "filter_checkpoint": nnx.filter_checkpoint,
+    "filter_eval_shape": lambda f: lambda m: nnx.filter_eval_shape(f, m),
+}  # fmt: skip
+"""Every transform of a function of one argument: a function that gives the same number.
+
+`eval_shape` and `make_jaxpr` give no number, and no write. `mode` is `graph=` or `graph_updates=`.
+"""
+
+MODAL = [name for name in EACH if not name.startswith(("filter", "cached"))]
+"""The transforms that have a mode."""

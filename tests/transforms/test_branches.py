@@ -89,33 +89,6 @@ def test_operands_may_be_any_pytree_and_sharing_holds(outer):
     np.testing.assert_array_equal(m.a.value, other.a.value)
 
 
-def test_bound_methods_callable_objects_and_partials():
-    """What they carry is an operand: it may be written, and is traced once."""
-
-    class Net(nnx.Module):
-        def __init__(self):
-            self.w, self.n = nnx.Param(2.0), nnx.BatchStat(0)
-
-        def up(self, x, k=1):
-            self.n[...] += k
-            return self.w * x
-
-        def __call__(self, x):
-            self.n[...] += 10
-            return -self.w * x
-
-    net = Net()
-    for _ in range(3):
-        assert float(nnx.cond(True, net.up, net, 3.0)) == 6.0
-    assert int(net.n.value) == 3
-    partials = [functools.partial(Net.up, net), functools.partial(net.up, k=5), Net.up.__get__(net)]
-    assert [float(nnx.switch(i, partials, 1.0)) for i in range(3)] == [2.0] * 3
-    assert int(net.n.value) == 10
-    out = nnx.cond(False, net.up, lambda x: x, 3.0)
-    assert float(out) == 3.0 and int(net.n.value) == 10
-    assert nnx.cond(True, lambda m, x: m, lambda m, x: m, net, 3.0) is net
-
-
 @OUTER
 @pytest.mark.parametrize("mode", MODES)
 def test_branches_may_pass_on_arrays_of_a_state_or_make_new_ones(outer, mode):
@@ -342,21 +315,6 @@ def test_a_captured_object_that_a_branch_stores_is_copied_too():
 
     nnx.cond(True, attach, attach, m)
     assert m.other is not other and float(m.other.x.value) == float(other.x.value)
-
-
-def test_eval_shape_of_a_captured_object():
-    m = Foo()
-    out = nnx.eval_shape(lambda: m)
-    assert isinstance(out.x.value, jax.ShapeDtypeStruct) and isinstance(m.x.value, jax.Array)
-
-
-@pytest.mark.parametrize("mode", MODES[1:])
-def test_without_graph_updates_a_captured_object_does_not_leave_a_branch(mode):
-    m = Foo()
-    before = snapshot(m)
-    with pytest.raises(ValueError, match="Pass it to the transformed function as an argument"):
-        nnx.cond(True, lambda: m, lambda: m, **mode)
-    assert snapshot(m) == before
 
 
 UNEQUAL = [

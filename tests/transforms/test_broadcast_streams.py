@@ -53,29 +53,41 @@ def in_jit(rngs, xs):
     return nnx.jit(scanned)(rngs, xs)
 
 
-@pytest.mark.parametrize(
-    ("run", "line"),
-    [
-        (scanned, "# the line of the scan"),
-        (mapped, "# the line of the vmap"),
-        (sharded, "# the line of the shard_map"),
-        (waited, "# the line of the loop"),
-        (in_jit, "# the line of the scan"),
-    ],
-)
-def test_the_warning_points_at_the_users_line(run, line):
-    with pytest.warns(UserWarning, match="The random stream 'noise'") as caught:
+def pmapped(rngs, xs):
+    return nnx.pmap(noisy, in_axes=(None, 0))(rngs, xs)  # the line of the pmap
+
+
+WARNED = {
+    "scan": (scanned, r"is broadcast under scan\(.*nnx\.RngCount: nnx\.Carry"),
+    "vmap": (
+        mapped,
+        r"is broadcast under vmap\(.*split_rngs\(splits=\.\.\.\).*RngState in in_axes",
+    ),
+    "pmap": (pmapped, r"is broadcast under pmap\(.*split_rngs"),
+    "shard_map": (sharded, r"is replicated under shard_map\(.*every device draws the same"),
+    "loop": (waited, r"does not move on in cond_fun \(.*proceed\)"),
+    "scan in jit": (in_jit, "is broadcast under scan"),
+}
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_one_warning_points_at_the_users_line_and_says_what_to_do(name):
+    run, text = WARNED[name]
+    with pytest.warns(UserWarning, match=f"The random stream 'noise' {text}") as caught:
         run(nnx.Rngs(noise=0), XS)
     (warning,) = caught
-    assert linecache.getline(warning.filename, warning.lineno).strip().endswith(line)
+    line = linecache.getline(warning.filename, warning.lineno).strip()
+    assert line.endswith(f"# the line of the {name.split()[0]}")
+
+
+def test_a_stream_in_which_nothing_is_drawn_is_no_cause_for_a_warning():
+    nnx.vmap(lambda rngs, x: x, in_axes=(None, 0))(nnx.Rngs(0), XS)
 
 
 def test_every_iteration_of_a_scan_draws_the_same_keys():
     rngs, expected = nnx.Rngs(noise=0), nnx.Rngs(noise=0).noise.normal((2,))
     f = nnx.scan(lambda r, x: noisy(r, x), in_axes=(None, 0), out_axes=0)
-    with pytest.warns(
-        UserWarning, match=r"'noise' is broadcast under scan\(.*nnx.RngCount: nnx.Carry"
-    ):
+    with pytest.warns(UserWarning, match="'noise' is broadcast"):
         out = f(rngs, XS)
     np.testing.assert_allclose(out, jnp.stack([expected] * 3), rtol=1e-6)
     assert int(rngs.noise.count.value) == 0
@@ -138,21 +150,19 @@ def test_the_condition_of_a_loop_draws_the_key_that_the_body_draws_next():
         return carry[0] + 1, carry[1]
 
     rngs = nnx.Rngs(noise=0)
-    with pytest.warns(UserWarning, match=r"'noise' does not move on in cond_fun \(.*proceed\)"):
+    with pytest.warns(UserWarning, match="'noise' does not move on"):
         _, same = nnx.while_loop(proceed, body, (0, rngs))
     jax.effects_barrier()
     assert same is rngs and int(rngs.noise.count.value) == 2
     assert drawn[0] == drawn[1] and drawn[2] == drawn[3] and len(drawn) == 5
 
 
-@pytest.mark.parametrize("spec", [P(), None, nnx.StateSharding({...: P()})])
+@pytest.mark.parametrize("spec", [None, nnx.StateSharding({...: P()})])
 def test_every_device_of_a_shard_map_draws_the_same_keys(spec):
     f = nnx.shard_map(
         lambda rngs, x: noisy(rngs, x), mesh=mesh_of(3), in_specs=(spec, P("d")), out_specs=P("d")
     )
-    with pytest.warns(
-        UserWarning, match=r"'noise' is replicated under shard_map\(.*every device draws the same"
-    ):
+    with pytest.warns(UserWarning, match="'noise' is replicated"):
         out = f(nnx.Rngs(noise=0), XS)
     assert jnp.array_equal(out[0], out[1])
     assert f(nnx.Rngs(noise=5), XS).shape == (3, 2)  # once is enough

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import typing as tp
 
 import jax.numpy as jnp
 import pytest
@@ -26,77 +25,37 @@ def one_cpu_device(monkeypatch):
 
 
 class Model(nnx.Module):
-    def __init__(self, count: int) -> None:
+    def __init__(self, count):
         self.weights = nnx.List([nnx.Param(jnp.ones(2)) for _ in range(count)])
         self.tied = self.weights[0]
 
-    def grow(self, by: tp.Any = 1.0) -> None:
+    def grow(self, by=1.0):
         for weight in self.weights:
             weight += by
 
 
-@nnx.jit
-def step(model: Model) -> None:
-    model.grow()
-
-
-def positional(model: Model) -> None:
-    step(model)
-
-
-def keyword(model: Model) -> None:
-    step(model=model)
-
-
-@nnx.jit
-def nested(models: dict[str, tp.Any], rest: tuple[tp.Any, ...]) -> None:
-    models["one"][0].grow(rest[0])
-
-
-def inside_containers(model: Model) -> None:
-    nested({"one": [model]}, (1.0,))
-
-
-@nnx.jit(static_argnames="by")
-def by_static(model: Model, by: float) -> None:
-    model.grow(by)
-
-
-def static(model: Model) -> None:
-    by_static(model, by=2.0)
-
-
-@nnx.jit(donate="written")
-def in_place(model: Model) -> None:
-    model.grow()
-
-
-def donated(model: Model) -> None:
-    in_place(model)
-
-
-@nnx.jit
-def read_step(model: Model) -> tp.Any:
-    return sum(weight.value.sum() for weight in model.weights)
-
-
-def read(model: Model) -> None:
-    read_step(model)
-
-
 OTHER = Model(3)
+step = nnx.jit(lambda model: model.grow())
+by_static = nnx.jit(lambda model, by: model.grow(by), static_argnames="by")
+nested = nnx.jit(lambda models, rest: models["one"][0].grow(rest[0]))
+read = nnx.jit(lambda model: sum(weight.value.sum() for weight in model.weights))
+in_place = nnx.jit(lambda model: model.grow(), donate="written")
+USES = {
+    "positional": (lambda model: step(model), CEILING),
+    "read": (lambda model: read(model), 30),
+    "donated": (lambda model: in_place(model), CEILING + 10),
+    "keyword": (lambda model: step(model=model), 45),
+    "static": (lambda model: by_static(model, by=2.0), 65),
+    "inside containers": (lambda model: nested({"one": [model]}, (1.0,)), 85),
+    "two in turn": (lambda model: (step(OTHER), step(model)), 95),
+}
 
 
-def in_turn(model: Model) -> None:
-    step(OTHER)
-    step(model)
-
-
-def count_calls(run: tp.Callable[[], object]) -> int:
+def count_calls(run):
     """How many functions, of Python or C, are called while `run()` runs."""
     count = 0
 
-    def profile(frame: tp.Any, event: str, argument: tp.Any) -> None:
+    def profile(frame, event, argument):
         nonlocal count
         count += event in ("call", "c_call")
 
@@ -111,18 +70,7 @@ def count_calls(run: tp.Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize(
-    ("use", "ceiling"),
-    [
-        (positional, CEILING),
-        (read, 30),
-        (donated, CEILING + 10),
-        (keyword, 45),
-        (static, 65),
-        (inside_containers, 85),
-        (in_turn, 95),  # two calls
-    ],
-)
+@pytest.mark.parametrize(("use", "ceiling"), USES.values(), ids=USES)
 def test_a_call_costs_the_same_for_10_and_for_200_variables(use, ceiling):
     counts = []
     for size in (10, 200):
@@ -161,7 +109,7 @@ def test_a_bound_method():
 
 def test_after_a_structure_change_the_next_call_is_quick_again():
     @nnx.jit
-    def sows(model: Model) -> None:
+    def sows(model):
         model.sow(nnx.Intermediate, "seen", model.tied.value)
         model.grow()
 

@@ -66,10 +66,8 @@ def tag(model, batch):
 
 CAUSES = [
     (lambda m, b: b.update(x=jnp.ones((5, 2))), "batch['x']: float32[3,2] -> float32[5,2]"),
-    (
-        lambda m, b: b.update(x=jnp.ones((3, 2), jnp.int32)),
-        "batch['x']: float32[3,2] -> int32[3,2]",
-    ),
+    (lambda m, b: b.update(x=jnp.ones((3, 2), jnp.int32)),
+     "batch['x']: float32[3,2] -> int32[3,2]"),
     (lambda m, b: b.update(y=jnp.ones(1)), "batch['y']: new"),
     (set_scale, "model.scale: 1.0 -> 2.0"),
     (lambda m, b: setattr(m, "extra", nnx.Param(jnp.ones(1))), "model.extra: nothing became Param"),
@@ -77,11 +75,9 @@ CAUSES = [
     (lambda m, b: setattr(m.layers[1], "use_bias", "other"), "model.layers.1.use_bias: "),
     (rewire, "model.layers.1"),
     (tag, "model.layers.0.bias: "),
-    (
-        lambda m, b: m.layers[0].bias.set_value(jnp.ones(2, jnp.bfloat16)),
-        "model.layers[0].bias: float32[2] -> bfloat16[2]",
-    ),
-]
+    (lambda m, b: m.layers[0].bias.set_value(jnp.ones(2, jnp.bfloat16)),
+     "model.layers[0].bias: float32[2] -> bfloat16[2]"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "cause"), CAUSES)

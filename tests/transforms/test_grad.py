@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +15,6 @@ MODES = [{}, {"graph_updates": False}, {"graph": False}]
 BOTH = [nnx.grad, nnx.value_and_grad]
 
 
-def loss(m, x=1.0):
-    return (m(x) ** 2).sum()
-
-
 def product(m, *more):
     """Every argument takes part: m.x ** 2 * m.y * ..."""
     y = m.x**2 * m.y
@@ -30,15 +24,6 @@ def product(m, *more):
 
 
 # The form of gradients ------------------------------------------------------------------------------
-
-
-def test_gradients_of_an_object_are_a_state_of_its_params():
-    m = Foo(3.0, 2.0)
-    grads = nnx.grad(product)(m)
-    assert type(grads) is nnx.State and sorted(grads) == ["x", "y"]
-    assert type(grads["x"]) is nnx.Param and grads["x"] is not m.x
-    assert values(grads) == [12.0, 9.0]
-    assert jax.tree.structure(grads) == jax.tree.structure(nnx.state(m, nnx.Param))
 
 
 def test_kinds_and_metadata_of_gradients_are_those_of_the_variables():
@@ -65,19 +50,6 @@ def test_without_updates_gradients_are_objects_of_the_arguments_own_type(mode):
     assert type(d_pair["m"]) is Foo and float(d_pair["x"]) == 18.0
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_variables_states_and_pytrees_keep_their_form(mode):
-    grad = functools.partial(nnx.grad, **mode)
-    stat = grad(lambda v: v**2)(nnx.BatchStat(3.0))
-    assert type(stat) is nnx.BatchStat and float(stat.value) == 6.0
-    state = grad(lambda s: s["x"] * s["n"])(nnx.state(Foo(2.0)))
-    assert type(state) is nnx.State
-    assert {k: float(v.value) for k, v in state.items()} == {"x": 0.0, "y": 0.0, "n": 2.0}
-    tree = grad(lambda t: t["a"][0] ** 2 * t["b"])({"a": (2.0, None), "b": jnp.array(3.0)})
-    assert tree["a"][1] is None and (float(tree["a"][0]), float(tree["b"])) == (12.0, 4.0)
-    assert grad(lambda m, x: m.x * 1.0, argnums=1)(Foo(), None) is None
-
-
 def test_the_gradient_of_a_state_has_its_empty_parts_too():
     state = nnx.State({"a": nnx.Param(jnp.array(2.0)), "none": {}})
     grads = nnx.grad(lambda state: state["a"] ** 2)(state)
@@ -89,16 +61,6 @@ def test_the_gradient_of_a_state_is_without_what_is_frozen():
     nnx.freeze(model, nnx.PathContains("b"))
     grads = nnx.grad(lambda state: state["a"] ** 2 * state["b"])(nnx.state(model))
     assert list(grads) == ["a"] and float(grads["a"].value) == 12
-
-
-def test_objects_inside_pytrees_have_states_inside_the_same_pytrees():
-    m = Foo(3.0, 2.0)
-    grads = nnx.grad(lambda t: product(t["m"], t["list"][1], t["x"]))(
-        {"m": m, "list": [1.0, Foo(5.0)], "x": 2.0}
-    )
-    assert type(grads["m"]) is nnx.State and type(grads["list"][1]) is nnx.State
-    assert values(grads["m"]) == [120.0, 90.0] and float(grads["x"]) == 90.0
-    assert values(grads["list"][1]) == [36.0, 0.0] and float(grads["list"][0]) == 0.0
 
 
 def test_arrays_held_without_a_variable():
@@ -182,42 +144,7 @@ def test_diff_state_among_others():
     assert d == nnx.DiffState(0, nnx.BatchStat) != nnx.DiffState(1, nnx.BatchStat)
 
 
-@pytest.mark.parametrize("bound", [lambda m: m.__call__, lambda m: m], ids=["method", "module"])
-def test_what_is_bound_is_no_argument_and_keeps_its_state(bound):
-    m = Counted()
-    m.w.value = jnp.array(3.0)
-    value, d_x = nnx.value_and_grad(bound(m))(2.0)
-    assert (float(value), float(d_x), float(m.count.value)) == (24.0, 12.0, 4.0)
-
-
 # Values, aux, state ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("has_aux", [False, True])
-@pytest.mark.parametrize("transform", BOTH)
-def test_value_aux_and_written_state(transform, has_aux, mode):
-    m = Counted()
-    count = m.count
-
-    def f(m, x):
-        y = m(x).sum()
-        aux = {"m": None if mode else m, "w": m.w * 2, "n": 7}
-        return (y, aux) if has_aux else y
-
-    out = transform(f, has_aux=has_aux, **mode)(m, X)
-    if transform is nnx.value_and_grad:
-        value, grads = out
-        value, aux = value if has_aux else (value, None)
-        assert float(value) == 20.0
-    else:
-        grads, aux = out if has_aux else (out, None)
-    params = nnx.state(grads, nnx.Param)
-    assert params["w"].value.tolist() == [4.0, 8.0]
-    if has_aux:
-        assert aux["m"] is (None if mode else m)
-        assert aux["w"].tolist() == [2.0, 4.0] and aux["n"] == 7
-    assert m.count is count and float(count.value) == 4.0
 
 
 def test_gradients_are_taken_at_the_values_that_came_in():
@@ -392,14 +319,11 @@ def test_the_value_must_be_a_real_scalar(fun, message):
         (nnx.DiffState(5, ...), TypeError, "argnums=5 requires at least 6"),
         ((0, 0), ValueError, "argnums names argument 0 twice"),
         ((1, -1), ValueError, "argnums names argument 1 twice"),
-        (
-            (nnx.DiffState(0, nnx.Param), nnx.DiffState(0, nnx.BatchStat)),
-            ValueError,
-            "argument 0 twice.* DiffState whose filter matches all",
-        ),
+        ((nnx.DiffState(0, nnx.Param), nnx.DiffState(0, nnx.BatchStat)), ValueError,
+         "argument 0 twice.* DiffState whose filter matches all"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_bad_argnums(transform, argnums, kind, message):
     m = Foo()
     before = snapshot(m)
@@ -449,20 +373,6 @@ def test_the_pair_may_be_a_list():
     assert float(grads["x"].value) == 3.0 and aux is m.y
 
 
-def test_sharing_is_refused_in_tree_mode():
-    m = Foo()
-    for transform in BOTH:
-        with pytest.raises(ValueError, match=f"Duplicate Foo.*nnxlite.{transform.__name__}"):
-            transform(lambda a, b: a.x * b.y, graph=False)(m, m)
-    with nnx.set_graph_mode(False), pytest.raises(ValueError, match="Duplicate"):
-        nnx.grad(lambda m: m(1.0).sum())(Tied())
-
-
-def test_only_callables():
-    with pytest.raises(TypeError, match="Expected a callable to transform, got State"):
-        nnx.grad(nnx.State({}))
-
-
 def test_captured_objects_are_constants_and_protected():
     m, other = Foo(2.0), Foo(5.0)
     assert values(nnx.grad(lambda m: m.x * other.x)(m)) == [5.0, 0.0]
@@ -477,33 +387,6 @@ def test_captured_objects_are_constants_and_protected():
 
 
 # Forms and composition ------------------------------------------------------------------------------
-
-
-class WithMethods(nnx.Module):
-    """Transforms in the class body."""
-
-    def __init__(self):
-        self.w = nnx.Param(2.0)
-        self.n = nnx.BatchStat(0.0)
-
-    @nnx.grad
-    def slope(self, x):
-        self.n[...] += 1
-        return self.w**2 * x
-
-    @nnx.value_and_grad(argnums=1, has_aux=True)
-    def both(self, x):
-        return self.w * x**2, self
-
-
-def test_methods_decorated_in_the_class_body():
-    m = WithMethods()
-    assert float(m.slope(3.0)["w"].value) == 12.0 and float(m.n.value) == 1.0
-    (value, aux), d_x = m.both(3.0)
-    assert (float(value), aux is m, float(d_x)) == (18.0, True, 12.0)
-    assert WithMethods.slope.__name__ == "slope"
-    assert repr(nnx.grad(loss)) == "grad(loss)"
-    assert repr(nnx.value_and_grad()(loss)) == "value_and_grad(loss)"
 
 
 def test_concrete_values_decide_outside_jit_as_in_jax():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
@@ -76,22 +75,6 @@ def test_programs_on_one_device_are_not(kind, waits):
     for _ in range(12):
         program(variable, x)
     assert not waits
-
-
-def test_programs_inside_another_are_not(waits):
-    inner = nnx.jit(step)
-    variable, x = arguments()
-    outer = nnx.jit(lambda m, x: [inner(m, x) for _ in range(8)])
-    outer(variable, x)
-    assert len(waits) <= 1
-
-
-def test_programs_of_different_functions_are_counted_together(waits):
-    programs = [nnx.jit(functools.partial(lambda n, m, x: step(m, x) + n, n)) for n in range(4)]
-    variable, x = arguments()
-    for program in programs * 2:
-        program(variable, x)
-    assert len(waits) == 2
 
 
 def test_without_several_devices_a_function_is_not_changed(monkeypatch, waits):

@@ -82,7 +82,6 @@ CALLS = {
     "padding": lambda i: nnx.Conv(2, 3, i(3), padding=i(1), strides=i(1), rngs=nnx.Rngs(0))(ROWS[None]),
 }  # fmt: skip
 KINDS = {
-    "int64": np.int64,
     "uint8": np.uint8,
     "array": lambda number: np.array(number, np.int32),
     "jax": lambda number: jnp.array(number, jnp.int32),

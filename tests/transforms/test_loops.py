@@ -59,12 +59,11 @@ jitted_or_not = pytest.mark.parametrize("outer", [lambda f: f, nnx.jit], ids=["e
 
 
 @every_loop
-@jitted_or_not
 @pytest.mark.parametrize("mode", MODES)
-def test_the_carry_is_the_callers_own_object(loop, outer, mode):
+def test_the_carry_is_the_callers_own_object(loop, mode):
     m = Foo(2.0)
     n, x, raw = m.n, m.x, m.x.value
-    out = outer(lambda m: loop(step, m, **mode))(m)
+    out = loop(step, m, **mode)
     assert out is m or mode  # without updates an object of its own, with the caller's Variables
     assert out.n is m.n is n and float(n.value) == 8.0
     assert out.x is m.x is x and x.value is raw  # only read: not even returned
@@ -177,22 +176,21 @@ def summed(lower, upper):
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_bounds_of_every_integer_type(dtype, mixed):
     with jax.enable_x64(dtype.endswith("64")):
-        for make in (
-            np.dtype(dtype).type,
-            lambda n: jnp.array(n, dtype),
-            lambda n: np.array(n, dtype),
+        for make, (lower, upper) in (
+            (np.dtype(dtype).type, (100, 120)),
+            (lambda n: jnp.array(n, dtype), (0, 127)),
+            (lambda n: np.array(n, dtype), (5, 2)),
         ):
-            for lower, upper in ((100, 120), (0, 127), (5, 2)):
-                bounds = (lower if mixed else make(lower)), make(upper)
-                expected = [sum(range(lower, upper)), len(range(lower, upper))]
-                assert [*map(int, summed(*bounds))] == expected
-                assert [*map(int, nnx.jit(lambda: summed(*bounds))())] == expected  # noqa: B023
-                if not mixed:  # traced, they count in their own type
-                    wrapped = np.array(expected).astype(dtype).tolist()
-                    assert [*map(int, nnx.jit(summed)(*bounds))] == [wrapped[0], expected[1]]
+            bounds = (lower if mixed else make(lower)), make(upper)
+            expected = [sum(range(lower, upper)), len(range(lower, upper))]
+            assert [*map(int, summed(*bounds))] == expected
+            assert [*map(int, nnx.jit(lambda: summed(*bounds))())] == expected  # noqa: B023
+            if not mixed:  # traced, they count in their own type
+                wrapped = np.array(expected).astype(dtype).tolist()
+                assert [*map(int, nnx.jit(summed)(*bounds))] == [wrapped[0], expected[1]]
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint64"])
 def test_a_loop_with_known_bounds_of_any_integer_type_has_a_gradient(dtype):
     def slope(lower, upper, jit):
         loss = lambda m: nnx.fori_loop(lower, upper, lambda i, x: x * m.x, 1.0)
@@ -350,23 +348,6 @@ def test_variables_may_move_to_new_objects(loop, mode):
     assert [float(v.value) for v in (m.x, m.y, m.n)] == [6, 5, 18]
 
 
-def test_a_part_may_be_replaced_by_a_new_one():
-    tower = nnx.Dict(part=Foo(1.0), raw=jnp.ones(2), queue=nnx.List([nnx.Cache(0.0)]))
-    part = tower.part
-
-    def f(i, tower):
-        tower.part = Foo(tower.part.x * 2)
-        tower.part.y.value = tower.raw
-        tower.queue.append(nnx.Cache(tower.part.x * 1))
-        tower.queue.pop(0)
-        return tower
-
-    tower.part.y.value = jnp.ones(2)
-    assert nnx.fori_loop(0, 2, f, tower) is tower and tower.part is not part
-    assert float(tower.part.x.value) == 4 and float(part.x.value) == 1
-    assert [float(v.value) for v in tower.queue] == [4]
-
-
 # refusals ------------------------------------------------------------------------------------------
 
 
@@ -424,13 +405,12 @@ REFUSED = {
 
 
 @every_loop
-@jitted_or_not
 @pytest.mark.parametrize(("f", "match", "fori", "scan"), REFUSED.values(), ids=REFUSED)
-def test_a_carry_of_another_structure_is_told_of_by_path(loop, outer, f, match, fori, scan):
+def test_a_carry_of_another_structure_is_told_of_by_path(loop, f, match, fori, scan):
     m = Foo()
     before = snapshot(m)
     if f is sets and loop is LOOPS["scan"]:
-        assert outer(lambda m: loop(f, m))(m) is m and m.extra == 1
+        assert loop(f, m) is m and m.extra == 1
         return
     error = {LOOPS["while"]: ValueError, LOOPS["scan"]: scan}.get(loop, fori)
     if loop is LOOPS["while"]:  # the carry is a part of its pytree
@@ -438,7 +418,7 @@ def test_a_carry_of_another_structure_is_told_of_by_path(loop, outer, f, match, 
         match = re.sub("(?<=the output is ).*", "", match)
     start = REFERENCES if loop is LOOPS["scan"] and scan is not fori else START
     with pytest.raises(error, match=start + match):
-        outer(lambda m: loop(f, m))(m)
+        loop(f, m)
     assert snapshot(m) == before
 
 
@@ -455,13 +435,12 @@ WRONG = {
 
 
 @every_loop
-@jitted_or_not
 @pytest.mark.parametrize(("f", "match"), WRONG.values(), ids=WRONG)
-def test_a_carry_of_other_types_is_told_of_by_path(loop, outer, f, match):
+def test_a_carry_of_other_types_is_told_of_by_path(loop, f, match):
     m = Foo()
     before = snapshot(m)
     with pytest.raises(TypeError, match=match):
-        outer(lambda c: loop(f, c))({"m": m, "k": jnp.float32(1.0)})
+        loop(f, {"m": m, "k": jnp.float32(1.0)})
     assert snapshot(m) == before
 
 
@@ -478,24 +457,6 @@ def test_a_captured_object_leaves_a_fori_loop_as_a_copy():
     with pytest.raises(ValueError, match="different trace level"):
         nnx.while_loop(lambda m: m.n < 3, lambda m: other, m)
     assert snapshot(m, other) == before
-
-
-@every_loop
-def test_failures_and_writes_to_captured_objects_change_nothing(loop):
-    m, other = Foo(), Foo()
-    before = snapshot(m, other)
-
-    def fails(m):
-        sets(step(m))
-        raise RuntimeError("inside")
-
-    for f, error in (
-        (fails, RuntimeError),
-        (lambda m: (step(m), step(other))[0], nnx.TraceContextError),
-    ):
-        with pytest.raises(error, match="inside|different trace level"):
-            loop(f, m)
-        assert snapshot(m, other) == before
 
 
 @pytest.mark.parametrize(
@@ -585,18 +546,17 @@ LOST = {
     "adds": (adds, START + r": the body changes attributes \['new'\] of "),
     "annotates": (annotates, START + ": the body changes metadata of '.*x'"),
     "rebinds": (rebinds, STAYS + "'.*x'.* write into the Variable"),
-    "exchanges": (
-        lambda m: (setattr(m, "x", m.y), m)[1],
-        STAYS + "'.*x'|Duplicate Param found at paths of the result",
-    ),
+    "exchanges": (lambda m: (setattr(m, "x", m.y), m)[1],
+        STAYS + "'.*x'|Duplicate Param found at paths of the result"),
     "is new": (nnx.clone, STAYS + "'.*'"),
-}
+}  # fmt: skip
 
 
 @every_loop
-@pytest.mark.parametrize("mode", MODES[1:])
-@pytest.mark.parametrize(("f", "match"), LOST.values(), ids=LOST)
-def test_without_graph_updates_structure_must_stay(loop, mode, f, match):
+@pytest.mark.parametrize("name", LOST)
+def test_without_graph_updates_structure_must_stay(loop, name):
+    f, match = LOST[name]
+    mode = MODES[1 + [*LOST].index(name) % 2]
     m = Foo(2.0)
     before = snapshot(m)
     if f is sets and loop is LOOPS["scan"]:  # of an object of its own

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import nnxlite as nnx
-from tests.transforms.models import Counted, Foo, snapshot
+from tests.transforms.models import Counted, snapshot
 
 
 def call(m, x):
@@ -82,32 +82,6 @@ def test_jit_partial_options_count_the_given_arguments_as_one():
     f = nnx.jit_partial(lambda m, x: m.w.set_value(m.w + x), m, donate_argnums=0)
     f(1.0)
     assert w.is_deleted() and m.w.value.tolist() == [2.0, 3.0]
-
-
-def test_jit_partial_ahead_of_time():
-    m = Counted()
-    f = nnx.jit_partial(call, m)
-    assert f.eval_shape(1.0).shape == (2,)
-    assert f.lower(1.0).compile()(1.0).tolist() == [4.0, 8.0]
-    assert "mul" in str(f.trace(1.0).jaxpr)
-    assert float(m.count.value) == 4.0
-
-
-def test_jit_partial_structure_changes_and_failures():
-    m = Foo()
-
-    def grow(m, x):
-        m.new = nnx.Param(m.x * x)
-        return m
-
-    f = nnx.jit_partial(grow, m)
-    assert f(2.0) is m and float(m.new.value) == 2.0
-    before = snapshot(m)
-    with pytest.raises(TypeError):
-        f("text")
-    assert snapshot(m) == before
-    with pytest.raises(ValueError, match="Duplicate Foo"):
-        nnx.jit_partial(lambda a, b: a.x, m, m, graph=False)()
 
 
 def test_jit_partial_says_why_it_was_compiled_again():
@@ -266,18 +240,6 @@ def test_nothing_else_keeps_the_objects_alive():
     del f
     gc.collect()
     assert seen[1]() is None
-
-
-def test_second_calls_trace_once():
-    traces = []
-
-    def f(m, x):
-        traces.append(1)
-        return m(x)
-
-    g = nnx.cached_partial(nnx.jit(f), Counted())
-    g(1.0), g(2.0), jax.block_until_ready(g(3.0))
-    assert len(traces) == 1
 
 
 # What compiled functions carry -------------------------------------------------------------------

@@ -127,11 +127,6 @@ def test_static_arguments_of_a_method_that_writes():
         assert model.n[...] == total
 
 
-def test_a_stream_that_all_devices_share_is_told_of():
-    with pytest.warns(UserWarning, match=r"stream 'default' is broadcast under pmap\(.*split_rngs"):
-        nnx.pmap(lambda r, x: x + r.uniform(), in_axes=(None, 0))(nnx.Rngs(0), jnp.ones(8))
-
-
 @pytest.mark.parametrize(
     ("match", "fun", "args", "error", "options"),
     [
@@ -384,8 +379,7 @@ def in_shards(f, x, jit, check):
     return (nnx.jit(mapped) if jit else mapped)(x)
 
 
-@pytest.mark.parametrize("check", [True, False], ids=["checked", "unchecked"])
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize(("jit", "check"), [(False, True), (True, False)])
 @pytest.mark.parametrize(
     "loop",
     [
@@ -404,8 +398,7 @@ def test_loops_over_the_data_of_one_device(loop, jit, check):
     np.testing.assert_allclose(in_shards(loop, x, jit, check), 2 * x)
 
 
-@pytest.mark.parametrize("check", [True, False], ids=["checked", "unchecked"])
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize(("jit", "check"), [(False, True), (True, False)])
 def test_custom_rules_inside(jit, check):
     sine = nnx.custom_vjp(jnp.sin)
     sine.defvjp(lambda x: (sine(x), x), lambda x, g: (3 * g[1] * jnp.cos(x),))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-from tests.transforms.models import Counted, Foo, assert_close, snapshot
+from tests.transforms.models import Counted, Foo, assert_close
 
 
 def loss(m, x):
@@ -47,29 +47,6 @@ def test_constants_that_a_function_leaves_are_arrays(outer):
         assert m.a.value == 0.25 and m.flag.value
 
 
-def test_forms():
-    m = Counted()
-
-    class Net(nnx.Module):
-        def __init__(self):
-            self.inner = Counted()
-
-        @nnx.remat
-        def __call__(self, x):
-            return self.inner(x)
-
-        other = nnx.remat(lambda self, x: self.inner(x))
-
-    net = Net()
-    assert net(1.0).tolist() == [4.0, 8.0] and net.other(1.0).tolist() == [5.0, 10.0]
-    assert nnx.grad(lambda net: net(1.0).sum())(net)["inner"]["w"].value.tolist() == [6.0, 6.0]
-    assert nnx.remat(prevent_cse=False)(loss)(m, x=2.0).shape == ()
-    for fun in (m.__call__, m, functools.partial(Counted.__call__, m)):
-        m.count[...] = 3.0
-        assert nnx.remat(fun)(1.0).tolist() == [4.0, 8.0] and float(m.count.value) == 4.0
-    assert repr(nnx.remat(loss)) == "remat(loss)" and nnx.remat(loss).__name__ == "loss"
-
-
 def test_static_arguments():
     def f(m, x, twice):
         return m.x * x * (2 if twice else 1)
@@ -100,25 +77,6 @@ def test_a_static_argument_out_of_range_is_refused():
         nnx.remat(loss, static_argnums=5)(Counted(), 1.0)
 
 
-def test_a_function_of_its_arguments_is_traced_once_per_structure():
-    calls = []
-
-    def scale(k):
-        def f(m, x):
-            jax.debug.callback(lambda: None)
-            calls.append(k)  # calls is what makes this function impure
-            return m.x * x
-
-        return f
-
-    step = nnx.jit(nnx.grad(nnx.remat(scale(1))))
-    step(Foo(), 1.0)
-    first = len(calls)
-    step(Foo(), 2.0)
-    step(nnx.clone(Foo()), 3.0)
-    assert len(calls) == first
-
-
 def test_dropout_draws_the_same_mask_again():
     class Noisy(nnx.Module):
         def __init__(self):
@@ -132,23 +90,3 @@ def test_dropout_draws_the_same_mask_again():
     f = lambda m: (m(1.0) ** 2).sum()
     assert_close(nnx.grad(nnx.remat(f))(one), nnx.grad(f)(two))
     assert int(one.drop.rngs.count.value) == int(two.drop.rngs.count.value) == 1
-
-
-def test_a_failed_call_leaves_objects_as_they_were():
-    def fails(m, x):
-        m.count[...] = 9.0
-        m.extra = 1
-        raise RuntimeError("inside")
-
-    m = Counted()
-    before = snapshot(m)
-    for transform in (nnx.remat(fails), nnx.grad(nnx.remat(fails)), nnx.jit(nnx.remat(fails))):
-        with pytest.raises(RuntimeError, match="inside"):
-            transform(m, 1.0)
-        assert snapshot(m) == before
-
-
-def test_sharing_is_refused_in_tree_mode():
-    m = Foo()
-    with pytest.raises(ValueError, match="Duplicate Foo"):
-        nnx.remat(lambda a, b: a.x * b.x, graph=False)(m, m)

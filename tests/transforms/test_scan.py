@@ -70,44 +70,6 @@ def test_the_carry_may_be_any_argument_and_any_part_of_the_result(f, in_axes, ou
         assert out[0]["z"].tolist() == ys.tolist() and out[2].shape == (3,)
 
 
-@pytest.mark.parametrize("outer", [lambda f: f, nnx.jit], ids=["eager", "jit"])
-def test_gradients_are_accumulated_beside_an_object(outer):
-    m, kept = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), Foo()
-    loss = lambda m, x: (m(x) ** 2).sum()
-
-    @outer
-    def accumulated(m, kept, zeros, xs):
-        def body(carry, x):
-            kept, total, last = carry
-            kept.n[...] += 1
-            value, grads = nnx.value_and_grad(loss)(m, x)
-            return (kept, jax.tree.map(jnp.add, total, grads), nnx.Cache(last + value)), grads
-
-        return nnx.scan(body)((kept, zeros, nnx.Cache(0.0)), xs)
-
-    xs = jnp.arange(12.0).reshape(3, 2, 2)
-    zeros = jax.tree.map(jnp.zeros_like, nnx.state(m))
-    (same, total, last), each = accumulated(m, kept, zeros, xs)
-    wanted = [nnx.grad(loss)(m, x) for x in xs]
-    assert same is kept and float(kept.n.value) == 3.0 and isinstance(last, nnx.Cache)
-    np.testing.assert_allclose(total["kernel"][...], sum(g["kernel"][...] for g in wanted), 1e-5)
-    np.testing.assert_allclose(each["bias"][...], jnp.stack([g["bias"][...] for g in wanted]), 1e-5)
-    np.testing.assert_allclose(last.value, sum(loss(m, x) for x in xs), 1e-5)
-
-
-@pytest.mark.parametrize("graph_updates", [True, False])
-def test_states_of_arrays_are_carries(graph_updates):
-    start = nnx.State({"a": jnp.zeros(2), "b": {"c": jnp.ones(())}})
-
-    def body(carry, x):
-        return nnx.State({"a": carry["a"] + x, "b": carry["b"]}), carry
-
-    end, before = nnx.scan(body, graph_updates=graph_updates)(start, XS)
-    assert end["a"].tolist() == [3.0, 3.0] and end["b"]["c"] == 1.0
-    assert before["a"][:, 0].tolist() == [0.0, 0.0, 1.0] and before["b"]["c"].tolist() == [1] * 3
-    assert not start["a"].any()
-
-
 def test_shared_variables_are_replaced_together():
     tied = Tied()
 
@@ -178,22 +140,6 @@ def test_variables_in_containers_are_replaced_too():
 
 
 # axes --------------------------------------------------------------------------------------------
-
-
-def test_arguments_and_results_along_any_axis():
-    m = nnx.Dict(w=nnx.Param(jnp.arange(6.0).reshape(2, 3)), n=nnx.BatchStat(jnp.zeros((3, 2))))
-    axes = nnx.StateAxes({nnx.Param: -1, nnx.BatchStat: 0})
-
-    def f(c, m, x, k):
-        m.n[...] += m.w * k
-        return c + m.w.sum() * x, m.w * x, {"x": x}
-
-    scan = nnx.scan(f, in_axes=(CARRY, axes, 0, None), out_axes=(CARRY, 1, {"x": 0}))
-    total, ys, xs = scan(0.0, m, jnp.arange(3.0), 2.0)
-    w = m.w.value
-    assert ys.tolist() == (w * jnp.arange(3.0)).tolist() and xs["x"].tolist() == [0, 1, 2]
-    assert float(total) == float((w.sum(0) * jnp.arange(3.0)).sum())
-    assert m.n.value.tolist() == (2 * w.T).tolist()
 
 
 def test_scanned_carried_and_constant_variables_of_one_object():
@@ -350,19 +296,6 @@ def test_layers_with_random_streams_and_batch_statistics(mode):
     for i, layer in enumerate(layers):
         np.testing.assert_allclose(stack.norm.mean.value[i], layer.norm.mean.value, atol=1e-5)
         assert int(stack.drop.rngs.count.value[i]) == int(layer.drop.rngs.count.value)
-
-
-def test_streams_are_split_for_the_layers_and_restored():
-    drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-
-    @nnx.split_rngs(splits=3)
-    def run(drop, xs):
-        axes = nnx.StateAxes({nnx.RngState: 0})
-        return nnx.scan(lambda d, x: d(x), in_axes=(axes, 0), out_axes=0)(drop, xs)
-
-    rows = run(drop, jnp.ones((3, 32)))
-    assert len({tuple(row) for row in rows.tolist()}) == 3
-    assert drop.rngs.key.shape == ()
 
 
 def mlp(stack, x):
@@ -532,18 +465,6 @@ def test_shared_objects_under_inconsistent_axes_are_refused():
         nnx.scan(lambda c, x: (c, None))(m, {"k": m})
     out, _ = nnx.scan(lambda c, x: (c, x))([m, m], XS)
     assert out[0] is out[1] is m
-
-
-def test_a_captured_variable_is_read_as_it_is_and_cannot_be_written():
-    m = Foo(2.0)
-    read = nnx.scan(lambda c, x: (c + m.x * x, None))
-    assert float(read(0.0, XS)[0]) == 6.0
-    m.x[...] = 5.0
-    assert float(read(0.0, XS)[0]) == 15.0
-    before = snapshot(m)
-    with pytest.raises(nnx.TraceContextError, match="BatchStat from a different trace level"):
-        nnx.scan(lambda c, x: (c, m.n.set_value(x)))(0.0, XS)
-    assert snapshot(m) == before
 
 
 def test_what_is_shared_in_an_argument_with_an_axis_can_be_replaced():

@@ -116,14 +116,6 @@ def test_annotated_variables_have_their_sharding_on_a_mesh():
     assert nnx.eval_shape(init).w.value.sharding is None
 
 
-def test_a_failure_and_sharing_in_tree_mode():
-    m = Foo()
-    with pytest.raises(RuntimeError, match="inside"):
-        nnx.eval_shape(lambda m: (_ for _ in ()).throw(RuntimeError("inside")), m)
-    with pytest.raises(ValueError, match="Duplicate Foo"):
-        nnx.eval_shape(lambda a, b: a.x, m, m, graph=False)
-
-
 # make_jaxpr --------------------------------------------------------------------------------------
 
 
@@ -210,62 +202,7 @@ def test_checkify_composes_and_keeps_structure_changes():
     assert repr(nnx.checkify(checked)) == "checkify(checked)"
 
 
-def test_checkify_in_a_method_and_failures():
-    class Net(nnx.Module):
-        def __init__(self):
-            self.w = nnx.Param(2.0)
-
-        @nnx.checkify
-        def __call__(self, x):
-            checkify.check(x > 0, "no")
-            return self.w * x
-
-    error, y = Net()(jnp.array(3.0))
-    assert (error.get(), float(y)) == (None, 6.0)
-    m = Counted()
-    before = snapshot(m)
-
-    def fails(m):
-        m(1.0)
-        raise RuntimeError("inside")
-
-    with pytest.raises(RuntimeError, match="inside"):
-        nnx.checkify(fails)(m)
-    assert snapshot(m) == before
-    with pytest.raises(ValueError, match="Duplicate Counted"):
-        nnx.checkify(lambda a, b: a(1.0), graph=False)(m, m)
-
-
 # arguments that are no arrays ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda f, *args: nnx.eval_shape(f, *args),
-        lambda f, *args: nnx.make_jaxpr(f)(*args),
-        lambda f, *args: nnx.vjp(f, *args),
-        lambda f, *args: nnx.jvp(f, args, args),
-        lambda f, *args: nnx.remat(f)(*args),
-        lambda f, *args: with_rules(f)(*args),
-    ],
-)
-def test_an_argument_that_is_no_array_is_named(transform):
-    f = lambda m, options: m.x * 1.0
-    m = Foo()
-    with pytest.raises(TypeError, match=r"cannot interpret argument 'options\.name' as an array"):
-        transform(f, m, {"name": "text"})
-    m.n = nnx.Variable("text")
-    with pytest.raises(TypeError, match=r"argument 'm\.n' as an array, it is of type 'str'"):
-        transform(f, m, 1.0)
-    with pytest.raises(TypeError, match="unsupported operand"):  # the function's own errors stay
-        transform(lambda m, x: m.x + None, Foo(), 1.0)
-
-
-def with_rules(f):
-    f = nnx.custom_vjp(f)
-    f.defvjp(lambda *args: (f(*args), None), lambda r, g: (None, None))
-    return f
 
 
 @pytest.mark.parametrize("abstract", [nnx.eval_shape, lambda f, m: nnx.jit(f).eval_shape(m)])

@@ -1,0 +1,230 @@
+"""What holds for every transform, said once: failures, captured objects, refusals, forms."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import nnxlite as nnx
+from tests.transforms.models import EACH, MODAL, Counted, Foo, snapshot
+
+each = pytest.mark.parametrize("name", EACH)
+each_with_modes = pytest.mark.parametrize("name", MODAL)
+MODES = [{}, {"graph_updates": False}, {"graph": False}]
+NO_NUMBER = {"eval_shape", "filter_eval_shape", "make_jaxpr"}
+
+
+# Calls that fail ------------------------------------------------------------------------------------
+
+
+def touch_everything(m):
+    m.w.value = m.w * 2
+    m.count.set_metadata(note=1)
+    m.extra = nnx.Param(m.w * 1)
+    m.layers.append(m.w)
+    m.array = m.array + 1
+    m.mode = "changed"
+    del m.gone
+
+
+def fails(m):
+    touch_everything(m)
+    raise KeyError("inside")
+
+
+def interrupted(m):
+    touch_everything(m)
+    raise KeyboardInterrupt
+
+
+CAPTURED = nnx.Param(1.0)
+FAILURES = {
+    "an interrupt": (interrupted, KeyboardInterrupt),
+    "a result that is no array": (lambda m: (touch_everything(m), "text")[1], TypeError),
+    "a shape": (lambda m: (touch_everything(m), m.w @ jnp.ones(7)), TypeError),
+    "a concrete value": (
+        lambda m: (touch_everything(m), float(m.w.sum())), jax.errors.ConcretizationTypeError
+    ),
+    "a captured object": (lambda m: (touch_everything(m), CAPTURED), ValueError),
+    "an inner failure": (
+        lambda m: (touch_everything(m), nnx.jit(lambda m: (m.count.set_value(0.0), 1 // 0))(m)),
+        ZeroDivisionError,
+    ),
+}  # fmt: skip
+
+
+def check_failure(transformed, error=KeyError):
+    m = Counted()
+    m.layers, m.array, m.mode, m.gone = nnx.List([]), jnp.ones(1), "new", nnx.Param(1.0)
+    before, attributes = snapshot(m), dict(vars(m))
+    for _ in range(2):
+        with pytest.raises(error):
+            transformed(m)
+        assert snapshot(m) == before and vars(m) == attributes and len(m.layers) == 0
+    assert not m.w.value.is_deleted() and "note" not in m.count.get_metadata()
+    assert m(1.0).tolist() == [4.0, 8.0]
+
+
+@each
+def test_L8_a_failed_call_leaves_everything_as_it_was(name):
+    check_failure(EACH[name](fails))
+
+
+@pytest.mark.parametrize(("function", "error"), FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize("options", [{}, {"donate": "written"}, {"graph_updates": False}])
+def test_L8_however_it_fails(function, error, options):
+    check_failure(nnx.jit(function, **options), error)
+
+
+@each_with_modes
+@pytest.mark.parametrize("mode", MODES[1:], ids=["plain", "tree"])
+def test_L8_also_without_graph_updates_and_inside_jit(name, mode):
+    check_failure(EACH[name](fails, **mode))
+    if "graph" in mode:
+        check_failure(nnx.jit(lambda m: EACH[name](fails, **mode)(m), **mode))
+
+
+@each
+def test_captured_objects_are_read_and_protected_from_writes(name):
+    m, other = Foo(), Foo(5.0)
+    y = EACH[name](lambda m: m.x * other.x)(m)
+    assert name in NO_NUMBER or float(y) == 5.0
+    if name == "custom_vjp":
+        return  # outside other transforms its function runs at the level of the caller
+    before = snapshot(m, other)
+    level = "different trace level: it belongs to eager"
+    with pytest.raises(nnx.TraceContextError, match=level):
+        EACH[name](lambda m: (other.n.set_value(m.x * 1), m.x * 1)[1])(m)
+    with pytest.raises(nnx.TraceContextError, match=level):
+        EACH[name](lambda m: (setattr(other, "new", 1), m.x * 1)[1])(m)
+    assert snapshot(m, other) == before
+
+
+# Refusals -------------------------------------------------------------------------------------------
+
+
+@each_with_modes
+def test_sharing_is_refused_in_tree_mode(name):
+    m = Foo()
+    transform = name.partition(",")[0]
+    with pytest.raises(ValueError, match=rf"Duplicate Foo.*0', .*1'.*nnxlite\.{transform}\b"):
+        EACH[name](lambda pair: pair[0].x * pair[1].y, graph=False)([m, m])
+
+
+@each_with_modes
+def test_an_argument_that_is_no_array_is_named(name):
+    if name in {"value_and_grad", "jvp", "vmap", "checkify"}:
+        return  # they take anything that they do not differentiate or map
+    m = Foo()
+    before = snapshot(m)
+    number = lambda tree: tree["m"].x * 1.0
+    text = r"cannot interpret argument '[\w.]*{}' as an array, it is of type '{}'"
+    with pytest.raises(TypeError, match=text.format(r"k\.1", "str")):
+        EACH[name](number)({"m": m, "k": [1.0, "text"]})
+    with pytest.raises(TypeError, match=text.format(r"k\.a", "object")):
+        EACH[name](number)({"m": m, "k": nnx.Dict(a=nnx.Variable(object()))})
+    with pytest.raises(TypeError, match="unsupported operand"):  # the function's own errors stay
+        EACH[name](lambda m: m.x + None)(m)
+    assert snapshot(m) == before
+
+
+@each_with_modes
+def test_a_result_that_is_no_array_is_named(name):
+    if name in {"value_and_grad", "vjp", "jvp"}:
+        return  # a value has to be differentiable
+    m = Foo()
+    before = snapshot(m)
+    text = r"returned a value of type 'str' at '[\w.]*b\.1'"
+    with pytest.raises(TypeError, match=text):
+        EACH[name](lambda m: (m.n.set_value(5.0), {"a": m.x * 1, "b": (1, "text")})[1])(m)
+    assert snapshot(m) == before
+
+
+# Forms ----------------------------------------------------------------------------------------------
+
+
+class Scale(nnx.Module):
+    def __init__(self):
+        self.w, self.n = nnx.Param(jnp.float32(2)), nnx.BatchStat(jnp.float32(0))
+
+    def __call__(self, x):
+        self.n[...] += 1
+        return self.w * x * self.n
+
+
+CARRIED = {
+    "bound method": lambda m: m.__call__,
+    "callable module": lambda m: m,
+    "partial": lambda m: functools.partial(Scale.__call__, m),
+    "constants": lambda m: functools.partial(lambda label, m, x: m(x), "label", m),
+    "keywords": lambda m: functools.partial(lambda x, m, label: m(x), m=m, label="label"),
+}
+CLOSED_OVER = {"pmap", "scan", "while_loop", "fori_loop", "custom_vjp", *NO_NUMBER}
+
+
+@pytest.mark.parametrize("name", [name for name in EACH if name not in CLOSED_OVER])
+@pytest.mark.parametrize("carried", CARRIED)
+def test_what_a_function_carries_is_an_argument_and_is_written(name, carried):
+    m = Scale()
+    call = EACH[name](CARRIED[carried](m))
+    assert [float(call(jnp.array(3.0))) for _ in range(2)] == [6.0, 12.0]
+    m.n.value = jnp.float32(9)
+    assert float(call(jnp.array(3.0))) == 60.0 and float(m.n.value) == 10.0
+    assert not name.endswith("jit") or call._cache_size() == 1
+
+
+DECORATORS = {
+    name: getattr(nnx, name)
+    for name in [
+        "jit", "grad", "value_and_grad", "vjp", "jvp", "custom_vjp", "vmap", "pmap", "remat", "scan",
+        "checkify", "make_jaxpr", "filter_jit", "filter_grad", "filter_value_and_grad",
+        "filter_vmap", "filter_pmap", "filter_checkpoint", "filter_custom_vjp", "filter_custom_jvp",
+    ]
+}  # fmt: skip
+
+
+def call(m, x):
+    return m(x)
+
+
+@pytest.mark.parametrize("name", DECORATORS)
+def test_the_wrapper_is_a_good_citizen(name):
+    transform = DECORATORS[name]
+    wrapped = transform(call)
+    assert repr(wrapped) == f"{name}(call)" and wrapped.__name__ == "call"
+    assert wrapped.__wrapped__ is call
+    assert repr(pickle.loads(pickle.dumps(wrapped))) == repr(wrapped)
+    if name not in {"checkify", "filter_custom_vjp", "filter_custom_jvp"}:
+        assert repr(transform()(call)) == repr(wrapped)
+    with pytest.raises(TypeError, match="Expected a callable to transform, got int"):
+        transform(3)
+
+
+METHODS = {
+    "jit": lambda y: float(y),
+    "value_and_grad": lambda y: float(y[0]),
+    "vjp": lambda y: float(y[0]),
+    "remat": float,
+    "checkify": lambda y: float(y[1]),
+    "filter_jit": float,
+    "filter_checkpoint": float,
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_are_decorated_in_the_class_body(name):
+    class Net(Scale):
+        @DECORATORS[name]
+        def method(self, x):
+            """Scales."""
+            return self(x)
+
+    m = Net()
+    y = m.method(jnp.array(3.0))
+    assert METHODS[name](y) == 6.0 and float(m.n.value) == 1.0
+    assert METHODS[name](Net.method(m, jnp.array(3.0))) == 12.0
+    assert (Net.method.__name__, Net.method.__doc__) == ("method", "Scales.")
