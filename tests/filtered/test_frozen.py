@@ -11,7 +11,6 @@ import pickle
 import cloudpickle
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 import nnxlite as nnx
@@ -232,22 +231,3 @@ def test_a_converter_may_turn_text_into_numbers():
         rate: float = nnx.field(converter=float)
 
     assert jax.tree.leaves(Read("0.5")) == [0.5]
-
-
-def test_labels_of_layers_go_to_optax():
-    model = nnx.filter(net(), nnx.is_inexact_array)
-    labels = jax.tree.map(lambda x: "slow" if x.size == 1 else "fast", model)
-    tx = optax.multi_transform({"slow": optax.sgd(0.1), "fast": optax.sgd(1.0)}, labels)
-    grads = jax.tree.map(jnp.ones_like, model)
-    new = optax.apply_updates(model, tx.update(grads, tx.init(model), model)[0])
-    assert new.weight.tolist() == [0, 0] and jnp.allclose(new.layers[0], 0.9)
-    for copied in (copy.copy(labels), copy.deepcopy(labels)):
-        assert jax.tree.leaves(copied) == ["slow", "fast"]
-
-
-def test_each_layer_goes_to_its_own_device():
-    model = nnx.filter(net(), nnx.is_array)
-    devices = jax.devices()
-    places = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(devices[1]), model)
-    moved = jax.device_put(model, places)
-    assert all(x.devices() == {devices[1]} for x in jax.tree.leaves(moved))

@@ -99,7 +99,7 @@ def test_halves_have_the_leaves_that_were_chosen_and_join_again(tree, spec):
     assert jax.tree.structure(again) == jax.tree.structure(tree)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(OBJECTS)
 def test_halves_and_gradients_go_through_jax_and_optax(tree):
     arrays, rest = nnx.partition(tree, nnx.is_array)
@@ -128,7 +128,7 @@ def test_halves_and_gradients_go_through_jax_and_optax(tree):
         np.testing.assert_array_equal(x, y - y if nnx.is_inexact_array(y) else y)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     OBJECTS, st.sampled_from(["label", double, jax.sharding.PartitionSpec("x"), False, Opaque()])
 )

@@ -84,23 +84,17 @@ def test_cycles_are_copied():
         (lambda: nnx.tree_at(lambda t: 7, [1], 2), "does not return a part of the tree, but 7"),
         (lambda: nnx.tree_at(lambda m: m.rate, Tied(), 2), "For a static attribute give its path"),
         (lambda: nnx.tree_at(lambda t: (t[0], t[0]), [1], (2, 3)), "the part at '0' twice"),
-        (
-            lambda: nnx.tree_at(lambda m: (m.first, m.second), Tied(), (2, 3)),
-            "twice; each part can be replaced once",
-        ),
-        (
-            lambda: nnx.tree_at(lambda t: (t[0], t[0][1]), [[1, 2]], (2, 3)),
-            "the parts overlap: '0.1' lies inside '0'",
-        ),
+        (lambda: nnx.tree_at(lambda m: (m.first, m.second), Tied(), (2, 3)),
+         "twice; each part can be replaced once"),
+        (lambda: nnx.tree_at(lambda t: (t[0], t[0][1]), [[1, 2]], (2, 3)),
+         "the parts overlap: '0.1' lies inside '0'"),
         (lambda: nnx.tree_at(lambda t: (t[0], t[1]), [1, 2], (3,)), "sequence of 2 parts"),
         (lambda: nnx.tree_at(lambda t: (t[0], t[1]), [1, 2], 3), "same length, got int"),
-        (
-            lambda: nnx.tree_at("a.c", {"a": {"b": 1}}, 3),
-            "nothing at 'a.c': dict at 'a' has no 'c'",
-        ),
+        (lambda: nnx.tree_at("a.c", {"a": {"b": 1}}, 3),
+         "nothing at 'a.c': dict at 'a' has no 'c'"),
         (lambda: nnx.tree_at("first.x", Tied(), 3), "Linear at 'first' has no 'x'"),
     ],
-)
+)  # fmt: skip
 def test_messages_of_tree_at(call, message):
     with pytest.raises(ValueError) as error:
         call()
