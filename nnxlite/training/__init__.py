@@ -4,13 +4,7 @@ from nnxlite.training._loggers import *
 from nnxlite.training._loop import *
 from nnxlite.training.ema import EMA as EMA
 from nnxlite.training.loss_scale import *
-from nnxlite.training.metrics import Accuracy as Accuracy
-from nnxlite.training.metrics import Average as Average
-from nnxlite.training.metrics import Metric as Metric
-from nnxlite.training.metrics import MetricState as MetricState
-from nnxlite.training.metrics import MultiMetric as MultiMetric
-from nnxlite.training.metrics import Statistics as Statistics
-from nnxlite.training.metrics import Welford as Welford
+from nnxlite.training.metrics import *
 from nnxlite.training.optimizer import *
 from nnxlite.training.optimizer import to_opt_state as to_opt_state
 from nnxlite.training.patterns import by_path as by_path

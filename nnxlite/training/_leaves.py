@@ -1,8 +1,9 @@
 """Trees whose leaves are Variables: how training flattens, reads, writes and compares them.
 
 Training works on two trees of the same structure, one of Variables and one of their values.
-`flatten` makes a flat list from the first; optax and averages work on the second; `write` stores the
-results.  Reading and writing here bypass the hooks of Variables, which are for the model's own use.
+`flatten` makes a flat list from the first; optax and averages work on the second; `write_together`
+stores the results.  Reading and writing here bypass the hooks of Variables, which are for the model's
+own use.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import typing as tp
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import MOST_PATHS, listed, path_text, short_type
@@ -44,23 +46,26 @@ def read(leaf: tp.Any) -> tp.Any:
     return value[...] if is_ref(value) else value
 
 
-def write(variable: Variable[tp.Any], value: tp.Any) -> None:
-    """Store a value in a Variable, or in its reference if it has one."""
-    if variable.ref:
-        variable.get_raw_value()[...] = value
-    else:
-        variable.set_raw_value(value)
-
-
-def write_together(pairs: tp.Sequence[tuple[Variable[tp.Any], tp.Any]]) -> None:
+def write_together(pairs: tp.Iterable[tuple[Variable[tp.Any], tp.Any]]) -> None:
     """Store values in Variables; in those without a reference in one step, which nothing interrupts."""
+    pairs = list(pairs)
     for variable, _ in pairs:
         if not variable.ref:
             variable._check_level()
     for variable, value in pairs:
         if variable.ref:
-            write(variable, value)
+            variable.get_raw_value()[...] = value
     store_together([(variable._box, value) for variable, value in pairs if not variable.ref])
+
+
+def wide_dtype(value: tp.Any) -> tp.Any:
+    """The dtype, of 32 bits or more, to compute with a floating or complex value in; None for others."""
+    number = type(value) if isinstance(value, (float, complex)) else None
+    dtype = getattr(value, "dtype", number)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
+        return None
+    dtype = jax.dtypes.canonicalize_dtype(dtype)  # 32 bits for 64, unless JAX has those
+    return dtype if dtype.itemsize >= 4 else jnp.dtype("float32")
 
 
 def pure(tree: tp.Any) -> tp.Any:

@@ -21,7 +21,16 @@ from nnxlite.graph._functional import merge, split
 from nnxlite.graph._functional import state as state_of
 from nnxlite.objects._fields import data
 from nnxlite.objects._pytree import Pytree
-from nnxlite.training._leaves import compare, flatten, misshapen, pairs, paths, read, write
+from nnxlite.training._leaves import (
+    compare,
+    flatten,
+    misshapen,
+    pairs,
+    paths,
+    read,
+    wide_dtype,
+    write_together,
+)
 from nnxlite.variables._variable import Variable, is_variable
 
 A = tp.TypeVar("A")
@@ -97,8 +106,8 @@ class EMA(Pytree):
         if wrong:
             raise ValueError(f"The update does not have the shapes of the average: {wrong}.")
         decay = tp.cast(tp.Any, self.decay)
-        for variable, a, b in zip(averages, old, new, strict=True):
-            write(variable, _average(decay, a, b))
+        averaged = [_average(decay, a, b) for a, b in zip(old, new, strict=True)]
+        write_together(zip(averages, averaged, strict=True))
 
     def apply_to(self, model: A) -> A:
         """A copy of a model that has the averages in place of the averaged Variables.
@@ -136,7 +145,7 @@ def _accumulator(variable: Variable[tp.Any]) -> Variable[tp.Any]:
     """A Variable of the same kind and metadata with a value of its own, wide enough to average in."""
     value = read(variable)
     if isinstance(value, (jax.Array, np.ndarray, numbers.Number)):
-        value = _cast(jnp.array(value), _wide(value))
+        value = _cast(jnp.array(value), wide_dtype(value))
     return _with_value(variable, value)
 
 
@@ -147,23 +156,13 @@ def _with_value(variable: Variable[tp.Any], value: tp.Any) -> Variable[tp.Any]:
 def _in_dtype_of(leaf: tp.Any, average: Variable[tp.Any]) -> Variable[tp.Any]:
     """The average; in a copy if the leaf of the model has a lower precision."""
     value, dtype = read(average), getattr(read(leaf), "dtype", None)
-    if dtype is None or getattr(value, "dtype", dtype) == dtype or _wide(read(leaf)) is None:
+    if dtype is None or getattr(value, "dtype", dtype) == dtype or wide_dtype(read(leaf)) is None:
         return average
     return _with_value(average, value.astype(dtype))
 
 
-def _wide(value: tp.Any) -> tp.Any:
-    """The dtype in which a value is averaged; None if it is not."""
-    if not isinstance(value, (jax.Array, jax.ShapeDtypeStruct, np.ndarray, numbers.Number)):
-        return None
-    dtype = jnp.result_type(value)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return None
-    return dtype if dtype.itemsize >= 4 else jnp.dtype("float32")
-
-
 def _average(decay: tp.Any, average: tp.Any, value: tp.Any) -> tp.Any:
-    dtype = _wide(value)
+    dtype = wide_dtype(value)
     if dtype is None:
         return value
     stored = jnp.asarray(average)

@@ -22,7 +22,7 @@ import numpy as np
 from nnxlite.graph._functional import state as state_of
 from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._pytree import Pytree
-from nnxlite.training._leaves import flatten, read, write
+from nnxlite.training._leaves import flatten, read, wide_dtype, write_together
 from nnxlite.training.optimizer import ModelAndOptimizer, Optimizer, refuse_swapped, trained_by
 from nnxlite.transforms._derivatives import value_and_aux
 from nnxlite.transforms._grad import value_and_grad
@@ -55,10 +55,12 @@ def all_finite(tree: tp.Any) -> jax.Array:
     >>> bool(nnx.all_finite({"a": jnp.ones(2), "b": jnp.array(jnp.inf)}))
     False
     """
-    leaves = [x for x in jax.tree.leaves(tree) if _is_float(x)]
-    if not leaves:
-        return jnp.array(True)
-    return jnp.stack([_library(x).isfinite(x).all() for x in leaves]).all()
+    # NumPy for its arrays and for numbers: in JAX's float32, a large number of Python is not finite.
+    finite = [
+        (jnp if isinstance(x, jax.Array) else np).isfinite(x).all()
+        for x in filter(_is_float, jax.tree.leaves(tree))
+    ]
+    return jnp.array([True, *finite]).all()
 
 
 class StaticLossScale(Pytree):
@@ -102,7 +104,8 @@ class StaticLossScale(Pytree):
             grads: a tree of floating-point arrays.
         """
         inverse = 1.0 / self.scale_value.value
-        return jax.tree.map(lambda g: _wide(g) * inverse if _is_float(g) else g, grads)
+        wide = lambda g: jnp.asarray(g).astype(wide_dtype(g))
+        return jax.tree.map(lambda g: wide(g) * inverse if _is_float(g) else g, grads)
 
     def adjust(self, finite: jax.Array) -> None:
         """Adjust the scale to whether the latest gradients were finite; here it is constant.
@@ -146,10 +149,11 @@ class StaticLossScale(Pytree):
             before = [read(v) for v in variables]
             (_, (loss, aux)), grads = differentiate(*args, **kwargs)
             finite = all_finite(self.unscale(grads))
-            for variable, old in zip(variables, before, strict=True):
-                new = read(variable)
-                if new is not old and _same_forms(new, old):
-                    write(variable, _select(finite, new, old))
+            write_together(
+                (variable, _select(finite, read(variable), old))
+                for variable, old in zip(variables, before, strict=True)
+                if read(variable) is not old and _same_forms(read(variable), old)
+            )
             return ((loss, aux) if has_aux else loss), grads
 
         return call
@@ -176,8 +180,10 @@ class StaticLossScale(Pytree):
         leaves = [v for v in flatten((params, state_of(optimizer)))[0] if is_variable(v)]
         before = [read(v) for v in leaves]
         tp.cast(tp.Any, optimizer).update(*model, grads, **kwargs)
-        for variable, old in zip(leaves, before, strict=True):
-            write(variable, _select(finite, _in_dtypes_of(old, read(variable)), old))
+        write_together(
+            (variable, _select(finite, _in_dtypes_of(old, read(variable)), old))
+            for variable, old in zip(leaves, before, strict=True)
+        )
         self.adjust(finite)
         return finite
 
@@ -252,20 +258,7 @@ _LARGEST = 2.0**126
 
 
 def _is_float(value: tp.Any) -> bool:
-    if isinstance(value, (float, complex)):
-        return True
-    dtype = getattr(value, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
-
-
-def _library(value: tp.Any) -> tp.Any:
-    """JAX for its arrays, else NumPy: in float32, a large number of Python is not finite."""
-    return jnp if isinstance(value, jax.Array) else np
-
-
-def _wide(value: tp.Any) -> jax.Array:
-    value = jnp.asarray(value)
-    return value if value.dtype.itemsize >= 4 else value.astype(jnp.float32)
+    return wide_dtype(value) is not None
 
 
 def _in_dtypes_of(old: tp.Any, new: tp.Any) -> tp.Any:

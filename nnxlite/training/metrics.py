@@ -19,9 +19,11 @@ from nnxlite._base.jax import Tracer
 from nnxlite.filters import Filter
 from nnxlite.graph._functional import split
 from nnxlite.objects._pytree import Pytree
-from nnxlite.training._leaves import flatten, read, write
+from nnxlite.training._leaves import flatten, read, write_together
 from nnxlite.training.train_state import Struct
 from nnxlite.variables._variable import Variable
+
+__all__ = ["Accuracy", "Average", "Metric", "MetricState", "MultiMetric", "Statistics", "Welford"]
 
 T = tp.TypeVar("T")
 
@@ -387,8 +389,7 @@ class MultiMetric(Metric):
                     error.add_note(f"This was the metric {name!r} of {type(self).__name__}.")
                     raise
         except BaseException:
-            for variable, value in zip(variables, before, strict=True):
-                write(variable, value)
+            write_together(zip(variables, before, strict=True))
             raise
 
     def compute(self) -> dict[str, tp.Any]:

@@ -13,6 +13,7 @@ expression has atomic groups, and takes time in proportion to the name.
 
 from __future__ import annotations
 
+import operator
 import re
 import typing as tp
 
@@ -26,7 +27,8 @@ if tp.TYPE_CHECKING:
 Bindings: tp.TypeAlias = dict[str, str]
 """What the wildcards of a pattern matched."""
 
-_WILDCARD = re.compile(r"\*|\{([A-Za-z_][A-Za-z_0-9]*)\}")
+# `**` takes the dot before it along: a `**` that matches nothing leaves none.
+_WILDCARD = re.compile(r"(\.\*\*(?![^.])|\*|\{[A-Za-z_][A-Za-z_0-9]*\})")
 
 
 class Pattern:
@@ -46,34 +48,25 @@ class Pattern:
     True
     """
 
-    __slots__ = ("_groups", "_parts", "_regex", "text")
+    __slots__ = ("_groups", "_literals", "_regex", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._parts: list[str | None] = []  # literal text, and None for each wildcard
+        parts = _WILDCARD.split(f".{text}")
+        self._literals = parts[::2]
         self._groups: list[str] = []  # the wildcards in their order, with repetitions
-        backwards, block, opened = "", "", False
-        for segment in reversed(text.split(".")):
-            if segment == "**":
-                backwards += f"(?>{block})" if opened else block
-                block, opened = r"((?:[^.]+\.)*?)", True
+        for wildcard in (part.strip(".{}") for part in parts[1::2]):
+            number = 1 + sum(group.rstrip("0123456789") == wildcard for group in self._groups)
+            self._groups.append(f"{wildcard}{number}" if wildcard[0] == "*" else wildcard)
+        last, *before = [re.escape(literal[::-1]) for literal in reversed(self._literals)]
+        blocks = [last]  # of a name that is read from its end; each `**` begins one
+        for group, literal in zip(reversed(self._groups), before):
+            if group.startswith("**"):
+                blocks.append(r"((?:[^.]+\.)*?)" + literal)
             else:
-                block += _backwards(segment)
-        self._regex = re.compile(backwards + block, re.DOTALL)
-        for segment in text.split("."):
-            if segment == "**":
-                self._add("**")
-                continue
-            literals = _WILDCARD.split(segment)[::2]
-            self._parts += [".", literals[0]]
-            for found, literal in zip(_WILDCARD.finditer(segment), literals[1:]):
-                self._add(found[1] or "*")
-                self._parts.append(literal)
-
-    def _add(self, wildcard: str) -> None:
-        number = 1 + sum(group.rstrip("0123456789") == wildcard for group in self._groups)
-        self._groups.append(f"{wildcard}{number}" if wildcard.startswith("*") else wildcard)
-        self._parts.append(None)
+                blocks[-1] += f"(?>([^.]{'*' if group[0] == '*' else '+'}?){literal})"
+        inner = [f"(?>{block})" for block in blocks[1:-1]]
+        self._regex = re.compile("".join([blocks[0], *inner, *blocks[1:][-1:]]), re.DOTALL)
 
     @property
     def wildcards(self) -> frozenset[str]:
@@ -92,22 +85,12 @@ class Pattern:
 
     def fill(self, bindings: Bindings) -> str:
         """The name that results where the wildcards stand for these texts; KeyError without one."""
-        groups = iter(self._groups)
-        filled = [bindings[next(groups)] if part is None else part for part in self._parts]
-        return "".join(filled).removeprefix(".")
+        texts = [*(bindings[group] for group in self._groups), ""]
+        filled = "".join(map(operator.add, self._literals, texts))
+        return filled.removeprefix(".")
 
     def __repr__(self) -> str:
         return f"Pattern({self.text!r})"
-
-
-def _backwards(segment: str) -> str:
-    """The regular expression of a segment and the dot before it, for a name written backwards."""
-    regex, group, end = "", "", len(segment)
-    for found in reversed(list(_WILDCARD.finditer(segment))):
-        literal = re.escape(segment[found.end() : end][::-1])
-        regex += f"(?>{group}{literal})" if group else literal
-        group, end = ("([^.]+?)" if found[1] else "([^.]*?)"), found.start()
-    return f"{regex}{group}{re.escape(segment[:end][::-1])}\\."
 
 
 def by_path(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -38,6 +39,8 @@ class Memory:
 
 
 class Bare:
+    """Checkpoints that only save items."""
+
     latest = None
 
     def save(self, step, **items):
@@ -45,6 +48,10 @@ class Bare:
 
     def restore(self, step=None, **items):
         raise AssertionError
+
+
+def one_param():
+    return {"model": nnx.Dict(a=nnx.Param(jnp.array(1.0)))}
 
 
 def quiet(*args, **kwargs):
@@ -120,10 +127,9 @@ class Counting:
 @pytest.mark.parametrize("form", [Counting().form, lambda n: n * b"\0", lambda n: n * b"\n"])
 def test_data_goes_on_where_the_checkpoint_was_saved(form):
     memory, seen = Memory(), []
-    items = {"model": nnx.Dict(a=nnx.Param(jnp.array(1.0)))}
     for stop_at in (3, None):
         data = Counting(form)
-        for step in quiet(7, checkpoints=memory, items=items, data=data, save_every=2):
+        for step in quiet(7, checkpoints=memory, items=one_param(), data=data, save_every=2):
             seen.append(next(data))
             if step.number == stop_at:
                 step.stop()
@@ -145,12 +151,11 @@ def test_an_iterator_of_grain_goes_on(tmp_path):
     for make in (batches, loader):
         whole, seen = make(), []
         with nnx.checkpoint.Manager(tmp_path / make.__name__) as manager:
-            for steps in (5, 12):
+            for steps in (3, 6):
                 data = make()
-                items = {"model": nnx.Dict(a=nnx.Param(jnp.array(1.0)))}
-                for _ in quiet(steps, checkpoints=manager, items=items, data=data, save_every=3):
+                for _ in quiet(steps, checkpoints=manager, items=one_param(), data=data):
                     seen.append(np.asarray(next(data)).tolist())
-        assert seen == [np.asarray(next(whole)).tolist() for _ in range(12)]
+        assert seen == [np.asarray(next(whole)).tolist() for _ in range(6)]
 
 
 def test_evaluation_and_what_is_saved_with_it():
@@ -178,18 +183,18 @@ def test_evaluation_and_what_is_saved_with_it():
     assert run.steps_per_second > 0
 
 
-def test_an_object_that_only_saves_items():
-    bare, model = Bare(), nnx.Linear(1, 1, rngs=nnx.Rngs(0))
-    for _ in quiet(2, checkpoints=bare, items={"model": model}, evaluate=lambda: {"a": 1}):
-        pass
-    assert bare.got == (2, {"model": model})
-
-
-def test_the_history_is_bounded_and_a_log_gets_all(monkeypatch):
+def test_the_history_is_bounded_and_a_log_gets_all_before_a_save(monkeypatch):
     monkeypatch.setattr(_loop, "HISTORY", 3)
     first, second = [], []
+
+    class Logged(Bare):  # a run that is killed has logged the steps of its checkpoints
+        def save(self, step, **items):
+            super().save(step, **items)
+            assert [number for number, _ in first] == [n for n in range(step) if n != 1]
+
+    options = {"checkpoints": Logged(), "items": one_param(), "save_every": 3}
     logs = [lambda *row: first.append(row), lambda *row: second.append(row)]
-    run = quiet(5, log=logs, evaluate=lambda: {"valid": jnp.array(0.5)}, evaluate_every=3)
+    run = quiet(5, log=logs, evaluate=lambda: {"valid": jnp.array(0.5)}, **options)
     for step in run:
         if step.number != 1:
             step.log(loss=jnp.array(2.0 * step.number))
@@ -197,6 +202,7 @@ def test_the_history_is_bounded_and_a_log_gets_all(monkeypatch):
     rows = [(0, {"loss": 0.0}), (2, {"loss": 4.0, "valid": 0.5}), (3, {"loss": 6.0})]
     assert first == second == [*rows, (4, {"loss": 8.0, "valid": 0.5})]
     assert [entry["step"] for entry in run.history] == [2, 3, 4]
+    assert options["checkpoints"].got == (5, options["items"])
     for step in quiet(1, log=lambda *row: first.append(row)):
         step.log(loss=1.0)
     assert first[-1] == (0, {"loss": 1.0})
@@ -209,20 +215,6 @@ def test_a_log_in_a_file_goes_on(tmp_path):
     lines = (tmp_path / "run.csv").read_text().splitlines()
     assert lines[:3] == ["step,name,value", "0,loss,0.0", "0,rate,0.1"] and len(lines) == 9
     assert lines[-2] == "3,loss,1.5"
-
-
-def test_a_killed_run_has_logged_the_steps_of_its_checkpoints(tmp_path):
-    rows = []
-
-    class Kept(Bare):
-        def save(self, step, **items):
-            super().save(step, **items)
-            assert rows == [(number, {"loss": 1.0}) for number in range(step)]
-
-    options = {"checkpoints": Kept(), "items": {"n": 0}, "save_every": 3}
-    for step in quiet(7, **options, log=lambda *row: rows.append(row)):
-        step.log(loss=jnp.array(1.0))
-    assert len(rows) == 7 and options["checkpoints"].got[0] == 7
 
 
 def test_the_events_of_tensorboard(tmp_path):
@@ -278,73 +270,68 @@ def press():
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_finishes_the_step_and_saves(capsys):
-    before, memory, done = signal.getsignal(signal.SIGINT), Memory(), []
-    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
-    run = quiet(5, checkpoints=memory, items={"model": model})
+@pytest.fixture
+def handlers():
+    """Fails a test that leaves another handler of a signal than there was."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def terminate():
+    """Slurm, Kubernetes and preemption send SIGTERM; a second one changes nothing."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    press()  # the first Ctrl-C
+
+
+@pytest.mark.parametrize(
+    ("send", "text"),
+    [
+        (press, "Stopping after this step; Ctrl-C again stops at once."),
+        (terminate, "Stopping after this step, because of SIGTERM."),
+    ],
+)
+def test_a_signal_finishes_the_step_and_saves(send, text, capsys, handlers):
+    memory, done = Memory(), []
+    run = quiet(5, checkpoints=memory, items=one_param())
+    assert run.start is None  # before iteration
     for step in run:
         if step.number == 2:
-            press()
+            send()
         done.append(step.number)
-    assert run.interrupted and done == [0, 1, 2]
-    assert memory.events == [(3, None, True), "wait"]
-    assert "Stopping after this step; Ctrl-C again stops at once." in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is before
-    assert quiet(5, checkpoints=memory, items={"model": model}).start is None  # before iteration
+    assert run.interrupted and done == [0, 1, 2] and memory.events == [(3, None, True), "wait"]
+    assert text in capsys.readouterr().err
 
 
 def test_ctrl_c_while_something_is_evaluated_saves_too():
-    memory, model = Memory(), nnx.Linear(1, 1, rngs=nnx.Rngs(0))
-
-    def evaluate():
-        press()
-        return {"a": 1.0}
-
-    items = {"model": model}
-    run = quiet(5, checkpoints=memory, items=items, evaluate=evaluate, evaluate_every=2)
+    memory = Memory()
+    evaluate = lambda: press() or {"a": 1.0}
+    run = quiet(5, checkpoints=memory, items=one_param(), evaluate=evaluate, evaluate_every=2)
     assert [step.number for step in run] == [0, 1]
     assert memory.events == [(2, {"a": 1.0}, True), "wait"]
 
 
-def test_sigterm_finishes_the_step_and_saves(capsys):
-    """What Slurm, Kubernetes and preemption send; a second one changes nothing."""
-    before, memory, done = signal.getsignal(signal.SIGTERM), Memory(), []
-    run = quiet(5, checkpoints=memory, items={"model": nnx.Dict(a=nnx.Param(1.0))})
-    for step in run:
-        if step.number == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)
-            press()  # the first Ctrl-C
-        done.append(step.number)
-    assert run.interrupted and done == [0, 1, 2] and memory.events == [(3, None, True), "wait"]
-    assert "Stopping after this step, because of SIGTERM." in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGTERM) is before
+def press_twice():
+    press()
+    press()
 
 
-def test_a_second_ctrl_c_interrupts_at_once():
-    before, memory, model = signal.getsignal(signal.SIGINT), Memory(), nnx.Dict(a=nnx.Param(1.0))
-    with pytest.raises(KeyboardInterrupt):
-        for _ in quiet(5, checkpoints=memory, items={"model": model}):
-            press()
-            press()
-    assert memory.events == [] and signal.getsignal(signal.SIGINT) is before
-
-
-def test_an_exception_or_break_does_not_save():
-    before, memory, model = signal.getsignal(signal.SIGINT), Memory(), nnx.Dict(a=nnx.Param(1.0))
-    run = quiet(5, checkpoints=memory, items={"model": model})
-    with pytest.raises(ZeroDivisionError):
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [(press_twice, KeyboardInterrupt), (lambda: 1 / 0, ZeroDivisionError), (None, None)],
+)
+def test_a_second_ctrl_c_an_exception_or_break_does_not_save(end, error, handlers):
+    memory = Memory()
+    run = quiet(5, checkpoints=memory, items=one_param())
+    with pytest.raises(error) if error else contextlib.nullcontext():
         for step in run:
-            step.log(loss=jnp.array(2.0))
-            1 / (step.number - 1)
-    assert memory.events == [] and signal.getsignal(signal.SIGINT) is before
-    run = quiet(5, checkpoints=memory, items={"model": model})
-    for step in run:
-        step.log(loss=step.number)
-        if step.number == 3:
-            break
-    assert memory.events == [] and signal.getsignal(signal.SIGINT) is before
-    assert [entry["loss"] for entry in run.history] == [0, 1, 2, 3]
+            step.log(loss=jnp.array(2.0 * step.number))
+            if step.number == 3:
+                if end is None:
+                    break
+                end()
+    assert memory.events == [] and [entry["loss"] for entry in run.history] == [0, 2, 4, 6]
 
 
 def test_another_thread_leaves_signals_alone():
@@ -360,18 +347,6 @@ def test_another_thread_leaves_signals_alone():
     assert seen == [(0, True), (1, True), (2, True)]
 
 
-def test_parts_alone():
-    with nnx.training.interruptible() as stop:
-        assert not stop
-        press()
-        assert stop
-    memory, model = Memory(), nnx.Dict(a=nnx.Param(jnp.array(1.0)))
-    assert nnx.training.resume(memory, model=model) == 0
-    memory.save(4, model=model)
-    model.a[...] = jnp.array(3.0)
-    assert nnx.training.resume(memory, model=model) == 4 and model.a[...] == 1.0
-
-
 def test_the_bar(capsys):
     for step in nnx.training.loop(3, start=1, evaluate=lambda: {"valid": 0.25}):
         step.log(loss=jnp.array(0.5))
@@ -380,32 +355,49 @@ def test_the_bar(capsys):
     assert repr(step) == "Step(2)"
 
 
+SAVED = {"checkpoints": Memory(), "items": one_param()}
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("error", "options", "message"),
     [
-        ({"steps": -1}, "loop: steps must be at least 0, not -1"),
-        ({"start": -2}, "loop: start must be at least 0, not -2"),
-        ({"save_every": 0}, "loop: save_every must be at least 1, not 0"),
-        ({"save_every": 2}, "loop: save_every=2 needs checkpoints and items"),
-        ({"evaluate_every": 2}, "loop: evaluate_every=2 needs evaluate, a function"),
-        ({"checkpoints": Bare()}, "loop got checkpoints without items: pass both"),
-        ({"data": Counting()}, "loop: data needs checkpoints, and is saved as the item 'data'"),
-        ({"items": {"a": 1}}, "loop got items without checkpoints: pass both"),
+        (ValueError, {"steps": -1}, "loop: steps must be at least 0, not -1"),
+        (ValueError, {"start": -2}, "loop: start must be at least 0, not -2"),
+        (ValueError, {"save_every": 0}, "loop: save_every must be at least 1, not 0"),
+        (ValueError, {"save_every": 2}, "loop: save_every=2 needs checkpoints and items"),
+        (ValueError, {"evaluate_every": 2}, "loop: evaluate_every=2 needs evaluate, a function"),
+        (ValueError, {"checkpoints": Bare()}, "loop got checkpoints without items: pass both"),
+        (
+            ValueError,
+            {"data": Counting()},
+            "loop: data needs checkpoints, and is saved as the item",
+        ),
+        (ValueError, {"items": {"a": 1}}, "loop got items without checkpoints: pass both"),
+        (
+            ValueError,
+            {"checkpoints": Bare(), "items": {"step": nnx.metrics.Average()}},
+            "item 'step' has the name of a parameter of Bare.save",
+        ),
+        (
+            TypeError,
+            {"evaluate": lambda model: {"a": 1.0}},
+            "loop: evaluate is called without arguments: missing a requi",
+        ),
+        (
+            TypeError,
+            {"data": [1, 2], **SAVED},
+            "get_state and set_state, and list does not. Pass the iter",
+        ),
     ],
 )
-def test_options_that_mean_nothing(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_options_that_mean_nothing(error, options, message):
+    with pytest.raises(error, match=message):
         nnx.training.loop(**{"steps": 3, **options})
 
 
 @pytest.mark.parametrize("state", [{1: 2}, {"a": (1, 2)}, {"a": np.arange(2)}, object()])
 def test_data_without_a_position_that_can_be_saved(state):
-    options = {"checkpoints": Memory(), "items": {"model": nnx.Dict(a=nnx.Param(jnp.array(1.0)))}}
-    with pytest.raises(
-        TypeError, match="get_state and set_state, and list does not. Pass the iter"
-    ):
-        quiet(3, data=[1, 2], **options)
-    run = quiet(3, data=Counting(lambda number: state), **options)
+    run = quiet(3, data=Counting(lambda number: state), **SAVED)
     expected = (
         f"get_state of Counting returns .*{type(state).__name__}.* has to return bytes, or wh"
     )
@@ -414,18 +406,9 @@ def test_data_without_a_position_that_can_be_saved(state):
 
 
 def test_what_cannot_be_logged():
-    with pytest.raises(
-        ValueError, match=r"Step 0 logs loss of shape \(2,\); it takes single numbers"
-    ):
-        for step in quiet(3):
-            step.log(loss=jnp.ones(2))
-
-
-def test_an_evaluation_that_takes_arguments():
-    with pytest.raises(
-        TypeError, match="loop: evaluate is called without arguments: missing a requi"
-    ):
-        quiet(3, evaluate=lambda model: {"a": 1.0})
+    [step, *_] = quiet(1)
+    with pytest.raises(ValueError, match=r"Step 0 logs loss of shape \(2,\); it takes single numb"):
+        step.log(loss=jnp.ones(2))
 
 
 @pytest.mark.parametrize(
@@ -448,17 +431,12 @@ def test_an_evaluation_that_returns_something_else(result, what):
         quiet(3, evaluate=right, evaluate_every=1)
 
 
-@pytest.mark.parametrize("name", ["metrics", "force", "only", "strict"])
-def test_items_with_the_names_of_parameters_are_refused_before_the_first_step(name, tmp_path):
+def test_items_with_the_names_of_parameters_are_refused_before_the_first_step(tmp_path):
     pytest.importorskip("orbax.checkpoint")
     with nnx.checkpoint.Manager(tmp_path / "run") as manager:
-        method = "restore" if name == "strict" else "save"
-        expected = (
-            f"item '{name}' has the name of a parameter of Manager.{method}; .*'train_{name}'"
-        )
-        with pytest.raises(ValueError, match=expected):
-            quiet(3, checkpoints=manager, items={name: nnx.metrics.Average()})
-        for _ in quiet(3, checkpoints=manager, items={"step": nnx.metrics.Average()}):
-            pass
-    with pytest.raises(ValueError, match="item 'step' has the name of a parameter of Bare.save"):
-        quiet(3, checkpoints=Bare(), items={"step": nnx.metrics.Average()})
+        for name in ("metrics", "force", "only", "strict"):
+            method = "restore" if name == "strict" else "save"
+            expected = f"'{name}' has the name of a parameter of Manager.{method}; .*'train_{name}'"
+            with pytest.raises(ValueError, match=expected):
+                quiet(3, checkpoints=manager, items={name: nnx.metrics.Average()})
+        quiet(3, checkpoints=manager, items={"step": nnx.metrics.Average()})

@@ -42,9 +42,7 @@ def test_cast_changes_floats_and_nothing_else():
     before, kernel = dtypes(model), model.head.kernel
     nnx.cast(model, "bfloat16")
     after = dtypes(model)
-    assert {path for path in after if after[path] != before[path]} == {
-        path for path in before if before[path] == "float32"
-    }
+    assert after == {p: "bfloat16" if d == "float32" else d for p, d in before.items()}
     assert set(after.values()) == {"bfloat16", "int32", "uint32", "key<fry>"}
     assert model.head.kernel is kernel and model.tied is model.head
     assert model.head.param_dtype == model.norm.param_dtype == BF16 and model.head.dtype is None
@@ -72,12 +70,14 @@ def test_settings_of_layers_without_parameters_of_their_own():
 
 
 def test_optimizers_are_cast_where_asked():
-    trained = nnx.ModelAndOptimizer(make(), optax.adam(0.1))
-    moment = lambda: trained.opt_state[0].mu.head.kernel.dtype
-    nnx.cast(trained, "bfloat16")
-    assert (trained.model.head.kernel.dtype, moment()) == (BF16, F32)
+    trained = nnx.ModelAndOptimizer(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), optax.adam(0.1))
+    moment = lambda: trained.opt_state[0].mu.kernel.dtype
+    nnx.Policy("bfloat16").apply(trained)
+    assert (trained.model.dtype, trained.model.kernel.dtype, moment()) == (BF16, BF16, F32)
+    nnx.cast(trained, "float32")
+    assert (trained.model.kernel.dtype, moment()) == (F32, F32)
     nnx.cast(trained, "bfloat16", only=nnx.OptState)
-    assert moment() == BF16
+    assert (trained.model.kernel.dtype, moment()) == (F32, BF16)
 
 
 def test_abstract_models_single_variables_and_jit():
@@ -90,22 +90,6 @@ def test_abstract_models_single_variables_and_jit():
     model = make()
     nnx.jit(lambda m: nnx.cast(m, "float16"))(model)
     assert dtypes(model)["head.kernel"] == "float16" and model.head.param_dtype == jnp.float16
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"dtype": "bfloat"}, "cast: 'bfloat' is not a dtype. Floating ones are float16, bfl"),
-        ({"dtype": "int8"}, "cast: int8 is not a floating dtype, such as float16, bfloat16"),
-        ({"dtype": "bfloat16", "only": nnx.PathContains("haed")}, "no floating array .* 'head'"),
-        ({"dtype": "bfloat16", "keep": nnx.RngKey}, "RngKey matches no floating array of Net"),
-    ],
-)
-def test_what_cannot_be_cast(arguments, message):
-    model = make()
-    with pytest.raises(ValueError, match=message):
-        nnx.cast(model, **arguments)
-    assert dtypes(model) == dtypes(make())
 
 
 def test_references_keep_their_dtype():
@@ -125,12 +109,9 @@ def test_a_policy_sets_what_layers_store_and_compute_in():
     logits = model(IDS)
     assert logits.dtype == BF16
     assert policy.cast_output({"logits": logits, "n": 1})["logits"].dtype == F32
-    assert (
-        policy.cast_compute(jnp.ones(2)).dtype
-        == BF16
-        == nnx.Policy("bfloat16").cast_param(logits).dtype
-    )
-    grads = nnx.grad(lambda m: policy.cast_output(m(IDS)).sum())(model)
+    assert policy.cast_compute(jnp.ones(2)).dtype == BF16
+    assert policy.cast_param(logits).dtype == F32
+    grads = nnx.eval_shape(nnx.grad(lambda m: policy.cast_output(m(IDS)).sum()), model)
     assert grads.head.kernel.dtype == F32
 
 
@@ -149,12 +130,6 @@ def test_norms_layers_to_keep_and_parts():
     assert part.head.dtype is None
 
 
-def test_optimizer_states_stay():
-    trained = nnx.ModelAndOptimizer(make(), optax.adam(0.1))
-    nnx.Policy("bfloat16").apply(trained)
-    assert trained.opt_state[0].mu.head.kernel.dtype == F32 and trained.model.head.dtype == BF16
-
-
 @pytest.mark.quick
 def test_policies_are_values():
     policy = nnx.Policy(param="float32", compute="bfloat16", output="float32")
@@ -168,28 +143,34 @@ def test_policies_are_values():
 
 
 @pytest.mark.parametrize(
-    ("make_or_apply", "message"),
+    ("apply", "message"),
     [
+        (
+            lambda m: nnx.cast(m, "bfloat"),
+            "cast: 'bfloat' is not a dtype. Floating ones are float16, bfl",
+        ),
+        (lambda m: nnx.cast(m, "int8"), "cast: int8 is not a floating dtype, such as float16, bfl"),
+        (lambda m: nnx.cast(m, "float16", only=nnx.PathContains("haed")), "ing array .* 'head'"),
+        (
+            lambda m: nnx.cast(m, "float16", keep=nnx.RngKey),
+            "RngKey matches no floating array of Net",
+        ),
         (lambda m: nnx.Policy("params=float32"), "Policy: 'params=float32' is not a dtype. Fl"),
         (lambda m: nnx.Policy(compute=int), "Policy: int64 is not a floating dtype"),
-        (
-            lambda m: nnx.Policy().apply(m, nnx.Conv),
-            "Conv matches no layer .* of the kinds Embed, La",
-        ),
+        (lambda m: nnx.Policy(keep=3), "3 of type 'int' is not a filter"),
+        (lambda m: nnx.Policy().apply(m, nnx.Conv), "Conv matches no layer .* kinds Embed, La"),
         (
             lambda m: nnx.Policy().apply(nnx.Dict(a=1)),
-            r"Ellipsis matches no layer of Dict. It has no",
+            "Ellipsis matches no layer of Dict. It has no",
         ),
         (lambda m: nnx.Policy(keep="head").apply(m), "Policy.apply with `keep`: the filter 'head'"),
     ],
 )
-def test_policies_that_do_not_work(make_or_apply, message):
+def test_a_refused_cast_or_policy_changes_nothing(apply, message):
     model = make()
-    with pytest.raises(ValueError, match=message):
-        make_or_apply(model)
+    with pytest.raises((ValueError, TypeError), match=message):
+        apply(model)
     assert dtypes(model) == dtypes(make()) and model.head.dtype is None
-    with pytest.raises(TypeError, match="3 of type 'int' is not a filter"):
-        nnx.Policy(keep=3)  # type: ignore[arg-type]
 
 
 def test_a_policy_is_seen():
@@ -201,24 +182,3 @@ def test_a_policy_is_seen():
     assert "params / compute" in table and "float32 / bfloat16" in table
     assert "float32 / float32" in table
     assert "Linear(in_features=2, out_features=2, dtype=bfloat16)" in str(model)
-
-
-@pytest.mark.parametrize("has_aux", [False, True])
-def test_the_loss_scale_differentiates(has_aux):
-    model = make()
-    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-    scale = nnx.DynamicLossScale(8.0)
-
-    def loss_fn(model, ids):
-        loss = model(ids).sum()
-        return (loss, "aux") if has_aux else loss
-
-    expected, plain = nnx.value_and_grad(loss_fn, has_aux=has_aux)(model, IDS)
-    got, grads = scale.value_and_grad(loss_fn, has_aux=has_aux)(model, IDS)
-    assert got == expected
-    assert jnp.allclose(grads.head.bias[...], 8 * plain.head.bias[...])
-    assert scale.step(optimizer, model, grads)
-    with pytest.raises(
-        TypeError, match="With has_aux=True test_the_loss_scale.*must return a pair"
-    ):
-        scale.value_and_grad(lambda m: m(IDS).sum(), has_aux=True)(model)
