@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import nnxlite as nnx
+from tests.nn.catalogue import FAMILIES
 
 IDS = jnp.array([[1, 2, 0]])
 
@@ -32,11 +33,11 @@ class Net(nnx.Module):
         return self.embed.attend(x)
 
 
-def names(state) -> list[str]:
+def names(state):
     return [".".join(map(str, path)) for path, _ in nnx.to_flat_state(state)]
 
 
-def values(model) -> list[np.ndarray]:
+def values(model):
     return [np.asarray(x) for x in jax.tree.leaves(nnx.state(model, nnx.Param))]
 
 
@@ -56,7 +57,7 @@ gradients = nnx.jit(nnx.grad(loss))
 inject = functools.partial(nnx.lora.inject, rank=2, alpha=8, rngs=nnx.Rngs(1))
 
 
-def trained() -> Net:
+def trained():
     model = Net(nnx.Rngs(0))
     inject(model, ...)
     optimizer = nnx.Optimizer(model, optax.adam(0.01), wrt=nnx.Param)
@@ -197,28 +198,9 @@ def test_half_precision_keeps_its_dtype():
 
 
 R = nnx.Rngs(0)
-EACH = {
-    "linear": (lambda: nnx.Linear(3, 4, rngs=R), (5, 3)),
-    "no bias, vector": (lambda: nnx.Linear(3, 4, use_bias=False, rngs=R), (3,)),
-    "heads": (lambda: nnx.LinearGeneral(3, (2, 4), rngs=R), (5, 3)),
-    "from heads": (lambda: nnx.LinearGeneral((2, 4), 3, axis=(-2, -1), rngs=R), (5, 2, 4)),
-    "batch axes": (lambda: nnx.LinearGeneral(3, 4, axis=2, batch_axis={0: 2}, rngs=R), (2, 5, 3)),
-    "einsum": (lambda: nnx.Einsum("nta,hab->nthb", (8, 2, 4), (8, 4), rngs=R), (5, 3, 2)),
-    "einsum, last axis of the input": (lambda: nnx.Einsum("bi,ji->bj", (6, 3), rngs=R), (5, 3)),
-    "einsum, batch label": (lambda: nnx.Einsum("be,he->bhe", (4, 3), rngs=R), (5, 3)),
-    "einsum, dots": (lambda: nnx.Einsum("...a,...ab->...b", (2, 3, 4), rngs=R), (2, 3)),
-    "einsum, last dots": (lambda: nnx.Einsum("ab,b...->a...", (3, 4), rngs=R), (5, 3)),
-    "conv": (lambda: nnx.Conv(4, 6, (3, 2), strides=2, rngs=R), (2, 6, 5, 4)),
-    "conv, no batch": (lambda: nnx.Conv(4, 6, 3, padding="CAUSAL", rngs=R), (7, 4)),
-    "conv, circular": (lambda: nnx.Conv(4, 6, 3, padding="CIRCULAR", rngs=R), (2, 7, 4)),
-    "conv, groups": (lambda: nnx.Conv(4, 6, 3, feature_group_count=2, rngs=R), (2, 7, 4)),
-    "conv, depthwise": (lambda: nnx.Conv(4, 4, 3, feature_group_count=4, rngs=R), (2, 7, 4)),
-    "conv, mask": (lambda: nnx.Conv(4, 6, 3, mask=jnp.eye(3, 24).reshape(3, 4, 6), rngs=R), (7, 4)),
-    "transposed": (lambda: nnx.ConvTranspose(4, 6, (3,), strides=2, rngs=R), (2, 7, 4)),
-    "flipped": (lambda: nnx.ConvTranspose(4, 6, (3,), transpose_kernel=True, rngs=R), (2, 7, 4)),
-    "wrapped": (lambda: nnx.ConvTranspose(4, 6, (3,), padding="CIRCULAR", rngs=R), (2, 7, 4)),
-    "attention": (lambda: nnx.MultiHeadAttention(2, 4, rngs=R, decode=False), (2, 5, 4)),
-}
+KINDS = "Linear LinearGeneral Einsum Conv ConvTranspose MultiHeadAttention".split()
+ROWS = {name: row for family in FAMILIES.values() for name, row in family.items() if row.formula}
+WITH_KERNELS = [name for name in ROWS if name.split(",")[0] in KINDS and "decoding" not in name]
 
 
 def with_random_adapters(layer, **options):
@@ -228,18 +210,16 @@ def with_random_adapters(layer, **options):
     return layer
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", WITH_KERNELS[::2])
 def test_an_adapter_adds_what_the_merged_kernel_would(name):
     """In each kind of layer, in value and gradient."""
-    make, shape = EACH[name]
-    layer = with_random_adapters(make())
-    x = jax.random.normal(jax.random.key(1), shape)
-    y = layer(x)
-    by_input = jax.grad(lambda x: (layer(x) ** 2).sum())(x)
+    row = ROWS[name]
+    layer, (x, *more) = with_random_adapters(row.make(nnx.Rngs(0))), row.arrays("float32")
+    gradient = lambda: jax.grad(lambda x: (row.run(layer, x, *more) ** 2).sum())(x)
+    y, by_input = row.run(layer, x, *more), gradient()
     nnx.lora.merge(layer)
-    np.testing.assert_allclose(y, layer(x), rtol=1e-4, atol=1e-4)
-    expected = jax.grad(lambda x: (layer(x) ** 2).sum())(x)
-    np.testing.assert_allclose(by_input, expected, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(y, row.run(layer, x, *more), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(by_input, gradient(), rtol=1e-3, atol=1e-2)
 
 
 def test_an_adapted_table():
@@ -303,11 +283,10 @@ def test_an_injected_layer_costs_and_computes_what_a_LoRALinear_does():
     assert costs[0] <= 1.05 * costs[1]
 
 
-@pytest.mark.parametrize("name", ["linear", "conv", "einsum", "heads"])
+@pytest.mark.parametrize("name", ["Linear", "Conv", "Einsum", "LinearGeneral"])
 def test_dropout_is_for_the_inputs(name):
     """Each element of the input is dropped by itself, in training alone."""
-    make, shape = EACH[name]
-    layer = with_random_adapters(make(), dropout=0.5)
+    layer, shape = with_random_adapters(ROWS[name].make(R), dropout=0.5), ROWS[name].x.shape
     x = jnp.broadcast_to(jax.random.normal(jax.random.key(1), shape[1:]), (16, *shape[1:]))
     y = layer(x)
     assert len({row.tobytes() for row in np.asarray(y)}) > 3
@@ -357,44 +336,44 @@ def test_sharding_annotations_of_several_axes(make, names, a, b):
     assert layer.kernel.lora_b.sharding_names == named(b)
 
 
+def once(model, *args, **options):
+    inject(model, *args, **options)
+    return model
+
+
+def wrong():
+    """Calls, and what their message says."""
+    net, linear = (lambda: Net(R)), (lambda: nnx.Linear(2, 2, rngs=R))
+    matches = r"lora.inject: the filter MultiHeadAttention matches no lay"
+    yield lambda: inject(net(), nnx.MultiHeadAttention), matches
+    similar = r"Similar in the paths: 'query'. It has again, attention.k"
+    yield lambda: inject(net(), nnx.PathContains("qeury")), similar
+    for rank in (0, 2.0, True):
+        yield lambda: inject(net(), ..., rank=rank), "rank must be a whole number, 1 or more, got"  # noqa: B023
+    rate = r"`dropout` must be a probability in the range \[0, 1\), got 1"
+    yield lambda: inject(net(), ..., dropout=1), rate
+    yield lambda: nnx.lora.merge(net()), "lora.merge: Net has no adapters. nnx"
+    yield lambda: nnx.lora.remove(net()), "lora.remove: Net has no adapters. nnx"
+    query = lambda: once(net(), nnx.PathContains("query"))
+    again = "already adapted: attention.query. Choose other layers"
+    yield lambda: inject(query(), nnx.LinearGeneral), again
+    wrapped = lambda: nnx.Dict(a=nnx.WeightNorm(linear(), rngs=R))
+    yield lambda: inject(wrapped(), ...), "WeightNorm at a sets a.layer_instance.kernel in each"
+    built = lambda: nnx.Dict(lora=nnx.LoRALinear(2, 2, lora_rank=1, rngs=R))
+    yield lambda: inject(built(), ...), "already adapted: lora. "
+    vector = r"bias is float32\[2\]; a kernel that can be adapted is a"
+    yield lambda: inject(linear(), ..., weight="bias"), vector
+
+
 @pytest.mark.quick
 def test_messages():
-    model = Net(nnx.Rngs(0))
-    with pytest.raises(
-        ValueError, match=r"lora.inject: the filter MultiHeadAttention matches no lay"
-    ):
-        inject(model, nnx.MultiHeadAttention)
-    with pytest.raises(
-        ValueError, match=r"Similar in the paths: 'query'. It has again, attention.k"
-    ):
-        inject(model, nnx.PathContains("qeury"))
-    for rank in (0, 2.0, True):
-        with pytest.raises(ValueError, match="rank must be a whole number, 1 or more, got"):
-            inject(model, ..., rank=rank)
-    with pytest.raises(
-        ValueError, match=r"`dropout` must be a probability in the range \[0, 1\), got 1"
-    ):
-        inject(model, ..., dropout=1)
-    for function in (nnx.lora.merge, nnx.lora.remove):
-        with pytest.raises(ValueError, match=f"lora.{function.__name__}: Net has no adapters. nnx"):
-            function(model)
-    inject(model, nnx.PathContains("query"))
-    with pytest.raises(ValueError, match="already adapted: attention.query. Choose other layers"):
-        inject(model, nnx.LinearGeneral)
+    for call, text in wrong():
+        with pytest.raises(ValueError, match=text):
+            call()
 
 
-def test_layers_that_cannot_be_adapted():
-    rngs = nnx.Rngs(0)
-    wrapped = nnx.Dict(a=nnx.WeightNorm(nnx.Linear(2, 2, rngs=rngs), rngs=rngs))
-    with pytest.raises(ValueError, match="WeightNorm at a sets a.layer_instance.kernel in each"):
-        inject(wrapped, ...)
-    with pytest.raises(ValueError, match="already adapted: lora. "):
-        inject(nnx.Dict(lora=nnx.LoRALinear(2, 2, lora_rank=1, rngs=rngs)), ...)
-    with pytest.raises(
-        ValueError, match=r"bias is float32\[2\]; a kernel that can be adapted is a"
-    ):
-        inject(nnx.Linear(2, 2, rngs=rngs), ..., weight="bias")
-    tied = nnx.List([nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs)])
+def test_a_kernel_is_adapted_once():
+    tied = nnx.List([nnx.Linear(2, 2, rngs=R), nnx.Linear(2, 2, rngs=R)])
     tied[1].kernel = tied[0].kernel
     inject(tied[0], ...)
     with pytest.raises(ValueError, match="already adapted: 0, 1. "):

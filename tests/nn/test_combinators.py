@@ -26,30 +26,12 @@ def test_sequential_calls_one_after_the_other():
     ]
 
 
-def test_sequential_keeps_sharing():
-    layer = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
-    copy = nnx.clone(nnx.Sequential(layer, layer))
-    assert copy.layers[0] is copy.layers[1]
-
-
-def test_tuples_are_arguments_and_dicts_keywords():
-    pair = lambda x: (x, x + 1)
-    assert nnx.Sequential(pair, lambda a, b: a * b)(3) == 12
-    assert nnx.Sequential(lambda x: {"b": x, "a": 1}, lambda a, b: a - b)(3) == -2
-    assert nnx.Sequential(lambda x: [x, 1], lambda x: x)(3) == [3, 1]
-
-
 def test_options_go_to_those_who_have_them():
     model = nnx.Sequential(lambda x: x, nnx.Dropout(0.5), nnx.relu)
     x = jnp.ones(32)
     key = jax.random.key(0)
     np.testing.assert_array_equal(model(x, rngs=key), nnx.Dropout(0.5)(x, rngs=key))
     assert nnx.Sequential(max, lambda x, **options: (x, options))(1, 2, z=3) == (2, {"z": 3})
-
-
-def test_an_empty_sequential_gives_its_arguments_back():
-    empty = nnx.Sequential()
-    assert (empty(), empty(1), empty(1, 2), empty(b=2)) == (None, 1, (1, 2), {"b": 2})
 
 
 def test_identity_gives_its_input_back():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,18 +39,9 @@ def test_conv_takes_another_convolution():
         seen.update(options, strides=strides, padding=padding)
         return jax.lax.conv_general_dilated(lhs, rhs, strides, padding, **options)
 
-    layer = nnx.Conv(
-        2,
-        4,
-        3,
-        2,
-        padding="CIRCULAR",
-        conv_general_dilated=convolution,
-        preferred_element_type=jnp.float32,
-        **QUICK,
-        rngs=nnx.Rngs(0),
-    )
-    plain = nnx.Conv(2, 4, 3, 2, padding="CIRCULAR", **QUICK, rngs=nnx.Rngs(0))
+    circular = functools.partial(nnx.Conv, 2, 4, 3, 2, padding="CIRCULAR", **QUICK)
+    own = {"conv_general_dilated": convolution, "preferred_element_type": jnp.float32}
+    layer, plain = circular(**own, rngs=nnx.Rngs(0)), circular(rngs=nnx.Rngs(0))
     x = normal(1, 6, 2)
     np.testing.assert_array_equal(layer(x), plain(x))
     assert (seen["strides"], seen["padding"]) == ((2,), "VALID")

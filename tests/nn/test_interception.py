@@ -6,6 +6,7 @@ Libraries for quantisation and adapters work so: they put a function of their ow
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 
@@ -73,8 +74,8 @@ def same(y, z):
 
 @a_layer_for_each_function
 def test_a_replaced_function_is_seen_while_it_is_in_place(name, how):
-    (module, fun), (make, x, run, _) = CALLED[name], LAYERS[name]
-    layer = make(nnx.Rngs(0))
+    (module, fun), row = CALLED[name], LAYERS[name]
+    layer, run, x = row.make(nnx.Rngs(0)), row.run, row.x
 
     def call():
         spies.SEEN.clear()
@@ -97,8 +98,8 @@ def test_a_replaced_function_is_seen_while_it_is_in_place(name, how):
 
 @a_layer_for_each_function
 def test_a_replacement_may_write_to_the_layer(name, how):
-    (module, fun), (make, x, run, _) = CALLED[name], LAYERS[name]
-    layer = make(nnx.Rngs(0))
+    (module, fun), row = CALLED[name], LAYERS[name]
+    layer, run, x = row.make(nnx.Rngs(0)), row.run, row.x
     run(nnx.clone(layer), x)
 
     def write(layer, x):
@@ -170,18 +171,16 @@ KINDS = itertools.cycle([types.SimpleNamespace, unrelated])
 
 @pytest.mark.parametrize("name, kind", [*zip(LAYERS, KINDS)])
 def test_a_call_needs_public_attributes_only(name, kind):
-    make, x, run, _ = LAYERS[name]
-    layer = make(nnx.Rngs(0))
+    row = LAYERS[name]
+    layer, run, x = row.make(nnx.Rngs(0)), row.run, row.x
     expected = run(nnx.clone(layer), x)
     public = {key: value for key, value in vars(layer).items() if not key.startswith("_")}
     if "recording" in name and kind is types.SimpleNamespace:
         pytest.skip("what records has `sow`")
     borrowed = kind(**public)
-    arguments = (x,)
     if isinstance(layer, nnx.RNNCellBase):
-        arguments = (type(layer).initialize_carry(borrowed, x.shape), x)
-    options = {"sow_weights": True} if "recording" in name else {}
-    result = type(layer).__call__(borrowed, *arguments, **options)
+        type(layer).initialize_carry(borrowed, x.shape)
+    result = run(functools.partial(type(layer).__call__, borrowed), x)
     assert jax.tree.structure(result) == jax.tree.structure(expected)
     assert same(result, expected)
 
@@ -189,8 +188,8 @@ def test_a_call_needs_public_attributes_only(name, kind):
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_asks_the_array_for_its_shape(name, monkeypatch):
     """Exporters replace `jnp.shape` and its like by operations that they record."""
-    make, x, run, _ = LAYERS[name]
-    layer = make(nnx.Rngs(0))
+    row = LAYERS[name]
+    layer, run, x = row.make(nnx.Rngs(0)), row.run, row.x
 
     def recorded(*args, **kwargs):
         raise AssertionError("a shape as the result of an operation")

@@ -1,7 +1,6 @@
 """Every layer through every transform: values, gradients, the state that is left, traces.
 
-The models of tests/transforms/test_matrix.py show what transforms do with any object.  Here the
-objects are the layers, and what is expected is what the layer does without the transform.
+What is expected is what the layer does without the transform.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import functools
 import pickle
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,12 +26,10 @@ every_layer = pytest.mark.parametrize("name", LAYERS)
 
 @functools.cache
 def prototype(name):
-    """The layer of an entry."""
     return LAYERS[name].make(nnx.Rngs(0))
 
 
 def fresh(name):
-    """A new copy of it."""
     return nnx.clone(prototype(name))
 
 
@@ -72,10 +70,11 @@ def leaves(node):
     }
 
 
-def unstacked(node, index):
-    """One of the layers of a stack."""
-    graphdef, state = nnx.split(node)
-    return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[index], state), copy=True)
+def unstacked(layers):
+    """The layers of a stack, one by one."""
+    graphdef, state = nnx.split(layers)
+    for index in range(DEPTH):
+        yield nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[index], state), copy=True)  # noqa: B023
 
 
 def stack(trees):
@@ -154,7 +153,7 @@ def test_grad(name):
     """Along a random direction the gradients are the difference quotient; calls keep their state."""
     grads, y, left = plain_gradients(name)
     assert_close((y, left), plain_call(name))
-    if not LAYERS[name].exact_gradient:
+    if not LAYERS[name].smooth:
         return
 
     graphdef, params, rest = nnx.split(fresh(name), nnx.Param, ...)
@@ -183,9 +182,9 @@ def test_remat(name):
 @every_layer
 def test_vmap(name):
     """A stack of layers, each with an input of its own, is each layer with its input."""
-    layers, (run, x) = stacked(name), LAYERS[name][2:0:-1]
+    layers, run, x = stacked(name), LAYERS[name].run, LAYERS[name].x
     xs = jnp.stack([x, x[::-1], x])
-    singles = [unstacked(layers, index) for index in range(DEPTH)]
+    singles = [*unstacked(layers)]
     expected = stack([run(single, x) for single, x in zip(singles, xs, strict=True)])
     assert_close(nnx.jit(nnx.vmap(run))(layers, xs), expected)
     assert_close(leaves(layers), stack([leaves(single) for single in singles]))
@@ -194,7 +193,7 @@ def test_vmap(name):
 @every_layer
 def test_nothing_leaks_where_jax_looks_for_leaks(name):
     """A traced call keeps no tracer, nor does one that fails inside the trace."""
-    layer, (run, x) = fresh(name), LAYERS[name][2:0:-1]
+    layer, run, x = fresh(name), LAYERS[name].run, LAYERS[name].x
 
     def called(layer, x):
         y = run(layer, x)
@@ -210,8 +209,8 @@ def test_nothing_leaks_where_jax_looks_for_leaks(name):
 @every_layer
 def test_scan(name):
     """A scan over a stack is one layer after the other, where the shape allows it."""
-    layers, (run, x) = stacked(name), LAYERS[name][2:0:-1]
-    singles = [unstacked(layers, index) for index in range(DEPTH)]
+    layers, run, x = stacked(name), LAYERS[name].run, LAYERS[name].x
+    singles = [*unstacked(layers)]
     y = plain_call(name)[0]
     chained = isinstance(y, jax.Array) and (y.shape, y.dtype) == (x.shape, x.dtype)
 
@@ -248,7 +247,6 @@ def assert_shapes(abstract, concrete):
 @pytest.mark.parametrize(
     "again",
     [
-        pytest.param(lambda layer: nnx.merge(*nnx.split(layer), copy=True), id="split and merge"),
         pytest.param(copy.deepcopy, id="deepcopy"),
         pytest.param(lambda layer: pickle.loads(pickle.dumps(layer)), id="pickle"),
     ],
@@ -265,3 +263,30 @@ def test_copies(name, again):
     assert_close(LAYERS[name].run(copied, LAYERS[name].x), expected)
     assert_close(leaves(copied), left)
     assert_close(leaves(layer), leaves(prototype(name)), 0, 0)
+
+
+def test_export():
+    """One exported program takes batches of any size, and leaves the state that the layers do."""
+    fixed = {"MultiHeadAttention, decoding", "LinearGeneral"}  # which have a size
+    rows = {name: row for name, row in LAYERS.items() if name not in fixed}
+    graphdef, state = nnx.split({name: prototype(name) for name in rows})
+
+    def run(state, inputs):
+        layers = nnx.merge(graphdef, state, copy=True)
+        return {n: (row.run(layers[n], inputs[n]), leaves(layers[n])) for n, row in rows.items()}
+
+    def symbolic(x):
+        return jax.ShapeDtypeStruct((*size, *x.shape[1:]), x.dtype)
+
+    size, inputs = jax.export.symbolic_shape("b"), {name: row.x for name, row in rows.items()}
+    program = jax.export.export(jax.jit(run))(state, jax.tree.map(symbolic, inputs))
+    assert_close(program.call(state, inputs), {name: plain_call(name) for name in rows})
+
+
+def test_checkpoint(tmp_path):
+    """A file of all layers gives its values to others of the same make."""
+    layers = nnx.List([fresh(name) for name in LAYERS])
+    others = nnx.List([row.make(nnx.Rngs(5)) for row in LAYERS.values()])
+    nnx.checkpoint.save(tmp_path / "layers", model=layers)
+    nnx.checkpoint.restore(tmp_path / "layers", model=others)
+    assert_close(leaves(others), leaves(layers), 0, 0)

@@ -65,18 +65,6 @@ def test_linear_draws_its_kernel_then_its_bias():
     assert rngs.params.count.value == 2
 
 
-def test_linear_general_has_weights_of_its_own_along_batch_axes():
-    layer = nnx.LinearGeneral(
-        (3, 2), (4, 5), axis=(1, 3), batch_axis={0: 6}, **QUICK, rngs=nnx.Rngs(0)
-    )
-    x = normal(6, 3, 7, 2)
-    y = layer(x)
-    assert y.shape == (6, 7, 4, 5)
-    kernel, bias = np.asarray(layer.kernel.value), np.asarray(layer.bias.value)
-    expected = np.einsum("bixj,bijkl->bxkl", x, kernel) + bias[:, None]
-    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_linear_general_takes_a_class_of_products():
     calls = []
 
@@ -96,23 +84,6 @@ def test_linear_general_keeps_batch_axes_as_a_hashable_mapping():
     assert layer.batch_axis == {0: 2} and len(layer.batch_axis) == 1
     assert hash(layer.batch_axis) == hash(nnx.clone(layer).batch_axis)
     assert repr(layer.batch_axis) == "FrozenMapping({0: 2})"
-
-
-@pytest.mark.parametrize(
-    ("equation", "kernel", "bias", "shape", "full"),
-    [
-        ("nta,hab->nthb", (3, 4, 5), (3, 5), (2, 6, 4), (1, 1, 3, 5)),
-        ("nta,hab->nbth", (3, 4, 5), (5, 3), (2, 6, 4), (1, 5, 1, 3)),
-        ("...a,ab->...b", (4, 5), (5,), (2, 3, 4), (1, 1, 5)),
-        ("a...,ab->b...", (4, 5), (5,), (4, 2, 3), (5, 1, 1)),
-        ("ab,...b->a...", (3, 2, 4), (3, 2), (5, 4), (1, 3, 2)),
-    ],
-)
-def test_einsum_adds_its_bias_along_the_axes_of_the_kernel(equation, kernel, bias, shape, full):
-    layer = nnx.Einsum(equation, kernel, bias, **QUICK, rngs=nnx.Rngs(0))
-    x = normal(*shape)
-    expected = np.einsum(equation, x, layer.kernel.value) + np.reshape(layer.bias.value, full)
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_einsum_takes_an_equation_for_one_call():

@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import nnxlite as nnx
+from tests.nn import formulas
 from tests.nn.quick import normal, quick
-from tests.numerics import reference as ref
 
 X = normal(4, 5, 6) * 3 + 1
-MASK = np.random.default_rng(1).random((4, 5, 6)) < 0.7
 
 
-def normalized(x, axes, epsilon, mask=None, centred=True):
-    return ref.norm(
-        np.asarray(x, np.float64), list(axes), epsilon, None, None, mask=mask, centred=centred
-    )
-
-
-def grouped(x, groups, epsilon, mask=None, axes=None):
-    """Group normalisation: each group of features apart."""
-    size = x.shape[-1] // groups
-    axes = tuple(range(1, x.ndim)) if axes is None else axes
-    return np.concatenate(
-        [
-            normalized(
-                x[..., i : i + size],
-                axes,
-                epsilon,
-                None if mask is None else np.broadcast_to(mask, x.shape)[..., i : i + size],
-            )
-            for i in range(0, x.shape[-1], size)
-        ],
-        axis=-1,
-    )
+def normalized(x, axes, epsilon, mask=None):
+    return formulas.norm(np.asarray(x, np.float64), axes, epsilon, None, None, mask=mask)
 
 
 NORMS = {  # class: arguments
@@ -79,20 +57,13 @@ def test_the_slow_variance_keeps_its_digits_where_the_mean_is_large():
     assert np.abs(fast - wanted).max() > 0.1
 
 
-def test_complex_inputs_have_real_variances():
-    x = jnp.asarray(normal(3, 6) + 1j * normal(3, 6, seed=1))
-    y = nnx.LayerNorm(6, epsilon=0.0, rngs=nnx.Rngs(0))(x)
-    np.testing.assert_allclose(jnp.mean(jnp.abs(y) ** 2, -1), np.ones(3), rtol=1e-4)
-    np.testing.assert_allclose(jnp.mean(y, -1), np.zeros(3), atol=1e-5)
-
-
 # BatchNorm ------------------------------------------------------------------------------------
 
 
-def test_only_training_writes():
-    layer = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+def test_only_training_writes_and_the_mode_of_a_call_goes_first():
+    layer = nnx.BatchNorm(6, use_running_average=True, rngs=nnx.Rngs(0))
     mean, var = layer.mean.value, layer.var.value
-    layer(jnp.asarray(X), True)
+    layer(jnp.asarray(X))
     assert layer.mean.value is mean and layer.var.value is var
     layer(jnp.asarray(X), False)
     assert layer.mean.value is not mean and layer.var.value is not var
@@ -112,15 +83,6 @@ def test_running_averages_carry_no_gradient():
         return layer.mean.value.sum() + layer.var.value.sum()
 
     np.testing.assert_array_equal(jax.grad(average)(jnp.asarray(X)), np.zeros_like(X))
-
-
-def test_the_mode_of_a_call_goes_before_that_of_the_layer():
-    layer = nnx.BatchNorm(6, use_running_average=True, rngs=nnx.Rngs(0))
-    before = layer.mean.value
-    layer(jnp.asarray(X))
-    assert layer.mean.value is before
-    layer(jnp.asarray(X), use_running_average=False)
-    assert layer.mean.value is not before
 
 
 def test_set_view_changes_the_mode_and_none_leaves_it():
@@ -201,32 +163,6 @@ def test_layer_norm_of_features_that_are_spread_over_devices():
     np.testing.assert_allclose(np.concatenate(list(y), -1), wanted, rtol=1e-4, atol=1e-5)
 
 
-# GroupNorm --------------------------------------------------------------------------------------
-
-
-def test_one_group_is_layer_norm_and_groups_of_one_are_instance_norm():
-    x = jnp.asarray(X)
-    layer = nnx.LayerNorm(6, reduction_axes=(1, 2), rngs=nnx.Rngs(0))
-    instance = nnx.InstanceNorm(6, rngs=nnx.Rngs(0))
-    np.testing.assert_allclose(nnx.GroupNorm(6, 1, rngs=nnx.Rngs(0))(x), layer(x), atol=1e-5)
-    np.testing.assert_allclose(nnx.GroupNorm(6, 6, rngs=nnx.Rngs(0))(x), instance(x), atol=1e-5)
-
-
-def test_groups_at_each_position_keep_their_features_together():
-    # The reference, asked for moments over the features alone, hands the moments of one group to
-    # features of another.
-    layer = nnx.GroupNorm(6, 3, reduction_axes=(-1,), rngs=nnx.Rngs(0))
-    wanted = grouped(X, 3, 1e-6, axes=(2,))
-    np.testing.assert_allclose(layer(jnp.asarray(X)), wanted, rtol=1e-3, atol=1e-3)
-
-
-def test_a_mask_for_groups_may_broadcast():
-    mask = MASK[:, :, :1]
-    layer = nnx.GroupNorm(6, 3, rngs=nnx.Rngs(0))
-    y = layer(jnp.asarray(X), mask=jnp.asarray(mask))
-    np.testing.assert_allclose(y, grouped(X, 3, 1e-6, mask), rtol=1e-4, atol=1e-5)
-
-
 # Bad input --------------------------------------------------------------------------------------
 
 
@@ -285,36 +221,3 @@ def test_averages_that_were_cast_go_on_in_float32(dtype):
     np.testing.assert_allclose(norm.mean[...], 3 * (1 - 0.99**500), rtol=1e-4)
     np.testing.assert_allclose(norm.var[...], 0.99**500, rtol=1e-4)
     assert norm.mean.dtype == norm.var.dtype == jnp.float32
-
-
-SYMBOLIC = {  # norms in training, and a call
-    "batch": (lambda r: nnx.BatchNorm(4, rngs=r), lambda m, x: m(x)),
-    "batch, slow": (lambda r: nnx.BatchNorm(4, use_fast_variance=False, rngs=r), lambda m, x: m(x)),
-    "batch, mask": (lambda r: nnx.BatchNorm(4, rngs=r), lambda m, x: m(x, mask=x[..., :1] > 0)),
-    "layer": (lambda r: nnx.LayerNorm(4, rngs=r), lambda m, x: m(x)),
-    "layer, axes": (
-        lambda r: nnx.LayerNorm(4, reduction_axes=(-2, -1), rngs=r),
-        lambda m, x: m(x),
-    ),
-    "rms": (lambda r: nnx.RMSNorm(4, rngs=r), lambda m, x: m(x, mask=x > 0)),
-    "group": (lambda r: nnx.GroupNorm(4, num_groups=2, rngs=r), lambda m, x: m(x)),
-    "instance": (lambda r: nnx.InstanceNorm(4, rngs=r), lambda m, x: m(x)),
-}
-
-
-@pytest.mark.parametrize("name", SYMBOLIC)
-def test_symbolic_sizes(name):
-    """One exported program for batches and lengths of any size, statistics included."""
-    make, call = SYMBOLIC[name]
-    graphdef, state = nnx.split(make(nnx.Rngs(0)))
-
-    def run(state, x):
-        model = nnx.merge(graphdef, state, copy=True)
-        return call(model, x), nnx.state(model)
-
-    shape = jax.export.symbolic_shape("b, t, 4")
-    program = jax.export.export(jax.jit(run))(state, jax.ShapeDtypeStruct(shape, jnp.float32))
-    for sizes in ((3, 5), (2, 8)):
-        x = jnp.asarray(np.random.default_rng(0).normal(size=(*sizes, 4)), jnp.float32)
-        for found, expected in zip(*map(jax.tree.leaves, (program.call(state, x), run(state, x)))):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -212,19 +212,6 @@ def test_what_a_cell_must_define():
 # RNN against a loop -----------------------------------------------------------------------------
 
 
-def test_time_may_come_first():
-    carry, ys = nnx.RNN(Digits(), time_major=True, return_carry=True)(DIGITS.swapaxes(0, 1))
-    assert numbers(ys) == [[1, 5], [12, 56], [123, 567], [1234, 5678]]
-    assert numbers(carry) == [1234, 5678]
-    ys = nnx.RNN(Digits())(DIGITS.swapaxes(0, 1), time_major=True)
-    assert numbers(ys)[-1] == [1234, 5678]
-
-
-def test_no_positions_give_no_outputs():
-    carry, ys = nnx.RNN(cell_of(nnx.GRUCell), return_carry=True)(jnp.ones((2, 0, 3)))
-    assert ys.shape == (2, 0, 4) and not carry.any()
-
-
 def test_several_feature_axes():
     class Image(Digits):
         num_feature_axes = 2
@@ -271,17 +258,6 @@ def test_order_and_lengths(lengths, options, carry, outputs, time_major):
         x, seq_lengths=given, return_carry=True, time_major=time_major, **options
     )
     assert_close(plain, layer(x, seq_lengths=given))
-
-
-def test_lengths_of_pairs_and_lengths_under_jit():
-    cell = cell_of(nnx.LSTMCell)
-    layer = nnx.RNN(cell, return_carry=True)
-    run = nnx.jit(lambda layer, x, lengths: layer(x, seq_lengths=lengths)[0])
-    carry = run(layer, X, jnp.asarray([2, 4]))
-    for example, length in ((0, 2), (1, 4)):
-        x = X[example : example + 1, :length]
-        wanted, _ = loop(cell, x, cell.initialize_carry((1, 3)))
-        assert_close(jax.tree.map(lambda a, at=example: a[at : at + 1], carry), wanted, rtol=1e-4)
 
 
 def test_one_length_for_all():
@@ -377,18 +353,6 @@ def test_what_all_steps_share_they_only_read():
     with pytest.raises(ValueError, match=r"writes '.*steps', which is broadcast"):
         layer(X)
     assert int(layer.cell.steps.value) == 0
-
-
-@pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize("options", [{"dtype": jnp.bfloat16}, {"param_dtype": jnp.bfloat16}])
-def test_the_carry_keeps_its_dtype(kind, options):
-    # (the reference refuses most of these)
-    layer = nnx.RNN(cell_of(kind, **options), return_carry=True)
-    carry, y = layer(X)
-    exact = nnx.RNN(cell_of(kind))(X)
-    for array in jax.tree.leaves(carry):
-        assert array.dtype == options.get("param_dtype", jnp.float32)
-    np.testing.assert_allclose(np.asarray(y, np.float32), exact, atol=5e-2)
 
 
 # Streams of RNN ---------------------------------------------------------------------------------

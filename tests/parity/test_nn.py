@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
+from tests.nn.catalogue import LAYERS
+from tests.nn.formulas import ACTIVATIONS
 from tests.nn.quick import QUICK, normal, quick
 from tests.parity.layers import (
     OLDER,
@@ -258,50 +260,27 @@ def test_line(scope, line, mode):
 
 # Attributes, names and dtypes -------------------------------------------------------------------
 
-STATIC = {
-    "Linear": "in_features out_features use_bias dtype param_dtype precision dot_general "
-    "preferred_element_type",
-    "LinearGeneral": "in_features out_features axis use_bias dtype param_dtype precision "
-    "dot_general dot_general_cls preferred_element_type",
-    "Einsum": "einsum_str kernel_shape bias_shape dtype param_dtype precision einsum_op "
-    "preferred_element_type",
-    "Conv": "in_features out_features kernel_size kernel_shape strides padding input_dilation "
-    "kernel_dilation feature_group_count use_bias mask dtype param_dtype precision "
-    "conv_general_dilated preferred_element_type",
-    "ConvTranspose": "in_features out_features kernel_size kernel_shape strides padding "
-    "kernel_dilation use_bias mask dtype param_dtype precision transpose_kernel "
-    "preferred_element_type",
-    "Embed": "num_embeddings features dtype param_dtype",
-    "LoRA": "in_features out_features dtype param_dtype base_module",
-    "PReLU": "dtype param_dtype",
-    "Dropout": "rate broadcast_dims deterministic rng_collection",
-}
-MADE = {
-    "Linear": (3, 4),
-    "LinearGeneral": ((3, 2), 4, {"axis": (-2, -1)}),
-    "Einsum": ("ab,bc->ac", (3, 4), (4,)),
-    "Conv": (3, 4, (3, 3), (2, 1)),
-    "ConvTranspose": (3, 4, 3),
-    "Embed": (3, 4),
-    "LoRA": (3, 2, 4),
-    "PReLU": (),
-    "Dropout": (0.5,),
-}
+
+def is_static(value):
+    """Whether both libraries have a value: it is neither data nor of the reference."""
+    module = getattr(value, "__module__", None) or type(value).__module__
+    data = isinstance(value, (ref.Variable, ref.Pytree, dict))
+    return not data and not module.startswith("flax")
 
 
-def made(lib, name):
-    args = [a for a in MADE[name] if not isinstance(a, dict)]
-    kwargs = {k: v for a in MADE[name] if isinstance(a, dict) for k, v in a.items()}
-    if name != "PReLU":
-        kwargs["rngs"] = lib.Rngs(0)
-    return getattr(lib, name)(*args, **kwargs)
+IN_BOTH = [name for name in LAYERS if hasattr(ref, name.partition(",")[0])]
 
 
-@pytest.mark.parametrize("name", STATIC)
-def test_attributes_are_those_of_the_reference(name):
-    ours, theirs = made(nnx, name), made(ref, name)
-    for attribute in STATIC[name].split():
-        assert getattr(ours, attribute) == getattr(theirs, attribute), attribute
+@pytest.mark.parametrize("name", IN_BOTH)
+def test_a_layer_is_that_of_the_reference(name):
+    """State bit for bit, attributes and results of the layers of the catalogue."""
+    row = LAYERS[name]
+    ours, theirs = row.make(nnx.Rngs(0)), row.make(ref.Rngs(0), ref)
+    assert_equal_state(ours, theirs)
+    for attribute, value in vars(theirs).items():
+        if not attribute.startswith("_") and is_static(value):
+            assert getattr(ours, attribute) == value, attribute
+    assert_equal_results(row.run(ours, row.x), row.run(theirs, row.x), 8)
 
 
 def test_initializers_are_those_of_the_reference():
@@ -314,16 +293,9 @@ def test_initializers_are_those_of_the_reference():
             )
 
 
-ACTIVATIONS = (
-    "celu elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh identity leaky_relu log_sigmoid "
-    "log_softmax logsumexp one_hot relu relu6 selu sigmoid silu soft_sign softmax softplus "
-    "standardize swish tanh"
-).split()
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_are_those_of_the_reference(name):
-    assert getattr(nnx, name) is getattr(ref, name)
+def test_activations_are_those_of_the_reference():
+    for name in dict.fromkeys(name.partition(",")[0] for name in [*ACTIVATIONS, "one_hot"]):
+        assert getattr(nnx, name) is getattr(ref, name)
 
 
 PROMOTIONS = [
@@ -487,7 +459,7 @@ def test_rotary_positions_need_no_promotion(args):
         assert ours(X).dtype == F32
 
 
-LAYERS = {
+DECODING = {
     "plain": ((2, 8), {}),
     "other sizes": ((4, 8, 16, 10), {"use_bias": False}),
     "grouped": ((4, 8, 16), {"num_kv_heads": 2}),
@@ -498,7 +470,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize(("args", "kwargs"), LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize(("args", "kwargs"), DECODING.values(), ids=DECODING)
 def test_decoding_is_that_of_the_reference(args, kwargs):
     ours, theirs = (build(lib, *args, **kwargs) for lib in (nnx, ref))
     steps = []

@@ -1,4 +1,4 @@
-"""What layers compute, written from the formulas in NumPy and float64, as loops where a loop says more.
+"""What layers compute, from the formulas, in NumPy and float64; loops where a loop says more.
 
 Nothing here comes from another library of layers, or from JAX.
 """
@@ -12,9 +12,7 @@ import numpy as np
 
 
 def sigmoid(x):
-    return np.where(
-        x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x)))
-    )
+    return 1 / (1 + np.exp(-x))
 
 
 def softmax(x):
@@ -86,10 +84,8 @@ def padded(x, padding, reaches, strides):
             if mode == "CIRCULAR":
                 i %= size
             elif mode == "REFLECT":
-                i = abs(i) if size > 1 else 0
                 period = max(2 * (size - 1), 1)
-                i %= period
-                i = min(i, period - i)
+                i = min(i % period, -i % period)
             row = np.take(x, i, axis) if 0 <= i < size else np.zeros_like(np.take(x, 0, axis))
             rows.append(row)
         x = np.stack(rows, axis)
@@ -107,19 +103,24 @@ def dilated(x, dilations):
     return x
 
 
+def windows(places, kernel, strides, dilations):
+    """The places of a window, each with all offsets in it and the positions that they reach."""
+    for place in itertools.product(*map(range, places)):
+        for offset in itertools.product(*map(range, kernel)):
+            steps = zip(place, strides, offset, dilations)
+            yield place, offset, tuple(p * s + o * d for p, s, o, d in steps)
+
+
 def correlate(x, kernel, strides, dilations, groups=1):
     """(*spatial, in) and (*kernel, in / groups, out): each output is a sum over its window."""
-    rank = x.ndim - 1
     reaches = [(k - 1) * d for k, d in zip(kernel.shape, dilations)]
     sizes = [(n - r - 1) // s + 1 for n, r, s in zip(x.shape, reaches, strides)]
     outs, ins = kernel.shape[-1] // groups, kernel.shape[-2]
     y = np.zeros((*sizes, kernel.shape[-1]))
-    for place in itertools.product(*map(range, sizes)):
-        for offset in itertools.product(*map(range, kernel.shape[:rank])):
-            at = tuple(p * s + o * d for p, s, o, d in zip(place, strides, offset, dilations))
-            for g in range(groups):
-                columns = slice(g * outs, (g + 1) * outs)
-                y[place][columns] += x[at][g * ins : (g + 1) * ins] @ kernel[offset][:, columns]
+    for place, offset, at in windows(sizes, kernel.shape[:-2], strides, dilations):
+        for g in range(groups):
+            columns = slice(g * outs, (g + 1) * outs)
+            y[place][columns] += x[at][g * ins : (g + 1) * ins] @ kernel[offset][:, columns]
     return y
 
 
@@ -149,10 +150,9 @@ def conv_transpose(x, kernel, bias, strides, padding, dilations, flipped):
             for n, s, k, d in zip(example.shape, strides, kernel.shape, dilations)
         ]
         full = np.zeros((*sizes, kernel.shape[-1]))
-        for place in itertools.product(*map(range, example.shape[:rank])):
-            for offset in itertools.product(*map(range, kernel.shape[:rank])):
-                at = tuple(p * s + o * d for p, s, o, d in zip(place, strides, offset, dilations))
-                full[at] += example[place] @ kernel[offset]
+        places = example.shape[:rank], kernel.shape[:rank], strides, dilations
+        for place, offset, at in windows(*places):
+            full[at] += example[place] @ kernel[offset]
         for axis in range(rank):
             n, s = example.shape[axis], strides[axis]
             reach = (kernel.shape[axis] - 1) * dilations[axis]
@@ -198,33 +198,20 @@ def _cut(full, axis, n, stride, reach, padding, flipped):
 
 def pool(x, kind, window, strides, padding, counts=True):
     """(batch, *spatial, features): the mean, maximum or minimum of each window."""
-    rows = []
-    for example in x:
-        pads = padding
-        reaches = [w - 1 for w in window]
-        if isinstance(padding, str):
-            pads = [
-                same(n, r, s) if padding == "SAME" else (0, 0)
-                for n, r, s in zip(example.shape, reaches, strides)
-            ]
-        sizes = [
-            (n + a + b - w) // s + 1
-            for n, (a, b), w, s in zip(example.shape, pads, window, strides)
-        ]
-        y = np.zeros((*sizes, example.shape[-1]))
-        for place in itertools.product(*map(range, sizes)):
-            seen = []
-            for offset in itertools.product(*map(range, window)):
-                at = tuple(p * s + o - a for p, s, o, (a, _) in zip(place, strides, offset, pads))
-                if all(0 <= i < n for i, n in zip(at, example.shape)):
-                    seen.append(example[at])
-            if kind == "avg":
-                number = math.prod(window) if counts else len(seen)
-                y[place] = np.sum(seen, 0) / number
-            else:
-                y[place] = (np.max if kind == "max" else np.min)(seen, 0)
-        rows.append(y)
-    return np.stack(rows)
+    reduce = {"avg": np.nansum if counts else np.nanmean, "max": np.nanmax, "min": np.nanmin}[kind]
+    spatial, rank = x.shape[1:-1], len(window)
+    if padding == "SAME":
+        padding = [same(n, w - 1, s) for n, w, s in zip(spatial, window, strides)]
+    elif padding == "VALID":
+        padding = [(0, 0)] * rank
+    sizes = [(n + sum(p) - w) // s + 1 for n, p, w, s in zip(spatial, padding, window, strides)]
+    wide = np.pad(x, [(0, 0), *padding, (0, 0)], constant_values=np.nan)
+    seen = {}
+    for place, _, at in windows(sizes, window, strides, (1,) * rank):
+        seen.setdefault(place, []).append(wide[(slice(None), *at)])
+    y = np.stack([reduce(elements, 0) for elements in seen.values()], 1)
+    y = y.reshape(len(x), *sizes, -1)
+    return y / math.prod(window) if kind == "avg" and counts else y
 
 
 # Normalisation -------------------------------------------------------------------------------
@@ -257,19 +244,12 @@ def norm(x, axes, epsilon, scale, bias, feature_axes=(-1,), mask=None, centred=T
     return y if bias is None else y + bias.reshape(along)
 
 
-def group_norm(x, groups, epsilon, scale, bias, mask=None):
-    y = np.zeros_like(x)
-    size = x.shape[-1] // groups
-    for example in range(len(x)):
-        for g in range(groups):
-            columns = slice(g * size, (g + 1) * size)
-            part = x[example][..., columns]
-            keep = None
-            if mask is not None:
-                keep = np.broadcast_to(mask, x.shape)[example][..., columns]
-            mean, var = moments(part, range(part.ndim), keep)
-            y[example][..., columns] = (part - mean) / np.sqrt(var + epsilon)
-    return y * scale + bias
+def group_norm(x, groups, epsilon, scale, bias, mask=None, axes=None):
+    axes = range(1, x.ndim) if axes is None else axes
+    mask = np.broadcast_to(True if mask is None else mask, x.shape)
+    parts = [np.split(array, groups, -1) for array in (x, mask)]
+    y = [norm(part, axes, epsilon, None, None, mask=keep) for part, keep in zip(*parts)]
+    return np.concatenate(y, -1) * scale + bias
 
 
 # Attention -----------------------------------------------------------------------------------
@@ -288,7 +268,7 @@ def rope(x, theta, positions):
     return y
 
 
-def attention(query, key, value, bias=None, mask=None, causal=False):
+def attention(query, key, value, bias=None, mask=None, is_causal=False):
     """(batch, length, heads, depth), a query of one head at a time."""
     batch, queries, heads, depth = query.shape
     keys, groups = key.shape[1], key.shape[2]
@@ -301,7 +281,7 @@ def attention(query, key, value, bias=None, mask=None, causal=False):
         seen = [
             k
             for k in range(keys)
-            if mask[b, h, q, k] and (k <= q or not causal) and bias[b, h, q, k] > -np.inf
+            if mask[b, h, q, k] and (k <= q or not is_causal) and bias[b, h, q, k] > -np.inf
         ]
         if seen:
             logits = [
@@ -316,7 +296,7 @@ def attention(query, key, value, bias=None, mask=None, causal=False):
     return y
 
 
-def multi_head(p, x, kv=None, mask=None, causal=False, theta=None):
+def multi_head(p, x, kv=None, causal=False, theta=None):
     """The layer, with its parameters by path; the depth of the heads is that of the kernels."""
 
     def project(name, z):
@@ -325,27 +305,20 @@ def multi_head(p, x, kv=None, mask=None, causal=False, theta=None):
 
     kv = x if kv is None else kv
     query, key, value = project("query", x), project("key", kv), project("value", kv)
-    for name in ("query", "key"):
-        if f"{name}_ln.scale" in p:
-            normed = norm(
-                query if name == "query" else key, [-1], 1e-6, p[f"{name}_ln.scale"], None
-            )
-            query, key = (normed, key) if name == "query" else (query, normed)
-    if theta is not None:
-        query, key = (
-            np.swapaxes(rope(np.swapaxes(z, 1, 2), theta, np.arange(z.shape[1])), 1, 2)
-            for z in (query, key)
-        )
-    y = attention(query, key, value, mask=mask, causal=causal)
+    if "query_ln.scale" in p:
+        query = norm(query, [-1], 1e-6, p["query_ln.scale"], None)
+        key = norm(key, [-1], 1e-6, p["key_ln.scale"], None)
+    if theta is not None:  # positions are the axis before the heads
+        query, key = (rope(z, theta, np.arange(z.shape[1])[:, None]) for z in (query, key))
+    y = attention(query, key, value, is_causal=causal)
     return np.einsum("bthd,hdo->bto", y, p["out.kernel"]) + p.get("out.bias", 0)
 
 
 # Recurrence ----------------------------------------------------------------------------------
 
 
-def simple_step(p, h, x, residual=False):
-    total = x @ p["dense_i.kernel"] + p["dense_i.bias"] + h @ p["dense_h.kernel"]
-    new = np.tanh(total + (h if residual else 0))
+def simple_step(p, h, x):
+    new = np.tanh(x @ p["dense_i.kernel"] + p["dense_i.bias"] + h @ p["dense_h.kernel"])
     return new, new
 
 
@@ -394,6 +367,3 @@ def rnn(step, carry, x, lengths=None, reverse=False, keep_order=False):
     if isinstance(carry, tuple):
         return outputs, tuple(np.stack(part) for part in zip(*ends))
     return outputs, np.stack(ends)
-
-
-# Others --------------------------------------------------------------------------------------
