@@ -112,6 +112,10 @@ class Arguments:
         dtype, rngs = values["param_dtype"], values["rngs"]
         return new_param(self.layer, rngs, made_by, shape, dtype, metadata)
 
+    def passed_on(self, *names: str, prefix: str = "") -> dict[str, tp.Any]:
+        """Arguments for another constructor, by the names that they have without the prefix."""
+        return {name: self.values[prefix + name] for name in names}
+
     def set_attributes(self, *without: str, **replaced: tp.Any) -> None:
         """Set the attributes, in the order of the signature.
 

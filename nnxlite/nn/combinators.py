@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from nnxlite._base.jax import R
 from nnxlite.boundary._call_def import parameters_of
-from nnxlite.nn._common import Precision, check_rate, check_size
+from nnxlite.nn._common import Arguments, Precision, check_rate, check_size
 from nnxlite.nn.activations import identity, relu
 from nnxlite.nn.dtypes import Dtype
 from nnxlite.nn.initializers import Initializer
@@ -194,6 +194,7 @@ class MLP(Module):
         bias_init: Initializer = default_bias_init,
         rngs: Rngs,
     ) -> None:
+        arguments = Arguments(self, locals())
         check_size(self, "in_features", in_features)
         check_size(self, "out_features", out_features)
         check_size(self, "width", width)
@@ -207,21 +208,13 @@ class MLP(Module):
         self.final_activation = final_activation
         self.layers = List()
         self.norms = List()
+        names = ("dtype", "param_dtype", "precision", "kernel_init", "bias_init", "rngs")
+        options = arguments.passed_on(*names)
         for index in range(depth + 1):
             last = index == depth
-            self.layers.append(
-                Linear(
-                    width if index else in_features,
-                    out_features if last else width,
-                    use_bias=use_final_bias if last else use_bias,
-                    dtype=dtype,
-                    param_dtype=param_dtype,
-                    precision=precision,
-                    kernel_init=kernel_init,
-                    bias_init=bias_init,
-                    rngs=rngs,
-                )
-            )
+            sizes = (width if index else in_features, out_features if last else width)
+            use = use_final_bias if last else use_bias
+            self.layers.append(Linear(*sizes, use_bias=use, **options))
             if norm is not None and not last:
                 self.norms.append(norm(width, rngs=rngs))
         self.dropout = Dropout(dropout_rate, rngs=rngs) if depth and dropout_rate else None

@@ -32,6 +32,7 @@ from nnxlite.graph._walk import freeze, iter_graph, matches
 from nnxlite.nn import initializers
 from nnxlite.nn._common import (
     NO_METADATA,
+    Arguments,
     Metadata,
     OutSharding,
     check_rate,
@@ -207,22 +208,13 @@ class LoRALinear(Linear):
         b_metadata: Metadata = NO_METADATA,
         **kwargs: tp.Any,
     ) -> None:
+        arguments = Arguments(self, locals())
         check_size(self, "lora_rank", lora_rank)
         super().__init__(in_features, out_features, rngs=rngs, **kwargs)
-        self.lora = LoRA(
-            in_features,
-            lora_rank,
-            out_features,
-            dtype=lora_dtype,
-            param_dtype=lora_param_dtype,
-            a_initializer=a_initializer,
-            b_initializer=b_initializer,
-            lora_param_type=lora_param_type,
-            promote_dtype=lora_promote_dtype,
-            rngs=rngs,
-            a_metadata=a_metadata,
-            b_metadata=b_metadata,
-        )
+        options = arguments.passed_on("dtype", "param_dtype", "promote_dtype", prefix="lora_")
+        names = ("a_initializer", "b_initializer", "a_metadata", "b_metadata")
+        options |= arguments.passed_on(*names, "lora_param_type", "rngs")
+        self.lora = LoRA(in_features, lora_rank, out_features, **options)
 
     def __call__(self, x: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
         """The adapted image of `x`, (..., in_features) -> (..., out_features).

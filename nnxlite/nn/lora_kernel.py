@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite.objects._fields import data
+from nnxlite.objects._fields import data, dataclass
 from nnxlite.objects._pytree import Pytree
 from nnxlite.variables._operators import ArrayOperators
 from nnxlite.variables._variable import Variable
@@ -47,6 +47,7 @@ class Adapter(tp.NamedTuple):
     dropped: tp.Callable[[jax.Array], jax.Array]
 
 
+@dataclass(eq=False)
 class LoRAKernel(Pytree, ArrayOperators[jax.Array]):
     """A kernel with a low-rank adapter; it reads like the Variable that it replaces.
 
@@ -70,26 +71,10 @@ class LoRAKernel(Pytree, ArrayOperators[jax.Array]):
     base: Variable[jax.Array]
     lora_a: Variable[jax.Array]
     lora_b: Variable[jax.Array]
-    dropout: Dropout | None
-
-    def __init__(
-        self,
-        base: Variable[jax.Array],
-        lora_a: Variable[jax.Array],
-        lora_b: Variable[jax.Array],
-        *,
-        rank: int,
-        alpha: float,
-        outputs: int,
-        dropout: Dropout | None,
-    ) -> None:
-        self.base = base
-        self.lora_a = lora_a
-        self.lora_b = lora_b
-        self.rank = rank
-        self.alpha = alpha
-        self.outputs = outputs
-        self.dropout = data(dropout)
+    rank: int
+    alpha: float
+    outputs: int
+    dropout: Dropout | None = data()
 
     def get_value(self, *, index: tp.Any = ...) -> jax.Array:
         """The adapted kernel, of the base's shape and dtype."""

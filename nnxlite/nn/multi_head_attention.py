@@ -193,39 +193,29 @@ class MultiHeadAttention(Module):
             return LinearGeneral(
                 *args,
                 axis=axis,
-                use_bias=use_bias,
-                dtype=dtype,
-                param_dtype=param_dtype,
-                precision=precision,
-                rngs=rngs,
                 kernel_init=kernel[0],
                 kernel_metadata=kernel[1],
                 bias_init=bias[0],
                 bias_metadata=bias[1],
-                **{name: arguments.values[f"{part}_{name}"] for name in names},
+                **arguments.passed_on("use_bias", "precision", "dtype", "param_dtype", "rngs"),
+                **arguments.passed_on(*names, prefix=part),
             )
 
         kernel, bias = (kernel_init, kernel_metadata), (bias_init, bias_metadata)
         heads, kv_heads = (num_heads, self.head_dim), (self.num_kv_heads, self.head_dim)
-        self.query = linear("qkv", kernel, bias, in_features, heads)
-        self.key = linear("qkv", kernel, bias, self.in_kv_features, kv_heads)
-        self.value = linear("qkv", kernel, bias, self.in_kv_features, kv_heads)
+        self.query = linear("qkv_", kernel, bias, in_features, heads)
+        self.key = linear("qkv_", kernel, bias, self.in_kv_features, kv_heads)
+        self.value = linear("qkv_", kernel, bias, self.in_kv_features, kv_heads)
         self.query_ln, self.key_ln = data(None), data(None)
         if normalize_qk:
-            norm = functools.partial(
-                LayerNorm,
-                self.head_dim,
-                use_bias=False,
-                dtype=dtype,
-                param_dtype=param_dtype,
-                promote_dtype=ln_promote_dtype,
-                rngs=rngs,
-            )
+            options = arguments.passed_on("dtype", "param_dtype", "rngs")
+            options |= {"use_bias": False, "promote_dtype": ln_promote_dtype}
+            norm = functools.partial(LayerNorm, self.head_dim, **options)
             self.query_ln = norm(scale_metadata=query_ln_scale_metadata)
             self.key_ln = norm(scale_metadata=key_ln_scale_metadata)
         kernel = out_kernel_init or kernel_init, out_kernel_metadata or kernel_metadata
         bias = out_bias_init or bias_init, out_bias_metadata or bias_metadata
-        self.out = linear("out", kernel, bias, heads, self.out_features, axis=(-2, -1))
+        self.out = linear("out_", kernel, bias, heads, self.out_features, axis=(-2, -1))
         keeps_stream = keep_rngs and dropout_rate > 0
         self.rngs = own_stream(self, rngs, "dropout") if keeps_stream else None
         self.cached_key, self.cached_value, self.cache_index = data(None), data(None), data(None)

@@ -451,19 +451,13 @@ class Bidirectional(Module):
         rngs = self.rngs if rngs is None else rngs
         time_major = self.time_major if time_major is None else time_major
 
-        def run(rnn: tp.Any, carry: tp.Any, reverse: bool) -> tuple[tp.Any, tp.Any]:
-            return rnn(
-                inputs,
-                initial_carry=carry,
-                rngs=rngs,
-                seq_lengths=seq_lengths,
-                return_carry=True,
-                time_major=time_major,
-                reverse=reverse,
-                keep_order=True,
-            )
-
-        forward_carry, forward = run(self.forward_rnn, forward_carry, reverse=False)
-        backward_carry, backward = run(self.backward_rnn, backward_carry, reverse=True)
+        options = {"rngs": rngs, "seq_lengths": seq_lengths, "time_major": time_major}
+        options |= {"return_carry": True, "keep_order": True}
+        forward_carry, forward = self.forward_rnn(
+            inputs, initial_carry=forward_carry, reverse=False, **options
+        )
+        backward_carry, backward = self.backward_rnn(
+            inputs, initial_carry=backward_carry, reverse=True, **options
+        )
         outputs = jax.tree.map(self.merge_fn, forward, backward)
         return ((forward_carry, backward_carry), outputs) if return_carry else outputs

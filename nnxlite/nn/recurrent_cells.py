@@ -37,6 +37,9 @@ from nnxlite.objects._rngs import Rngs, RngStream
 __all__ = ["GRUCell", "LSTMCell", "OptimizedLSTMCell", "RNNCellBase", "SimpleCell"]
 
 Activation = tp.Callable[..., jax.Array]
+MakeLinear = tp.Callable[..., Linear]
+Memory = tuple[jax.Array, jax.Array]
+"""The carry of long short-term memory: memory and hidden array."""
 
 
 def orthogonal_init(
@@ -123,9 +126,7 @@ class _Cell(RNNCellBase):
             names = ("__init__", "initialize_carry")
             under_own_name(cls, *(name for name in names if name not in vars(cls)))
 
-    def _nnx_set_up(
-        self, arguments: Arguments
-    ) -> tuple[tp.Callable[..., Linear], tp.Callable[..., Linear]]:
+    def _nnx_set_up(self, arguments: Arguments) -> tuple[MakeLinear, MakeLinear]:
         """Set the attributes; returns makers of projections of the input and of the hidden array.
 
         They are called with the number of output features and `use_bias`.
@@ -135,27 +136,13 @@ class _Cell(RNNCellBase):
         rngs = values["rngs"]
         self.rngs = data(own_stream(self, rngs, "carry") if values["keep_rngs"] else None)
         self.carry_init = values["carry_init"]
-        linear = functools.partial(
-            Linear,
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            bias_init=values["bias_init"],
-            promote_dtype=self.promote_dtype,
-            bias_metadata=values["bias_metadata"],
-            rngs=rngs,
-        )
-        of_input = functools.partial(
-            linear,
-            self.in_features,
-            kernel_init=values["kernel_init"],
-            kernel_metadata=values["kernel_metadata"],
-        )
-        of_hidden = functools.partial(
-            linear,
-            self.hidden_features,
-            kernel_init=values["recurrent_kernel_init"] or self._nnx_recurrent_init,
-            kernel_metadata=values["recurrent_kernel_metadata"],
-        )
+        names = ("dtype", "param_dtype", "bias_init", "promote_dtype", "bias_metadata", "rngs")
+        linear = functools.partial(Linear, **arguments.passed_on(*names))
+        kernel = arguments.passed_on("kernel_init", "kernel_metadata")
+        recurrent = arguments.passed_on("kernel_init", "kernel_metadata", prefix="recurrent_")
+        recurrent["kernel_init"] = recurrent["kernel_init"] or self._nnx_recurrent_init
+        of_input = functools.partial(linear, self.in_features, **kernel)
+        of_hidden = functools.partial(linear, self.hidden_features, **recurrent)
         return of_input, of_hidden
 
     def initialize_carry(
@@ -319,9 +306,7 @@ class _GatedCell(_Cell):
     ) -> None:
         self._nnx_build(*self._nnx_set_up(Arguments(self, locals())))
 
-    def _nnx_build(
-        self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
-    ) -> None:
+    def _nnx_build(self, of_input: MakeLinear, of_hidden: MakeLinear) -> None:
         """Make the projections, with the functions that `_nnx_set_up` returns."""
         self._nnx_lacks("_nnx_build")
 
@@ -345,10 +330,10 @@ class _MemoryCell(_GatedCell):
 
 def _memory_step(
     cell: tp.Any,
-    carry: tuple[jax.Array, jax.Array],
+    carry: Memory,
     inputs: jax.Array,
     gates: tp.Callable[[jax.Array], tp.Iterable[jax.Array]],
-) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+) -> tuple[Memory, jax.Array]:
     """One step of long short-term memory.
 
     Args:
@@ -409,9 +394,7 @@ class LSTMCell(_MemoryCell):
 
     _nnx_recurrent_init = staticmethod(modified_orthogonal)
 
-    def _nnx_build(
-        self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
-    ) -> None:
+    def _nnx_build(self, of_input: MakeLinear, of_hidden: MakeLinear) -> None:
         size = self.hidden_features
         self.ii = of_input(size, use_bias=False)
         self.if_ = of_input(size, use_bias=False)
@@ -422,9 +405,7 @@ class LSTMCell(_MemoryCell):
         self.hg = of_hidden(size)
         self.ho = of_hidden(size)
 
-    def __call__(
-        self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array
-    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    def __call__(self, carry: Memory, inputs: jax.Array) -> tuple[Memory, jax.Array]:
         """One step: the new carry, and its second array as the output.
 
         Args:
@@ -458,15 +439,11 @@ class OptimizedLSTMCell(_MemoryCell):
     ((3, 16), (2, 4))
     """
 
-    def _nnx_build(
-        self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
-    ) -> None:
+    def _nnx_build(self, of_input: MakeLinear, of_hidden: MakeLinear) -> None:
         self.dense_i = of_input(4 * self.hidden_features, use_bias=False)
         self.dense_h = of_hidden(4 * self.hidden_features)
 
-    def __call__(
-        self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array
-    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    def __call__(self, carry: Memory, inputs: jax.Array) -> tuple[Memory, jax.Array]:
         """One step: the new carry, and its second array as the output.
 
         Args:
@@ -505,9 +482,7 @@ class GRUCell(_GatedCell):
     ((2, 4), (2, 4))
     """
 
-    def _nnx_build(
-        self, of_input: tp.Callable[..., Linear], of_hidden: tp.Callable[..., Linear]
-    ) -> None:
+    def _nnx_build(self, of_input: MakeLinear, of_hidden: MakeLinear) -> None:
         self.dense_i = of_input(3 * self.hidden_features)
         self.dense_h = of_hidden(3 * self.hidden_features, use_bias=False)
 
