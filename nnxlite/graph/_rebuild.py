@@ -41,7 +41,7 @@ from nnxlite.graph._defs import (
     define,
     define_container,
     define_custom,
-    new_shell,
+    fill_shell,
     static_def,
     values_getter,
 )
@@ -455,7 +455,7 @@ def new_node(definition: ObjectDef, trace: tp.Any) -> tp.Any:
     """An object that a definition describes, or an instance of a registered class, unfilled."""
     if CUSTOM_NODES and definition.type in CUSTOM_NODES:
         return CUSTOM_NODES[definition.type].create_empty(definition.metadata)
-    return new_shell(definition.type, definition, trace)
+    return fill_shell(object.__new__(definition.type), definition, trace)
 
 
 def build_nodes(
@@ -478,7 +478,7 @@ def build_nodes(
                 nodes[number] = leaf
             elif not isinstance(leaf, Variable):
                 nodes[number] = make(definition.for_variable(), leaf)
-            elif _is_of_an_equal(leaf, definition):
+            elif definition.public is not None and _is_of_an_equal(leaf, definition):
                 nodes[number] = make(definition.for_variable(), leaf._box.value)
             else:
                 nodes[number] = leaf
@@ -497,9 +497,7 @@ def _is_of_an_equal(variable: Variable[tp.Any], definition: VariableDef) -> bool
     A State that comes from a program of `jax.jit` has those of the call that was traced.
     """
     has = variable._box.definition
-    return (
-        has.public is not None and has.public is definition.public and not has.matches(definition)
-    )
+    return has.public is definition.public and not has.matches(definition)
 
 
 def check_trace(node: tp.Any) -> None:
