@@ -563,6 +563,11 @@ class Partition:
             positions[self.order.index(label)].append(position)
         object.__setattr__(self, "positions", positions)
 
+    @classmethod
+    def chosen(cls, flags: tp.Iterable[tp.Any]) -> Partition:
+        """Leaves divided into those with a true flag and the rest."""
+        return cls(tuple(map(bool, flags)))
+
     def split(self, leaves: tp.Sequence[tp.Any]) -> tuple[list[tp.Any], ...]:
         """The leaves of each group."""
         return tuple([leaves[i] for i in positions] for positions in self.positions)

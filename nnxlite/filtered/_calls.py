@@ -212,15 +212,14 @@ def axes_of_call(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -
     Raises ValueError for a tuple of another length, or a name that the call does not give.
     """
     axes, bound, fun = mapped.options.in_axes, mapped.bound, mapped.__wrapped__
-    positional, by_name = [axes] * len(args), dict[str, tp.Any]()
-    if isinstance(axes, tuple):
-        positional = [*axes]
-        if len(axes) != len(args):
-            raise ValueError(
-                f"{mapped!r}: in_axes has {len(axes)} entries for {len(args)} positional arguments."
-            )
-    elif isinstance(axes, dict):
-        by_name, parameters = axes, parameters_of(fun) or []
+    positional = axes if isinstance(axes, tuple) else [axes] * len(args)
+    if len(positional) != len(args):
+        raise ValueError(
+            f"{mapped!r}: in_axes has {len(axes)} entries for {len(args)} positional arguments."
+        )
+    by_name = axes if isinstance(axes, dict) else {}
+    if by_name:
+        parameters = parameters_of(fun) or []
         names = names_by_position(parameters[: len(args)])
         missing = [name for name in axes if name not in kwargs and name not in names]
         if missing:
@@ -229,11 +228,10 @@ def axes_of_call(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -
                 f"not give: {name_of(fun)} has {[p.name for p in parameters]}. Pass them, or leave "
                 "them out."
             )
+        names += [""] * (len(args) - len(names))
         positional = [axes.get(name, ARRAYS) for name in names]
-        positional += [ARRAYS] * (len(args) - len(names))
     named = {name: by_name.get(name, ARRAYS) for name in kwargs}
-    carried = dict.fromkeys(bound.kwargs)
-    return (*[None] * len(bound.args), *positional), {**carried, **named}
+    return (*[None] * len(bound.args), *positional), {**dict.fromkeys(bound.kwargs), **named}
 
 
 def _meaning(inner: Inner, out: Outputs) -> Meaning:
@@ -280,28 +278,21 @@ def _run_mapped(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) ->
 
 
 def _mapped(
-    kind: type[Transform[..., tp.Any]],
-    fun: tp.Any,
-    make: tp.Any,
-    in_axes: tp.Any,
-    out_axes: tp.Any,
-    axis_size: int | None,
-    more: dict[str, tp.Any],
+    fun: tp.Any, make: tp.Any, in_axes: tp.Any, out_axes: tp.Any, jax_options: dict[str, tp.Any]
 ) -> tp.Any:
     """A function under a mapping transform of JAX, with axes in either form."""
     for name in ("default", "fn", "args", "kwargs", "out"):
-        if name in more:
+        if name in jax_options:
             raise ValueError(
                 f"filter_{make.__name__} takes no {name}=: use in_axes= and out_axes=. To map a module "
                 "itself, make it an argument: filter_vmap(lambda m, x: m(x))(models, x)."
             )
-    in_axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
-    jax_options = {"axis_size": as_integer(axis_size), **more}
+    jax_options["axis_size"] = as_integer(jax_options["axis_size"])
     options = filtered(
         f"filter_{make.__name__}",
         _run_mapped,
         make=make,
-        in_axes=in_axes,
+        in_axes=tuple(in_axes) if isinstance(in_axes, list) else in_axes,
         in_name="in_axes",
         out_prefix=out_axes,
         out_name="out_axes",
@@ -312,7 +303,7 @@ def _mapped(
         metadata={},
         jax_options=jax_options,
     )
-    return decorated(kind, fun, options)
+    return decorated(FilterPmap if make is jax.pmap else Transform, fun, options)
 
 
 @tp.overload
@@ -355,8 +346,8 @@ def filter_vmap(
     >>> nnx.filter_vmap(lambda x, n: (x**n, "power"))(jnp.array([1.0, 2.0]), 2)
     (Array([1., 4.], dtype=float32), 'power')
     """
-    vmapkwargs["axis_name"] = axis_name
-    return _mapped(Transform, fun, jax.vmap, in_axes, out_axes, axis_size, vmapkwargs)
+    vmapkwargs |= {"axis_name": axis_name, "axis_size": axis_size}
+    return _mapped(fun, jax.vmap, in_axes, out_axes, vmapkwargs)
 
 
 @tp.overload
@@ -401,5 +392,5 @@ def filter_pmap(
                 f"filter_pmap takes no {name}=: whether a leaf is static is decided leaf by "
                 "leaf. Use in_axes=."
             )
-    pmapkwargs["axis_name"] = axis_name
-    return _mapped(FilterPmap, fun, jax.pmap, in_axes, out_axes, axis_size, pmapkwargs)
+    pmapkwargs |= {"axis_name": axis_name, "axis_size": axis_size}
+    return _mapped(fun, jax.pmap, in_axes, out_axes, pmapkwargs)

@@ -19,7 +19,6 @@ from nnxlite.boundary._out import Fixed
 from nnxlite.filtered._specs import (
     answers,
     call_of,
-    chosen_first,
     filtered,
     is_array,
     is_inexact_array,
@@ -29,15 +28,7 @@ from nnxlite.filtered._specs import (
     tree_out,
 )
 from nnxlite.transforms._call import Call
-from nnxlite.transforms._derivatives import (
-    Tangents,
-    gradients,
-    of_arguments,
-    of_chosen,
-    pulled_back,
-    pushed_forward,
-    zero_tangent,
-)
+from nnxlite.transforms._derivatives import Derivation, Tangents, of_arguments, zero_tangent
 from nnxlite.transforms._wrapper import Transform, Unequal, decorated
 from nnxlite.variables._definition import MISSING
 
@@ -97,15 +88,16 @@ def _divided(
     before, after = [False] * call.num_bound, [False] * (len(args) - 1)
     names = dict.fromkeys({**differentiated.bound.kwargs, **kwargs}, False)
     spec = ((*before, differentiated.options.arg, *after), names)
-    return call, chosen_first(answers(call.inputs, spec))
+    return call, Partition.chosen(answers(call.inputs, spec))
 
 
 def _run_grad(
     differentiated: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
 ) -> tp.Any:
     call, partition = _divided(differentiated, args, kwargs)
+    derivation = Derivation(call, partition, differentiated.options.has_aux, wanted=None)
     shown = lambda grads: call.arguments(partition.join(grads))[0]
-    return gradients(call, partition, differentiated.options, shown, "choose them with arg=")
+    return derivation.gradients(shown, "choose them with arg=")
 
 
 def _grad(fun: tp.Any, name: str, has_aux: bool, options: dict[str, tp.Any]) -> tp.Any:
@@ -224,7 +216,8 @@ def filter_jvp(
     form = Tangents("filter_jvp: the tangent", ValueError, wanted=possible)
     given = of_arguments(form, call, tangents)
     depends = lambda x: is_inexact_array(x) and in_this_trace(x)
-    return pushed_forward(call, given, False, depends, zeros=False)
+    selected = Partition.chosen(t is not None for t in given)
+    return Derivation(call, selected, False, depends).pushed_forward(given)
 
 
 @tp.overload
@@ -258,9 +251,9 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
     """
     call = call_of("filter_vjp", fun, primals, {})
     owners = zip(call.leaves, call.owners())
-    selected = chosen_first(isinstance(i, int) and is_inexact_array(x) for x, i in owners)
+    selected = Partition.chosen(isinstance(i, int) and is_inexact_array(x) for x, i in owners)
     form = Tangents("filter_vjp: the cotangent", ValueError, ValueError, needed="all")
-    return pulled_back(call, selected, has_aux, is_inexact_array, form)
+    return Derivation(call, selected, has_aux, is_inexact_array).pulled_back(form)
 
 
 # Jacobians ----------------------------------------------------------------------------------------
@@ -271,13 +264,12 @@ def _run_jacobian(
 ) -> tp.Any:
     call, partition = _divided(differentiated, args, kwargs)
     has_aux = differentiated.options.has_aux
-    run, chosen = of_chosen(call, partition, has_aux, is_inexact_array_like)
+    derivation = Derivation(call, partition, has_aux, is_inexact_array_like)
     transform = getattr(jax, differentiated.name.removeprefix("filter_"))
-    jacobian, (fixed, crossing) = transform(run, has_aux=True)(chosen)
-    rows = [call.arguments(partition.join(row))[0] for row in jacobian]
-    result = call.put_back(crossing)
-    tree = fixed.value.build(rows)
-    return (tree, result[1]) if has_aux else tree
+    jacobian, (fixed, crossing) = transform(derivation.run, has_aux=True)(derivation.chosen)
+    _, *aux = derivation.finish(crossing)
+    tree = fixed.value.build([call.arguments(partition.join(row))[0] for row in jacobian])
+    return (tree, *aux) if aux else tree
 
 
 def _jacobian(fun: tp.Any, name: str, has_aux: bool) -> tp.Any:
@@ -362,7 +354,6 @@ class _Rule(Unequal, Transform[P, R]):
     Each is equal only to itself, since its rule is set after it is made.
 
     Attributes:
-        transform: the name of the transform.
         needed: how to set its rules, in messages.
         covers: whether they differentiate an argument; see `Call.owners`.
         differentiated: what they differentiate, in messages.
@@ -370,15 +361,11 @@ class _Rule(Unequal, Transform[P, R]):
         rules: the user's functions, None for one that was not given.
     """
 
-    transform: tp.ClassVar[str]
     needed: tp.ClassVar[str]
     covers: tp.ClassVar[tp.Any]
     differentiated: tp.ClassVar[str]
     refusal: tp.ClassVar[type[Exception]]
     rules: tuple[tp.Any, ...]
-
-    def __init__(self, fn: tp.Any) -> None:
-        super().__init__(fn, filtered(self.transform, _run_rule))
 
     def refuse_perturbed(self, call: Call, perturbed: tp.Iterable[bool]) -> None:
         """Raise an error for a derivative that the rules would drop."""
@@ -401,7 +388,7 @@ def _run_rule(rule: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any])
     Raises AttributeError where there is none yet.
     """
     call = Call(rule.options, rule.bound, args, kwargs)
-    partition = chosen_first(map(is_array, call.leaves))
+    partition = Partition.chosen(map(is_array, call.leaves))
     arrays, rest = partition.split(call.leaves)
 
     def run(given: list[tp.Any]) -> tp.Any:
@@ -419,7 +406,6 @@ def _run_rule(rule: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any])
 class FilterCustomJvp(_Rule[P, R]):
     """A function with a rule for its tangents, as `filter_custom_jvp` returns it."""
 
-    transform = "filter_custom_jvp"
     needed = "rule yet: define it with .defjvp"
     covers = staticmethod(lambda owner: isinstance(owner, int))
     differentiated = "the positional arguments"
@@ -493,13 +479,12 @@ def filter_custom_jvp(fn: tp.Callable[P, R]) -> FilterCustomJvp[P, R]:
     >>> jax.grad(lambda x: call(jnp.sin, x))(0.0)
     Array(10., dtype=float32, weak_type=True)
     """
-    return FilterCustomJvp(fn)
+    return FilterCustomJvp(fn, filtered("filter_custom_jvp", _run_rule))
 
 
 class FilterCustomVjp(_Rule[P, R]):
     """A function with a rule for its cotangents, as `filter_custom_vjp` returns it."""
 
-    transform = "filter_custom_vjp"
     needed = "rules yet: define them with .defvjp, or .def_fwd and .def_bwd"
     covers = staticmethod(lambda owner: owner == 0)
     differentiated = "the first argument"
@@ -595,4 +580,4 @@ def filter_custom_vjp(fn: tp.Callable[P, R]) -> FilterCustomVjp[P, R]:
     >>> jax.grad(lambda x: 10 * clip(x, 1.0))(0.0)
     Array(1., dtype=float32, weak_type=True)
     """
-    return FilterCustomVjp(fn)
+    return FilterCustomVjp(fn, filtered("filter_custom_vjp", _run_rule))

@@ -15,7 +15,7 @@ from nnxlite._base.errors import RuntimeCheckError
 from nnxlite._base.jax import P, R, is_recording, jaxpr_as_fun
 from nnxlite._base.statics import ById
 from nnxlite.boundary._body import Body, trace_body
-from nnxlite.boundary._call_def import CallDef
+from nnxlite.boundary._call_def import CallDef, Partition
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import Outputs, replay
@@ -23,7 +23,6 @@ from nnxlite.filtered._specs import (
     SpecKind,
     answers,
     call_of,
-    chosen_first,
     filtered,
     has_shape,
     is_array,
@@ -328,7 +327,7 @@ def filter_pure_callback(
         vmap_method = "expand_dims" if vectorized else "sequential"
     given, arrays = tree_out((args, kwargs))
     result = leaves_of(result_shape_dtypes)
-    wanted = chosen_first(map(has_shape, result.leaves))
+    wanted = Partition.chosen(map(has_shape, result.leaves))
     shapes, others = wanted.split(result.leaves)
 
     def run(*arrays: tp.Any) -> list[tp.Any]:

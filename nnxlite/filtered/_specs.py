@@ -32,7 +32,7 @@ from nnxlite import filters
 from nnxlite._base.errors import Modes, path_text, short_type
 from nnxlite._base.jax import as_integer
 from nnxlite._base.text import Style, Text, expanded, laid_out, open_up, short
-from nnxlite.boundary._call_def import CallDef, Inner, Partition
+from nnxlite.boundary._call_def import CallDef, Inner
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._labels import broadcast, labels, node_prefix
 from nnxlite.boundary._leave import leave
@@ -280,11 +280,6 @@ def refuse_writes(inner: Inner, what: str) -> None:
             f"{what} changes its arguments ({names or 'their structure'}), and the change cannot "
             "leave it. Return the new value instead, and write it outside."
         )
-
-
-def chosen_first(chosen: tp.Iterable[tp.Any]) -> Partition:
-    """Leaves divided into the chosen ones and the rest."""
-    return Partition(tuple(map(bool, chosen)))
 
 
 def tree_out(

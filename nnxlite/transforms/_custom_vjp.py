@@ -20,10 +20,11 @@ import typing as tp
 
 import jax
 import numpy as np
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from nnxlite._base.errors import Modes
 from nnxlite._base.jax import is_sharding
-from nnxlite.boundary._call_def import Inner, parameter_names, parameters_of, put, replaced
+from nnxlite.boundary._call_def import Inner, parameters_of, put, replaced
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._out import Fixed, OutDef, Outputs, replay
 from nnxlite.transforms._call import PARTIAL, Call, check_arguments, positional
@@ -88,7 +89,7 @@ def _run(
             f"No VJP defined for custom_vjp function {name_of(rules.fun)}: call its "
             "defvjp(fwd, bwd) before the function."
         )
-    call = _Call.of(rules, args, kwargs)
+    call = _Call(rules, args, kwargs)
     inputs, leaves = call.inputs, call.leaves
     with call.naming_arguments(f"{PARTIAL[:-1]}, or name it in nondiff_argnums."):
         call.shapes = [*map(abstract, leaves)]
@@ -96,28 +97,22 @@ def _run(
         # JAX refuses symbolic zeros in a sharding rule, and nothing differentiates there.
         out: Outputs = (call.run_out if is_sharding() else call.with_rules())(leaves)
     at = out.definition.written
-    if at and not updates and not _takes_updates(rules):
+    if at and not updates and not call.takes_updates():
         written = constant_if([inputs.values[i] for i in at], [*out.written])
         out = out.with_written(dict(zip(at, written)))
     return replay(inputs, out)
 
 
-def _takes_updates(rules: CustomVjp[..., tp.Any]) -> bool:
-    """Whether the backward rule has a parameter `updates_g`, or takes any keyword."""
-    return any(
-        p.kind is p.VAR_KEYWORD or p.name == "updates_g" for p in parameters_of(rules.bwd) or ()
-    )
-
-
 class _Call(Call):
     """One call of a function with rules, as JAX sees it: between leaves.
 
-    JAX may keep it as long as a program, so it loses its arguments, except for static ones, before the
-    function runs.
+    The arguments are those of the call, defaults included, after those that the function carries. JAX
+    may keep the call as long as a program, so it loses its arguments, except for static ones, before
+    the function runs.
 
     Attributes:
         rules: the function, with its rules.
-        shown_name: of the function.
+        shown: its name.
         diff: numbers of the arguments that are differentiated, at least in part.
         nondiff: numbers of the arguments that the backward rule gets unchanged.
         selected: for each leaf whether it is differentiated.
@@ -126,43 +121,39 @@ class _Call(Call):
     """
 
     rules: tp.Any
-    shown_name: str
-    diff: list[int]
-    nondiff: list[int]
-    selected: tuple[bool, ...]
     shapes: list[tp.Any]
     known: OutDef | None = None
 
-    @classmethod
-    def of(
-        cls, rules: CustomVjp[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
-    ) -> tp.Self:
-        """A call with these arguments, defaults included, after those that the function carries.
-
-        Raises TypeError where one can only be given by keyword, or the function cannot be called.
-        """
-        bound, name = rules.bound, name_of(rules.fun)
+    def __init__(
+        self, rules: CustomVjp[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
+    ) -> None:
+        """Raises TypeError where the function, or the rules, cannot be called with these arguments."""
+        options, bound, name = rules.options, rules.bound, name_of(rules.fun)
         check_arguments("custom_vjp", rules.fun, args, kwargs)
         args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
-        wanted = len(parameter_names(bound.fun))
-        args, rest = positional(bound.fun, args, kwargs, wanted, defaults=True)
+        args, rest = positional(bound.fun, args, kwargs, len(bound.names), defaults=True)
         if rest:
             raise TypeError(
                 f"custom_vjp: the arguments {sorted(rest)} of {name} can only be given by keyword; the "
                 "rules take arguments by position."
             )
-        first = len(bound.args)
-        entries, more = rules.options.nondiff_argnums, len(args) - first
-        states = numbered_arguments(f"custom_vjp({name})", "nondiff_argnums", entries, first, more)
-        nondiff = sorted(number for number, state in states.items() if state is None)
-        statics = tuple([n for n in nondiff if not _crosses(args[n])])
-        whole, options = Unbound(bound.fun, (), {}), rules.options
-        call = cls(options, whole, args, {}, static_argnums=statics, inside=True)
-        call.rules, call.shown_name, call.nondiff = rules, name, nondiff
-        call.diff = [n for n in range(first, len(args)) if n not in nondiff]
+        entries, first = ("nondiff_argnums", options.nondiff_argnums), len(bound.args)
+        given = *entries, first, len(args) - first
+        states = numbered_arguments(f"custom_vjp({name})", *given, ValueError)
+        self.rules, self.shown = rules, name
+        self.nondiff = sorted(number for number, state in states.items() if state is None)
+        self.diff = [n for n in range(first, len(args)) if n not in self.nondiff]
+        statics = tuple([n for n in self.nondiff if not _crosses(args[n])])
+        whole = Unbound(bound.fun, (), {})
+        super().__init__(options, whole, args, {}, static_argnums=statics, inside=True)
+        self.num_bound = first
         setting = lambda number, position: states.get(number) or True
-        call.selected = differentiated(call.definition, call.diff, setting).labels
-        return call
+        self.selected = differentiated(self.definition, self.diff, setting).labels
+
+    def takes_updates(self) -> bool:
+        """Whether the backward rule has a parameter `updates_g`, or takes any keyword."""
+        parameters = parameters_of(self.rules.bwd) or ()
+        return any(p.kind is p.VAR_KEYWORD or p.name == "updates_g" for p in parameters)
 
     def with_rules(self) -> tp.Any:
         """The function with its rules, for JAX; two calls, of two threads say, share nothing."""
@@ -190,29 +181,26 @@ class _Call(Call):
     def _forward(self, leaves: list[tp.Any]) -> tp.Any:
         """The user's forward rule, between leaves."""
         self._refuse_lost(leaves)
-        rules, values = self.rules, values_of(leaves)
+        rules, values, known = self.rules, values_of(leaves), self.known
         rest = [None if flag else x for x, flag in zip(values, self.selected)]
         if rules.symbolic_zeros:
             values = [x if flag else y for x, y, flag in zip(leaves, rest, self.selected)]
         (args, _), inner = self.enter(values)
-        pair = rules.fwd(*args[len(rules.bound.args) :])
+        pair = rules.fwd(*args[self.num_bound :])
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise TypeError(
-                f"custom_vjp: the forward rule of {self.shown_name} must return a pair (result, "
+                f"custom_vjp: the forward rule of {self.shown} must return a pair (result, "
                 f"residual), got {type(pair).__name__}."
             )
-        result, residual = pair
-        kept, known = Inputs(residual, self.definition.trees), self.known
-        out = self.leave(inner, result, () if known is None else known.written)
+        kept = Inputs(pair[1], self.definition.trees)
+        out = self.leave(inner, pair[0], () if known is None else known.written)
         if known is not None and known != out.definition:
             self._refuse_other(known, out.definition)
-        fixed = Fixed(kept.define())
-        return values_of(out), (fixed, kept.leaves, rest if self.nondiff else None)
+        return values_of(out), (Fixed(kept.define()), kept.leaves, rest if self.nondiff else None)
 
     def _backward(self, residual: tp.Any, cotangents: Outputs) -> tp.Any:
         """The user's backward rule, between leaves."""
-        fixed, leaves, rest = residual
-        rules, out = self.rules, cotangents.definition
+        (fixed, leaves, rest), rules, out = residual, self.rules, cotangents.definition
         saved, nondiff = fixed.value.build(leaves), list[tp.Any]()
         if self.nondiff:
             args, _ = self.definition.build(rest)
@@ -222,15 +210,17 @@ class _Call(Call):
             cotangents = jax.tree_util.tree_map(instantiated, cotangents, is_leaf=is_symbolic_zero)
         after, args, result = self._cotangents(cotangents)
         if self.options.modes.updates:
-            args, result = as_states((args, result))
-            result = tuple([args[number] for number in self.diff]), result
-        elif _takes_updates(rules):
+            shown = Inputs(([args[number] for number in self.diff], result))
+            states, call = dict(enumerate(shown.leaves)), shown.definition
+            args, result = as_states(call, states, call.template())
+            result = tuple(args), result
+        elif self.takes_updates():
             leaf_nodes, nodes = self.definition.graphdef.decoded.leaf_nodes, after.nodes()
             new = {id(nodes[leaf_nodes[leaf]]) for leaf in out.written}
             shown = lambda x: x if id(x) in new else None
             args = jax.tree_util.tree_map(shown, args, is_leaf=is_variable)
             parts = [x if number in self.diff else None for number, x in enumerate(args)]
-            more = {"updates_g": tuple(parts[len(rules.bound.args) :])}
+            more = {"updates_g": tuple(parts[self.num_bound :])}
         else:
             self._refuse_dropped(out, written)
         return (self._checked(rules.bwd(*nondiff, saved, result, **more)),)
@@ -253,23 +243,17 @@ class _Call(Call):
 
         Raises TypeError where it does not match the arguments, ValueError for another shape.
         """
-        rule, diff = f"custom_vjp: the backward rule of {self.shown_name}", self.diff
+        rule, diff = f"custom_vjp: the backward rule of {self.shown}", self.diff
         several = isinstance(grads, (tuple, list))
         if not several or len(grads) != len(diff):
             raise TypeError(
                 f"{rule} must return a tuple with one cotangent for each differentiated argument, "
                 f"{len(diff)} of them, got {len(grads) if several else type(grads).__name__}."
             )
-        by_number = dict(zip(diff, grads))
-        args = tuple(map(by_number.get, range(len(self.definition.template()[0]))))
-        form = Tangents(
-            f"{rule}: the cotangent",
-            TypeError,
-            needed="of objects and States",
-            wanted=self.selected,
-            lenient=True,
-        )
-        return form.of_leaves(self.definition, self.shapes, (args, {}))
+        args = replaced([None] * len(self.definition.template()[0]), diff, grads)
+        more = {"wanted": self.selected, "lenient": True}
+        form = Tangents(f"{rule}: the cotangent", TypeError, needed="of objects and States", **more)
+        return form.of_leaves(self.definition, self.shapes, (tuple(args), {}))
 
     # refusals ----------------------------------------------------------------------------------
 
@@ -279,7 +263,7 @@ class _Call(Call):
         names = ", ".join(f"'{leaves[leaf].text()}'" for leaf in sorted(more))
         what = f"it writes {names}" if names else "result or structure of the arguments differ"
         raise TypeError(
-            f"custom_vjp: the forward rule of {self.shown_name} must return the same result, and "
+            f"custom_vjp: the forward rule of {self.shown} must return the same result, and "
             f"leave its arguments in the same structure, as the function itself, but {what}."
         )
 
@@ -288,7 +272,7 @@ class _Call(Call):
         for position, (x, flag) in enumerate(zip(leaves, self.selected)):
             if x.perturbed and not flag:
                 raise ValueError(
-                    f"custom_vjp: '{self.leaf_text(position)}' of {self.shown_name} is being "
+                    f"custom_vjp: '{self.leaf_text(position)}' of {self.shown} is being "
                     "differentiated, but nondiff_argnums excludes it: its gradient would be lost. Leave "
                     "it out of nondiff_argnums, or differentiate with respect to something else."
                 )
@@ -302,7 +286,7 @@ class _Call(Call):
         if used:
             name = self.definition.graph_leaves()[used[0]].text()
             raise ValueError(
-                f"custom_vjp: {self.shown_name} writes the Variable '{name}', which is being "
+                f"custom_vjp: {self.shown} writes the Variable '{name}', which is being "
                 "differentiated, and the new value is used: its cotangent would be lost. With "
                 "graph_updates=False the backward rule gets the cotangents of what was written as "
                 "its argument 'updates_g', if it has one. Add it, return the new value instead, or "
@@ -318,9 +302,6 @@ def _crosses(value: tp.Any) -> bool:
 
 # JAX's wrappers of leaves say which of them are differentiated, and which cotangents are zero -------
 
-_Primal: tp.Any = jax.custom_derivatives.CustomVJPPrimal
-_Zero: tp.Any = jax.custom_derivatives.SymbolicZero
-
 
 @jax.custom_jvp
 def constant_if(before: list[tp.Any], after: list[tp.Any]) -> list[tp.Any]:
@@ -334,13 +315,13 @@ def constant_if(before: list[tp.Any], after: list[tp.Any]) -> list[tp.Any]:
 @functools.partial(constant_if.defjvp, symbolic_zeros=True)
 def _constant_if_jvp(primals: tp.Any, tangents: tp.Any) -> tp.Any:
     moves = [not all_zero(tree) for tree in tangents[0]]
-    still = lambda x: x if is_symbolic_zero(x) else _Zero.from_primal_value(x)
+    still = lambda x: x if is_symbolic_zero(x) else SymbolicZero.from_primal_value(x)
     out = [t if m else jax.tree_util.tree_map(still, t) for m, t in zip(moves, tangents[1])]
     return primals[1], out
 
 
 def is_symbolic_zero(x: tp.Any) -> bool:
-    return isinstance(x, _Zero)
+    return isinstance(x, SymbolicZero)
 
 
 def all_zero(tree: tp.Any) -> bool:
@@ -354,8 +335,8 @@ def instantiated(x: tp.Any) -> tp.Any:
 
 def values_of(leaves: tp.Any) -> tp.Any:
     """The values of leaves that JAX has wrapped."""
-    value = lambda x: x.value if isinstance(x, _Primal) else x
-    return jax.tree_util.tree_map(value, leaves, is_leaf=lambda x: isinstance(x, _Primal))
+    value = lambda x: x.value if isinstance(x, CustomVJPPrimal) else x
+    return jax.tree_util.tree_map(value, leaves, is_leaf=lambda x: isinstance(x, CustomVJPPrimal))
 
 
 @tp.overload

@@ -11,7 +11,6 @@ so static attributes do not matter; what is shared in the primal must be shared 
 from __future__ import annotations
 
 import functools
-import operator
 import typing as tp
 
 import jax
@@ -19,14 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
-from nnxlite._base.jax import is_ref, new_ref
+from nnxlite._base.jax import as_integer, is_ref, new_ref
 from nnxlite._state._definition import State
-from nnxlite.boundary._call_def import CallDef, Partition, replaced
-from nnxlite.boundary._inputs import Inputs, further_leaves, is_root, leaves_of_code
+from nnxlite.boundary._call_def import CallDef, Partition
+from nnxlite.boundary._inputs import Inputs, further_leaves, leaves_of_code
 from nnxlite.boundary._labels import DiffState, labels
 from nnxlite.boundary._out import Fixed
 from nnxlite.graph._defs import StaticDef
-from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import Kind
 from nnxlite.graph._rebuild import Code, ContainerCode, NodeCode, Path
 from nnxlite.transforms._call import Call, unwrapped_value
@@ -46,15 +44,13 @@ def argument_numbers(option: str, given: tp.Any, updates: bool) -> tuple[int | D
     Raises TypeError for anything else than an int and a DiffState; ValueError for a DiffState where
     derivatives have the arguments' own form.
     """
-    out: list[int | DiffState] = []
-    for entry in given if isinstance(given, (tuple, list)) else (given,):
-        try:
-            out.append(entry if isinstance(entry, DiffState) else operator.index(entry))
-        except TypeError:
+    entries = tuple(map(as_integer, given if isinstance(given, (tuple, list)) else (given,)))
+    for entry in entries:
+        if not isinstance(entry, (int, DiffState)):
             raise TypeError(
                 f"{option} must be an int, a DiffState, or a sequence of these, got "
                 f"{entry!r} of type {type(entry).__name__}."
-            ) from None
+            )
         if isinstance(entry, DiffState) and not updates:
             raise ValueError(
                 f"`{option}` cannot contain `DiffState` objects when `graph=False` or "
@@ -62,16 +58,11 @@ def argument_numbers(option: str, given: tp.Any, updates: bool) -> tuple[int | D
                 "there. Use graph=True and graph_updates=True, or split the argument and pass one of "
                 "the states."
             )
-    return tuple(out)
+    return entries
 
 
 def numbered_arguments(
-    name: str,
-    option: str,
-    entries: tp.Iterable[int | DiffState],
-    first: int,
-    visible: int,
-    error: type[Exception] = ValueError,
+    name: str, option: str, entries: tp.Any, first: int, visible: int, error: type[Exception]
 ) -> dict[int, DiffState | None]:
     """The arguments that an option names, by their positions behind those that the function carries.
 
@@ -86,8 +77,7 @@ def numbered_arguments(
     """
     out: dict[int, DiffState | None] = {}
     for entry in entries:
-        state = entry if isinstance(entry, DiffState) else None
-        number = entry.argnum if isinstance(entry, DiffState) else entry
+        number = getattr(entry, "argnum", entry)
         if not -visible <= number < visible:
             of = "differentiating with respect to " if option == "argnums" else ""  # JAX's words
             raise (ValueError if number < 0 else error)(
@@ -100,7 +90,7 @@ def numbered_arguments(
                 f"{option} names argument {number} twice. Give it once, with a DiffState whose filter "
                 "matches all that is wanted."
             )
-        out[first + number] = state
+        out[first + number] = entry if isinstance(entry, DiffState) else None
     return out
 
 
@@ -133,8 +123,7 @@ def differentiated(
         together = argument.get(first, -1) == argument.get(again, -2)
         return together and (settings[first] is True or settings[again] is True)
 
-    flags = labels(call, settings, "differentiation", seen, first_decides)
-    return Partition(tuple(map(bool, flags)))
+    return Partition.chosen(labels(call, settings, "differentiation", seen, first_decides))
 
 
 # Tangents -----------------------------------------------------------------------------------------
@@ -173,10 +162,8 @@ class Tangents(tp.NamedTuple):
             dtype_error: for one of another dtype.
         """
         other = Inputs(given, call.trees, call.names, inside=True)
-        offered, values = other.definition, other.leaves
-        if offered.shared is call.shared:
-            found = dict(enumerate(values))
-        else:
+        found = dict(enumerate(other.leaves))
+        if other.definition.shared is not call.shared:
             found = self._by_path(call, leaves, other)
         return [self._checked(call, i, x, found.get(i)) for i, x in enumerate(leaves)]
 
@@ -184,50 +171,39 @@ class Tangents(tp.NamedTuple):
         self, call: CallDef, leaves: tp.Sequence[tp.Any], given: Inputs
     ) -> dict[int, tp.Any]:
         """The tangents by the number of the leaf that they belong to."""
-        offered, values = given.definition, given.leaves
-        number_of = {leaf.path: i for i, leaf in (*enumerate(call.leaves()), *further_leaves(call))}
+        offered, values, places = given.definition, given.leaves, call.leaves()
+        number_of = {place.path: i for i, place in (*enumerate(places), *further_leaves(call))}
+        # Objects of which every leaf needs a tangent: a State may be without some.
+        free = [self.needed == "of objects" and isinstance(x, State) for x in given.roots]
+        at = dict(zip(offered.root_paths(), free))
+        whole: set[int | None]
+        whole = {root for root, path in enumerate(call.root_paths()) if at.get(path) is False}
         source: dict[int, tuple[int, Path]] = {}
         for other, place in (*enumerate(offered.leaves()), *further_leaves(offered)):
-            leaf, path = number_of.get(place.path), place.path
+            leaf = number_of.get(place.path)
             if leaf is None:
                 raise self.error(
-                    f"{self.what} at '{path_text(path)}' is a {short_type(values[other])}, which "
+                    f"{self.what} at '{place.text()}' is a {short_type(values[other])}, which "
                     "matches no leaf. Give it the form of the value it belongs to; a State may stand "
                     "for an object, and None for all that has none."
                 )
-            known, first = source.setdefault(leaf, (other, path))
+            known, first = source.setdefault(leaf, (other, place.path))
             # A tree may have lost its sharing in `jax.tree.map`.
             if known != other and not call.trees:
                 raise self.error(
-                    f"{self.what}: the leaf shared by '{path_text(first)}' and '{path_text(path)}' has "
+                    f"{self.what}: the leaf shared by '{path_text(first)}' and '{place.text()}' has "
                     "two different ones. Share them in the same way."
                 )
-        if self.needed != "none":
-            self._refuse_missing(call, leaves, given, source)
-        return {leaf: values[other] for leaf, (other, _) in source.items()}
-
-    def _refuse_missing(
-        self,
-        call: CallDef,
-        leaves: tp.Sequence[tp.Any],
-        given: Inputs,
-        source: dict[int, tuple[int, Path]],
-    ) -> None:
-        """Raise an error for a leaf that must have a tangent, and has none."""
-        places, of_given = call.leaves(), given.definition.leaves()
-        free = [self.needed == "of objects" and isinstance(x, State) for x in given.roots]
-        roots = {leaf: of_given[other].root for leaf, (other, _) in source.items()}
-        whole = {places[i].root for i, root in roots.items() if root is None or not free[root]}
-        root_at = {path: root for root, path in enumerate(call.root_paths())}
-        objects = zip(given.definition.root_paths(), free)  # they may have no leaf at all
-        whole |= {root_at.get(path) for path, is_free in objects if not is_free}
-        for leaf, place in enumerate(places):
+            if place.root is None or not free[place.root]:
+                whole.add(places[leaf].root)
+        for leaf, place in enumerate(places if self.needed != "none" else ()):
             needed = self.needed == "all" or (place.root is not None and place.root in whole)
             if needed and leaf not in source and self._is_wanted(leaf, leaves[leaf]):
                 raise self.error(
                     f"{self.what} at '{place.text()}' is nothing, where the "
                     f"{short_type(leaves[leaf])} needs an array of its shape."
                 )
+        return {leaf: values[other] for leaf, (other, _) in source.items()}
 
     def _is_wanted(self, leaf: int, value: tp.Any) -> bool:
         if self.wanted is not None and not self.wanted[leaf]:
@@ -238,12 +214,12 @@ class Tangents(tp.NamedTuple):
         """The tangent of a leaf, as an array; a Python float is one of any floating-point dtype."""
         if tangent is None or getattr(tangent, "dtype", None) == FLOAT0:
             return None
-        at = f"{self.what} at '{call.leaves()[leaf].text()}' is"
+        at = lambda: f"{self.what} at '{call.leaves()[leaf].text()}' is"
         if not self._is_wanted(leaf, value):
             if self.lenient and (self.wanted is None or self.wanted[leaf]):
                 return None
             raise self.error(
-                f"{at} a {short_type(tangent)}, but the {short_type(value)} there is not "
+                f"{at()} a {short_type(tangent)}, but the {short_type(value)} there is not "
                 "differentiated: it must be None."
             )
         if is_ref(value):  # its tangent is a reference, too
@@ -252,7 +228,7 @@ class Tangents(tp.NamedTuple):
         is_number = isinstance(tangent, (bool, int, float, complex))
         if not (is_number or hasattr(tangent, "dtype")) or np.shape(tangent) != np.shape(value):
             raise ValueError(
-                f"{at} {short_type(tangent)}, where {short_type(value)} needs one of its shape."
+                f"{at()} {short_type(tangent)}, where {short_type(value)} needs one of its shape."
             )
         dtype = _dtype(value)
         array = tangent if isinstance(tangent, jax.Array) else jnp.asarray(tangent)
@@ -261,34 +237,34 @@ class Tangents(tp.NamedTuple):
         if type(tangent) is float and jnp.issubdtype(dtype, jnp.floating):
             return array.astype(dtype)
         raise self.dtype_error(
-            f"{at} {short_type(array)}, where {short_type(value)} needs one of its own dtype. "
+            f"{at()} {short_type(array)}, where {short_type(value)} needs one of its own dtype. "
             f"Convert it with .astype({str(dtype)!r})."
         )
 
 
-def root_states(
-    graphdef: GraphDef[tp.Any], leaves: tp.Mapping[int, tp.Any]
-) -> tp.Callable[[int], tp.Any]:
-    """From the number of a root to its leaves, in the form that gradients have with graph updates on.
+def as_states(call: CallDef, leaves: tp.Mapping[int, tp.Any], tree: tp.Any) -> tp.Any:
+    """Part of the tree of a call, in the form that gradients have with graph updates on.
 
     Each object is a State. A shared object has its leaves at its first path, and is an empty State at
-    the others; a root that is a State is without the entries that have no leaf.
+    the others; a State is without the entries that have no leaf, and an array without one is None.
 
     Args:
-        graphdef: the graph.
+        call: the static side.
         leaves: values for some of its leaves, by number.
+        tree: the part, with the positions of leaves and roots; see `CallDef.template`.
     """
+    graphdef, count = call.graphdef, call.num_arrays
     decoded = graphdef.decoded
 
     def variable(leaf: int) -> tp.Any:
-        node = decoded.leaf_nodes[leaf]
+        node, value = decoded.leaf_nodes[leaf], leaves[count + leaf]
         definition = decoded.node_defs[node] if node >= 0 else None
-        value = leaves[leaf]
         return make(definition, value) if isinstance(definition, VariableDef) else value
 
     @functools.cache
     def nested() -> State[tp.Any, tp.Any]:  # below the numbers of the roots if there are several
-        return graphdef.program(tuple(leaves)).build([*map(variable, leaves)])
+        given = [leaf - count for leaf in leaves if leaf >= count]
+        return graphdef.program(tuple(given)).build([*map(variable, given)])
 
     def state(path: Path) -> tp.Any:
         part = nested()
@@ -300,6 +276,9 @@ def root_states(
         if isinstance(code, StaticDef):
             return code.value
         if isinstance(code, ContainerCode):
+            if code.definition.kind == Kind.STATE and len(path) == 1:
+                if any(count + leaf not in leaves for leaf, _ in leaves_of_code(decoded, code)):
+                    return state(path)
             below = decoded.below(code)
             return code.definition.build([of_code(c, (*path, name)) for name, c in below])
         leaf = decoded.leaf_of(code)
@@ -307,23 +286,12 @@ def root_states(
             return State({})
         return state(path) if leaf < 0 else variable(leaf)
 
-    def of_root(root: int) -> tp.Any:
-        code = decoded.roots[root]
-        if isinstance(code, ContainerCode) and code.definition.kind == Kind.STATE:
-            if any(leaf not in leaves for leaf, _ in leaves_of_code(decoded, code)):
-                return state((root,))
-        return of_code(code, (root,))
-
-    return of_root
-
-
-def as_states(tree: tp.Any) -> tp.Any:
-    """A tree with a State in place of each graph object; see `root_states`."""
-    inputs = Inputs(tree)
-    of_root = root_states(inputs.graphdef, dict(enumerate(inputs.values)))
-    leaves = jax.tree_util.tree_leaves(tree, is_leaf=is_root)
-    states = map(of_root, range(len(inputs.where)))
-    return jax.tree_util.tree_unflatten(inputs.treedef, replaced(leaves, inputs.where, [*states]))
+    parts: dict[int, tp.Any] = {p: leaves.get(i) for i, p in enumerate(call.array_positions())}
+    roots = {
+        position: (code, (i,)) for i, (position, code) in enumerate(zip(call.where, decoded.roots))
+    }
+    shown = lambda position: of_code(*roots[position]) if position in roots else parts[position]
+    return jax.tree_util.tree_map(shown, tree)
 
 
 FLOAT0 = np.dtype(jax.dtypes.float0)
@@ -337,12 +305,20 @@ def _dtype(x: tp.Any) -> tp.Any:
     return dtype if dtype == FLOAT0 else jax.typeof(x).dtype
 
 
-_is_inexact = functools.cache(lambda dtype: jnp.issubdtype(dtype, jnp.inexact))
+_inexact = functools.cache(lambda dtype: jnp.issubdtype(dtype, jnp.inexact))
 
 
 def has_derivative(x: tp.Any) -> bool:
     """Whether a value has floating-point or complex numbers; TypeError unless it is an array."""
-    return _is_inexact(_dtype(x))
+    return _inexact(_dtype(x))
+
+
+def is_inexact(value: tp.Any) -> bool:
+    """The same for any value, also one that is not an array."""
+    try:
+        return has_derivative(value)
+    except TypeError:
+        return False
 
 
 def zero_tangent(x: tp.Any) -> tp.Any:
@@ -360,9 +336,6 @@ _abstract = functools.lru_cache(maxsize=1024)(jax.ShapeDtypeStruct)
 
 # The function of leaves ---------------------------------------------------------------------------
 
-Wanted: tp.TypeAlias = tp.Callable[[tp.Any], tp.Any]
-"""Whether a leaf of a value is differentiated."""
-
 
 class Result(tp.NamedTuple):
     """The form of a value that is differentiated; static data.
@@ -377,78 +350,122 @@ class Result(tp.NamedTuple):
     partition: Partition
     shapes: list[tp.Any]
 
-    def build(self, leaves: tp.Sequence[tp.Any], zeros: bool = False) -> tp.Any:
-        """Tangents in this form, from those of some leaves; the rest has zeros, or None."""
-        rest = map(zero_tangent, self.partition.split(self.shapes)[1]) if zeros else ()
-        return self.definition.build(self.partition.join(leaves, tuple(rest)))
+    def build(self, leaves: tp.Sequence[tp.Any]) -> tp.Any:
+        """Tangents in this form, from those of the differentiated leaves; None for the rest."""
+        return self.definition.build(self.partition.join(leaves))
 
 
-def of_chosen(
-    call: Call, selected: Partition, has_aux: bool, wanted: Wanted | None = None
-) -> tuple[tp.Callable[[list[tp.Any]], tp.Any], list[tp.Any]]:
-    """A call as a function of the leaves that are differentiated, and these leaves.
-
-    It returns the leaves of the value that are differentiated; and beside them its `Result`, and what
-    else leaves the function.
+class Derivation:
+    """A call as a function of the leaves that are differentiated, under transforms of JAX.
 
     Args:
-        call: the call, of either kind.
+        call: the call.
         selected: its leaves, the differentiated ones first.
-        has_aux: whether the function returns `(value, aux)`.
+        has_aux: whether the function returns `(value, aux)`, of which the value is differentiated.
         wanted: which leaves of the value are differentiated; None where it must be one number.
-    """
-    given, rest = selected.split(call.leaves)
 
-    def run(chosen: list[tp.Any]) -> tp.Any:
-        inner, result = call.run(selected.join(chosen, rest))
-        value, aux = value_and_aux(result, call.fun) if has_aux else (result, None)
-        if wanted is None:
+    Attributes:
+        run: for JAX. It returns the leaves of the value that are differentiated; and beside them its
+            `Result`, and what else leaves the function.
+        chosen, rest: the leaves that are differentiated, and the others.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        selected: Partition,
+        has_aux: bool,
+        wanted: tp.Callable[[tp.Any], tp.Any] | None = lambda leaf: True,
+    ) -> None:
+        self.call, self.selected, self.has_aux, self.wanted = call, selected, has_aux, wanted
+        self.chosen, self.rest = selected.split(call.leaves)
+        self.run = lambda chosen: self._run(chosen)  # JAX asks for its signature: slow for a method
+
+    def _run(self, chosen: list[tp.Any]) -> tp.Any:
+        inner, result = self.call.run(self.selected.join(chosen, self.rest))
+        value, *aux = value_and_aux(result, self.call.fun) if self.has_aux else (result,)
+        if self.wanted is None:
             leaves, form, value = unwrapped_value(value), None, None
         else:
-            shown = Inputs(value, call.definition.trees, inside=True)
-            partition = Partition(tuple([bool(wanted(leaf)) for leaf in shown.leaves]))
+            shown = Inputs(value, self.call.definition.trees, inside=True)
+            partition = Partition.chosen(map(self.wanted, shown.leaves))
             array = lambda x, flag: jnp.asarray(x) if flag and not isinstance(x, jax.Array) else x
             every = [*map(array, shown.leaves, partition.labels)]
             shapes = [abstract(x) if hasattr(x, "dtype") else None for x in every]
             leaves, form = partition.split(every)[0], Result(shown.definition, partition, shapes)
-        return leaves, (Fixed(form), call.leave(inner, (value, aux) if has_aux else value))
+        return leaves, (Fixed(form), self.call.leave(inner, (value, *aux) if aux else value))
 
-    return run, given
+    def finish(self, crossing: tp.Any) -> list[tp.Any]:
+        """Write back what left the function; the caller's value, and the aux if there is one."""
+        left = self.call.put_back(crossing)
+        return [*left] if self.has_aux else [left]
 
+    def gradients(self, shown: tp.Callable[[list[tp.Any]], tp.Any], remedy: str) -> tp.Any:
+        """The result of `grad` or `value_and_grad`, as the name of the transform says.
 
-def pulled_back(
-    call: Call,
-    selected: Partition,
-    has_aux: bool,
-    wanted: Wanted,
-    form: Tangents,
-    rest: tp.Sequence[tp.Any] = (),
-    **options: tp.Any,
-) -> tp.Any:
-    """The result of `vjp`, of either kind: the value, its pullback, and the aux if there is one.
+        Args:
+            shown: from the gradients of leaves to what the user gets.
+            remedy: what to do about a leaf without a derivative.
 
-    Args:
-        call, selected, has_aux, wanted: as for `of_chosen`.
-        form: what a cotangent has to be like.
-        rest: the cotangents of the leaves that are not differentiated.
-        options: of JAX.
-    """
-    run, chosen = of_chosen(call, selected, has_aux, wanted)
-    _, vjp, (fixed, crossing) = jax.vjp(run, chosen, has_aux=True, **options)
-    result = call.put_back(crossing)
-    # The pullback lives longer than the call, so it refers to parts of it only.
-    definition, num_bound = call.definition, call.num_bound
-    of_value, partition, shapes = fixed.value
-    form = form._replace(wanted=partition.labels)
+        Raises TypeError for such a leaf.
+        """
+        options = self.call.options
+        jax_options = dict(options.jax_options)
+        if not (jax_options.get("allow_int") or jax_options.get("holomorphic")):
+            self._refuse_others(remedy)
+        differentiated = jax.value_and_grad(self.run, has_aux=True, **jax_options)
+        (value, (_, crossing)), grads = differentiated(self.chosen)
+        _, *aux = self.finish(crossing)
+        grads = shown(grads)
+        if options.name.endswith("value_and_grad"):
+            return ((value, *aux) if aux else value), grads
+        return (grads, *aux) if aux else grads
 
-    def pull(vjp: tp.Callable[..., tp.Any], cotangent: tp.Any) -> tuple[tp.Any, ...]:
-        given = form.of_leaves(of_value, shapes, cotangent)
-        pairs = zip(partition.split(shapes)[0], partition.split(given)[0])
-        (grads,) = vjp([zero_tangent(x) if t is None else t for x, t in pairs])
-        return definition.build(selected.join(grads, rest))[0][num_bound:]
+    def _refuse_others(self, remedy: str) -> None:
+        """Raise TypeError naming the first chosen leaf that has no derivative."""
+        for leaf, value in zip(self.selected.positions[0], self.chosen):
+            for part in jax.tree_util.tree_leaves(value):
+                if not is_inexact(part):
+                    dtype = getattr(part, "dtype", f"a value of type {type(part).__name__}")
+                    raise TypeError(
+                        f"{self.call.options.name} requires real- or complex-valued inputs (input "
+                        "dtype that is a sub-dtype of np.inexact), but argument "
+                        f"'{self.call.leaf_text(leaf)}' is {dtype}. Differentiate only float leaves: "
+                        f"{remedy}."
+                    )
 
-    pullback = jax.tree_util.Partial(pull, vjp)
-    return (result[0], pullback, result[1]) if has_aux else (result, pullback)
+    def pulled_back(
+        self, form: Tangents, rest: tp.Sequence[tp.Any] = (), **options: tp.Any
+    ) -> tp.Any:
+        """The result of `vjp`: the value, its pullback, and the aux if there is one.
+
+        Args:
+            form: what a cotangent has to be like.
+            rest: the cotangents of the leaves that are not differentiated.
+            options: of JAX.
+        """
+        _, vjp, (fixed, crossing) = jax.vjp(self.run, self.chosen, has_aux=True, **options)
+        value, *aux = self.finish(crossing)
+        # The pullback lives longer than the call, so it refers to parts of it only.
+        definition, num_bound, selected = self.call.definition, self.call.num_bound, self.selected
+        of_value, partition, shapes = fixed.value
+        form = form._replace(wanted=partition.labels)
+
+        def pull(vjp: tp.Callable[..., tp.Any], cotangent: tp.Any) -> tuple[tp.Any, ...]:
+            given = form.of_leaves(of_value, shapes, cotangent)
+            pairs = zip(partition.split(shapes)[0], partition.split(given)[0])
+            (grads,) = vjp([zero_tangent(x) if t is None else t for x, t in pairs])
+            return definition.build(selected.join(grads, rest))[0][num_bound:]
+
+        return value, jax.tree_util.Partial(pull, vjp), *aux
+
+    def pushed_forward(self, tangents: tp.Sequence[tp.Any]) -> tp.Any:
+        """The result of `jvp` along the tangents of all leaves: value, tangent, and the aux."""
+        chosen = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in self.chosen]
+        along, _ = self.selected.split(tangents)
+        _, moved, (fixed, crossing) = jax.jvp(self.run, (chosen,), (along,), has_aux=True)
+        value, *aux = self.finish(crossing)
+        return value, fixed.value.build(moved), *aux
 
 
 def of_arguments(form: Tangents, call: Call, tangents: tp.Sequence[tp.Any]) -> list[tp.Any]:
@@ -463,26 +480,6 @@ def of_arguments(form: Tangents, call: Call, tangents: tp.Sequence[tp.Any]) -> l
     return form.of_leaves(call.definition, call.leaves, tree)
 
 
-def pushed_forward(
-    call: Call, tangents: list[tp.Any], has_aux: bool, wanted: Wanted, zeros: bool
-) -> tp.Any:
-    """The result of `jvp`, of either kind: the value, its tangent, and the aux if there is one.
-
-    Args:
-        call, has_aux, wanted: as for `of_chosen`.
-        tangents: that of each leaf, None for a constant one.
-        zeros: whether leaves of the value without a derivative have zeros as tangents, or None.
-    """
-    selected = Partition(tuple([t is not None for t in tangents]))
-    run, chosen = of_chosen(call, selected, has_aux, wanted)
-    chosen = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in chosen]
-    along, _ = selected.split(tangents)
-    _, moved, (fixed, crossing) = jax.jvp(run, (chosen,), (along,), has_aux=True)
-    result = call.put_back(crossing)
-    tangent = fixed.value.build(moved, zeros)
-    return (result[0], tangent, result[1]) if has_aux else (result, tangent)
-
-
 def value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:
     """The result of a function with `has_aux=True`; TypeError or ValueError unless it is a pair."""
     several = isinstance(result, (tuple, list))
@@ -492,54 +489,3 @@ def value_and_aux(result: tp.Any, fun: tp.Any) -> tuple[tp.Any, tp.Any]:
             f"{type(result).__name__}{f' of {len(result)}' if several else ''}."
         )
     return result[0], result[1]
-
-
-def gradients(
-    call: Call,
-    selected: Partition,
-    options: tp.Any,
-    shown: tp.Callable[[list[tp.Any]], tp.Any],
-    remedy: str,
-) -> tp.Any:
-    """The result of `grad` or `value_and_grad`, of either kind.
-
-    Args:
-        call, selected: the call, and its leaves, the differentiated ones first.
-        options: of the transform, with `has_aux`, `jax_options` and a name that says what is returned.
-        shown: from the gradients of leaves to what the user gets.
-        remedy: what to do about a leaf without a derivative.
-
-    Raises TypeError for such a leaf.
-    """
-    jax_options = dict(options.jax_options)
-    if not (jax_options.get("allow_int") or jax_options.get("holomorphic")):
-        _refuse_others(call, selected, options.name, remedy)
-    run, chosen = of_chosen(call, selected, options.has_aux)
-    differentiated = jax.value_and_grad(run, has_aux=True, **jax_options)
-    (value, (_, crossing)), grads = differentiated(chosen)
-    left = call.put_back(crossing)
-    grads = shown(grads)
-    if options.name.endswith("value_and_grad"):
-        return ((value, left[1]), grads) if options.has_aux else (value, grads)
-    return (grads, left[1]) if options.has_aux else grads
-
-
-def _refuse_others(call: Call, selected: Partition, name: str, remedy: str) -> None:
-    """Raise TypeError naming the first chosen leaf that has no derivative."""
-    for leaf in selected.positions[0]:
-        for part in jax.tree_util.tree_leaves(call.leaves[leaf]):
-            if not _inexact(part):
-                dtype = getattr(part, "dtype", None)
-                kind = str(dtype) if dtype is not None else f"a value of type {type(part).__name__}"
-                raise TypeError(
-                    f"{name} requires real- or complex-valued inputs (input dtype that is a "
-                    f"sub-dtype of np.inexact), but argument '{call.leaf_text(leaf)}' is {kind}. "
-                    f"Differentiate only float leaves: {remedy}."
-                )
-
-
-def _inexact(value: tp.Any) -> bool:
-    try:
-        return has_derivative(value)
-    except TypeError:
-        return False

@@ -5,30 +5,24 @@ from __future__ import annotations
 import functools
 import typing as tp
 
-import jax
-
 from nnxlite._base.errors import Modes
 from nnxlite._base.jax import is_ref, new_ref
 from nnxlite.boundary._call_def import Partition
 from nnxlite.boundary._labels import DiffState
 from nnxlite.filters import All, Filter, Frozen, Not
-from nnxlite.graph._defs import ObjectDef
-from nnxlite.graph._kinds import Kind
-from nnxlite.graph._rebuild import ContainerCode, NodeCode
+from nnxlite.graph._kinds import Kind, kind_of
 from nnxlite.transforms._call import Call, positional
 from nnxlite.transforms._derivatives import (
     Argnums,
+    Derivation,
     Tangents,
     abstract,
     argument_numbers,
+    as_states,
     differentiated,
-    gradients,
     has_derivative,
     numbered_arguments,
     of_arguments,
-    pulled_back,
-    pushed_forward,
-    root_states,
     zero_tangent,
 )
 from nnxlite.transforms._wrapper import (
@@ -47,7 +41,7 @@ from nnxlite.transforms._wrapper import (
     decorated,
     unbind,
 )
-from nnxlite.variables._definition import MISSING, VariableDef
+from nnxlite.variables._definition import MISSING
 from nnxlite.variables._kinds import Param
 
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
@@ -64,9 +58,19 @@ def _run(t: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, 
     counts = call.num_bound, len(args)
     states = numbered_arguments(call.name, "argnums", options.argnums, *counts, TypeError)  # as JAX
     selected = _select(call, states)
-    shown = lambda grads: _gradients(call, [*states], selected, grads)
+
+    def shown(grads: list[tp.Any]) -> tp.Any:
+        if options.modes.updates:
+            by_leaf = dict(zip(selected.positions[0], grads))
+            args = call.definition.template()[0]
+            out = as_states(call.definition, by_leaf, tuple([args[number] for number in states]))
+        else:
+            args = call.definition.build(selected.join(grads))[0]
+            out = tuple([args[number] for number in states])
+        return out[0] if options.single else out
+
     remedy = "choose them with DiffState(argnum, filter), or pass allow_int=True"
-    return gradients(call, selected, options, shown, remedy)
+    return Derivation(call, selected, options.has_aux, wanted=None).gradients(shown, remedy)
 
 
 def _select(given: Call, states: dict[int, DiffState | None]) -> Partition:
@@ -77,45 +81,24 @@ def _select(given: Call, states: dict[int, DiffState | None]) -> Partition:
     at values, so it decides again in each call.
     """
     call, options = given.definition, given.options
-    updates, decoded = options.modes.updates, call.graphdef.decoded
+    updates = options.modes.updates
     key = (grad, options.argnums, updates, given.num_bound)
     known = call.cache.get(key)
     if known is not None:
         return known
-    roots = dict(zip(call.where, decoded.roots))
+    kinds = {position: kind_of(x) for position, x in zip(call.where, given.inputs.roots)}
 
     def setting(number: int, position: int) -> tp.Any:
-        code, state = roots.get(position), states[number]
-        definition = decoded.node_defs[code.number] if isinstance(code, NodeCode) else None
-        if code is None or isinstance(definition, VariableDef):
+        kind, state = kinds.get(position, Kind.VARIABLE), states[number]
+        if kind == Kind.VARIABLE:
             return True
-        of_state = isinstance(code, ContainerCode) and code.definition.kind == Kind.STATE
         wanted: Filter = ...
-        if not of_state and (isinstance(code, ContainerCode) or isinstance(definition, ObjectDef)):
+        if kind in (Kind.OBJECT, Kind.CUSTOM):
             wanted = state.filter if state is not None else Param if updates else ...
         return DiffState(number, All(wanted, Not(Frozen())))
 
     selected = differentiated(call, states, setting, given.inputs.variables())
     return selected if any(states.values()) else call.remember(key, selected)
-
-
-def _gradients(
-    given: Call, positions: list[int], selected: Partition, grads: list[tp.Any]
-) -> tp.Any:
-    """Gradients in the form of the arguments, from those of the leaves."""
-    call, options = given.definition, given.options
-    if options.modes.updates:
-        by_leaf = dict(zip(selected.positions[0], grads))
-        in_graph = {i - call.num_arrays: x for i, x in by_leaf.items() if i >= call.num_arrays}
-        of_root = root_states(call.graphdef, in_graph)
-        parts: dict[int, tp.Any] = {p: by_leaf.get(i) for i, p in enumerate(call.array_positions())}
-        of_leaf = lambda p: parts[p] if p in parts else of_root(call.where.index(p))
-        args, _ = call.template()
-        out = [jax.tree_util.tree_map(of_leaf, args[position]) for position in positions]
-    else:
-        args, _ = call.build(selected.join(grads))
-        out = [args[position] for position in positions]
-    return out[0] if options.single else tuple(out)
 
 
 def _decorated(
@@ -128,13 +111,13 @@ def _decorated(
     numbers = argument_numbers("argnums", argnums, modes.updates)
     if not numbers:
         raise ValueError("argnums is empty: give at least one argument to differentiate.")
-    reduce_axes = tuple(jax_options.pop("reduce_axes"))
-    if reduce_axes:
-        jax_options["reduce_axes"] = reduce_axes
-    single = not isinstance(argnums, (tuple, list))
-    more = {"argnums": numbers, "single": single, "has_aux": has_aux}
-    options = Options.of(name, modes, _run, **more, jax_options=tuple(jax_options.items()))
-    return decorated(Transform, f, options)
+    more = {
+        "argnums": numbers,
+        "single": not isinstance(argnums, (tuple, list)),
+        "has_aux": has_aux,
+    }
+    given = tuple([(key, value) for key, value in jax_options.items() if value])
+    return decorated(Transform, f, Options.of(name, modes, _run, **more, jax_options=given))
 
 
 @tp.overload
@@ -206,7 +189,7 @@ def grad(
     >>> list(grads), y.shape
     (['bias'], (4, 3))
     """
-    more = {"holomorphic": holomorphic, "allow_int": allow_int, "reduce_axes": reduce_axes}
+    more = {"holomorphic": holomorphic, "allow_int": allow_int, "reduce_axes": tuple(reduce_axes)}
     return _decorated(f, "grad", argnums, has_aux, Modes.of(graph, graph_updates), **more)
 
 
@@ -261,17 +244,22 @@ def value_and_grad(
     >>> float(value), grads["bias"].value.tolist()
     (0.0, [1.0, 1.0, 1.0])
     """
-    more = {"holomorphic": holomorphic, "allow_int": allow_int, "reduce_axes": reduce_axes}
+    more = {"holomorphic": holomorphic, "allow_int": allow_int, "reduce_axes": tuple(reduce_axes)}
     return _decorated(f, "value_and_grad", argnums, has_aux, Modes.of(graph, graph_updates), **more)
 
 
 # vjp and jvp -------------------------------------------------------------------------------------
 
 
-def _visible(call: Call) -> Partition:
-    """The leaves of a call, those of the arguments first that the function does not carry."""
-    numbers = range(call.num_bound, len(call.definition.template()[0]))
-    return differentiated(call.definition, numbers)
+def _of_primals(name: str, modes: Modes, f: tp.Any, primals: tp.Any) -> tuple[Call, Partition]:
+    """A call, and its leaves, those of the arguments first that the function does not carry.
+
+    JAX gives what is not differentiable zeros itself, but for references to it, which are left out.
+    """
+    call = Call(Options.of(name, modes, Call), unbind(f), tuple(primals), {}, inside=True)
+    numbers = range(call.num_bound, call.num_bound + len(primals))
+    pairs = zip(differentiated(call.definition, numbers).labels, call.leaves)
+    return call, Partition.chosen(f and (has_derivative(x) or not is_ref(x)) for f, x in pairs)
 
 
 @tp.overload
@@ -335,35 +323,32 @@ def vjp(
     >>> d_model.bias.value.tolist(), d_x.shape
     ([1.0, 1.0, 1.0], (1, 2))
     """
-    modes = Modes.of(graph, graph_updates)
+    modes, extra = Modes.of(graph, graph_updates), {"reduce_axes": tuple(reduce_axes)}
     if f is MISSING or not primals:
-        given = {"has_aux": has_aux, "reduce_axes": tuple(reduce_axes)}
-        return decorated(Transform, f, Options.of("vjp", modes, _run_later, **given))
-    call = Call(Options.of("vjp", modes, vjp), unbind(f), primals, {}, inside=True)
-    extra = {"reduce_axes": tuple(reduce_axes)} if reduce_axes else {}
-    with call.naming_arguments():
-        visible = _visible(call).labels
-        selected = Partition(
-            tuple([bool(seen and has_derivative(x)) for seen, x in zip(visible, call.leaves)])
+        return decorated(
+            Transform, f, Options.of("vjp", modes, _run_later, has_aux=has_aux, **extra)
         )
-        zeros = [
-            zero_tangent(abstract(x)) if seen or is_ref(x) else None
-            for seen, x in zip(selected.split(visible)[1], selected.split(call.leaves)[1])
-        ]
+    call, selected = _of_primals("vjp", modes, f, primals)
+    with call.naming_arguments():
         form = Tangents("vjp: the cotangent", ValueError, needed="of objects")
-        out = pulled_back(call, selected, has_aux, has_derivative, form, zeros, **extra)
-    references = [i for i in selected.positions[0] if is_ref(call.leaves[i])]
-    if not references:
-        return out
-    message = (
-        f"{call.name}: '{call.leaf_text(references[0])}' is an array reference, of which JAX returns no "
-        "cotangent. Pass an object without references (nnx.to_arrays), or let the function capture it."
+        derivation = Derivation(call, selected, has_aux)
+        zeros = [zero_tangent(abstract(x)) if is_ref(x) else None for x in derivation.rest]
+        given = extra if reduce_axes else {}
+        value, pullback, *aux = derivation.pulled_back(form, zeros, **given)
+    for leaf, x in zip(selected.positions[0], derivation.chosen):
+        if is_ref(x):
+            pullback = functools.partial(
+                _refuse_reference, f"{call.name}: '{call.leaf_text(leaf)}'"
+            )
+            break
+    return value, pullback, *aux
+
+
+def _refuse_reference(what: str, cotangent: tp.Any) -> tp.NoReturn:
+    raise ValueError(
+        f"{what} is an array reference, of which JAX returns no cotangent. Pass an object without "
+        "references (nnx.to_arrays), or let the function capture it."
     )
-
-    def vjp_fun(cotangent: tp.Any) -> tp.NoReturn:
-        raise ValueError(message)
-
-    return (out[0], vjp_fun, *out[2:])
 
 
 @tp.overload
@@ -433,28 +418,24 @@ def jvp(
             "primal and tangent arguments to jvp must be tuples or lists, one entry for each "
             f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
         )
-    call = Call(Options.of("jvp", modes, jvp), unbind(f), tuple(primals), {}, inside=True)
+    call, visible = _of_primals("jvp", modes, f, primals)
     with call.naming_arguments():
-        form = Tangents(
-            "jvp: the tangent", TypeError, needed="of objects", wanted=_visible(call).labels
-        )
+        form = Tangents("jvp: the tangent", TypeError, needed="of objects", wanted=visible.labels)
         given = of_arguments(form, call, tangents)
         for leaf, value in enumerate(call.leaves):  # what is written into a reference has a tangent
             if given[leaf] is None and is_ref(value) and has_derivative(value):
                 given[leaf] = new_ref(zero_tangent(abstract(value)))
-        return pushed_forward(call, given, has_aux, has_derivative, zeros=True)
+        selected = Partition.chosen(t is not None for t in given)
+        return Derivation(call, selected, has_aux).pushed_forward(given)
 
 
 def _run_later(later: Transform[..., tp.Any], args: tp.Any, kwargs: dict[str, tp.Any]) -> tp.Any:
     """Differentiate a function that has waited for its primals, and for its tangents with `jvp`."""
-    name, (graph, updates), _, more, _ = later.options
+    fun, (name, (graph, updates), _, more, _) = later.__wrapped__, later.options
     options = {"graph": graph, "graph_updates": updates, **dict(more), **kwargs}
     if name == "vjp":
-        return vjp(later.__wrapped__, *args, **options)
+        return vjp(fun, *args, **options)
     # The object of a method comes before primals and tangents.
-    carried = len(args) - len({"primals", "tangents"} - kwargs.keys())
-    if carried > 0:
-        return jvp(
-            functools.partial(later.__wrapped__, *args[:carried]), *args[carried:], **options
-        )
-    return jvp(later.__wrapped__, *args, **options)
+    carried = max(0, len(args) - len({"primals", "tangents"} - kwargs.keys()))
+    fun = functools.partial(fun, *args[:carried]) if carried else fun
+    return jvp(fun, *args[carried:], **options)
