@@ -218,7 +218,7 @@ def axes_of_call(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -
             f"{mapped!r}: in_axes has {len(axes)} entries for {len(args)} positional arguments."
         )
     by_name = axes if isinstance(axes, dict) else {}
-    if by_name:
+    if isinstance(axes, dict):
         parameters = parameters_of(fun) or []
         names = names_by_position(parameters[: len(args)])
         missing = [name for name in axes if name not in kwargs and name not in names]

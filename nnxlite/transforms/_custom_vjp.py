@@ -137,9 +137,9 @@ class _Call(Call):
                 f"custom_vjp: the arguments {sorted(rest)} of {name} can only be given by keyword; the "
                 "rules take arguments by position."
             )
-        entries, first = ("nondiff_argnums", options.nondiff_argnums), len(bound.args)
-        given = *entries, first, len(args) - first
-        states = numbered_arguments(f"custom_vjp({name})", *given, ValueError)
+        title, entries, first = f"custom_vjp({name})", options.nondiff_argnums, len(bound.args)
+        counts = first, len(args) - first
+        states = numbered_arguments(title, "nondiff_argnums", entries, *counts, ValueError)
         self.rules, self.shown = rules, name
         self.nondiff = sorted(number for number, state in states.items() if state is None)
         self.diff = [n for n in range(first, len(args)) if n not in self.nondiff]

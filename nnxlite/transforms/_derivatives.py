@@ -365,8 +365,6 @@ class Derivation:
         wanted: which leaves of the value are differentiated; None where it must be one number.
 
     Attributes:
-        run: for JAX. It returns the leaves of the value that are differentiated; and beside them its
-            `Result`, and what else leaves the function.
         chosen, rest: the leaves that are differentiated, and the others.
     """
 
@@ -379,9 +377,13 @@ class Derivation:
     ) -> None:
         self.call, self.selected, self.has_aux, self.wanted = call, selected, has_aux, wanted
         self.chosen, self.rest = selected.split(call.leaves)
-        self.run = lambda chosen: self._run(chosen)  # JAX asks for its signature: slow for a method
 
-    def _run(self, chosen: list[tp.Any]) -> tp.Any:
+    def run(self, chosen: list[tp.Any]) -> tp.Any:
+        """The call, for JAX, as a function of the leaves that are differentiated.
+
+        Returns the leaves of the value that are differentiated; and beside them its `Result`, and what
+        else leaves the function.
+        """
         inner, result = self.call.run(self.selected.join(chosen, self.rest))
         value, *aux = value_and_aux(result, self.call.fun) if self.has_aux else (result,)
         if self.wanted is None:

@@ -538,10 +538,8 @@ class Grad(Derivative[F_co]):
     ) -> Leaf: ...
     @tp.overload
     def __call__(
-        self: Grad[_Fun[T, P, tp.Any]], arg: T, /, *args: P.args, **kwargs: P.kwargs
+        self: Grad[tp.Callable[Q, tp.Any]], /, *args: Q.args, **kwargs: Q.kwargs
     ) -> tp.Any: ...
-    @tp.overload
-    def __call__(self: Grad[tp.Callable[..., tp.Any]], /, **kwargs: tp.Any) -> tp.Any: ...
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         """Differentiate."""
 
@@ -563,11 +561,7 @@ class GradAux(Derivative[F_co]):
     ) -> tuple[Leaf, A]: ...
     @tp.overload
     def __call__(
-        self: GradAux[_WithAux[T, P, A]], arg: T, /, *args: P.args, **kwargs: P.kwargs
-    ) -> tuple[tp.Any, A]: ...
-    @tp.overload
-    def __call__(
-        self: GradAux[tp.Callable[..., tuple[tp.Any, A]]], /, **kwargs: tp.Any
+        self: GradAux[tp.Callable[Q, tuple[tp.Any, A]]], /, *args: Q.args, **kwargs: Q.kwargs
     ) -> tuple[tp.Any, A]: ...
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         """Differentiate."""
@@ -590,11 +584,7 @@ class ValueAndGrad(Derivative[F_co]):
     ) -> tuple[R, Leaf]: ...
     @tp.overload
     def __call__(
-        self: ValueAndGrad[_Fun[T, P, R]], arg: T, /, *args: P.args, **kwargs: P.kwargs
-    ) -> tuple[R, tp.Any]: ...
-    @tp.overload
-    def __call__(
-        self: ValueAndGrad[tp.Callable[..., R]], /, **kwargs: tp.Any
+        self: ValueAndGrad[tp.Callable[Q, R]], /, *args: Q.args, **kwargs: Q.kwargs
     ) -> tuple[R, tp.Any]: ...
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         """Differentiate."""
