@@ -210,10 +210,10 @@ class _Call(Call):
             cotangents = jax.tree_util.tree_map(instantiated, cotangents, is_leaf=is_symbolic_zero)
         after, args, result = self._cotangents(cotangents)
         if self.options.modes.updates:
-            shown = Inputs(([args[number] for number in self.diff], result))
-            states, call = dict(enumerate(shown.leaves)), shown.definition
-            args, result = as_states(call, states, call.template())
-            result = tuple(args), result
+            seen = Inputs((args, result))
+            call = seen.definition
+            args, result = as_states(call, dict(enumerate(seen.leaves)), call.template())
+            result = tuple([args[number] for number in self.diff]), result
         elif self.takes_updates():
             leaf_nodes, nodes = self.definition.graphdef.decoded.leaf_nodes, after.nodes()
             new = {id(nodes[leaf_nodes[leaf]]) for leaf in out.written}

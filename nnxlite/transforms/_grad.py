@@ -259,7 +259,7 @@ def _of_primals(name: str, modes: Modes, f: tp.Any, primals: tp.Any) -> tuple[Ca
     call = Call(Options.of(name, modes, Call), unbind(f), tuple(primals), {}, inside=True)
     numbers = range(call.num_bound, call.num_bound + len(primals))
     pairs = zip(differentiated(call.definition, numbers).labels, call.leaves)
-    return call, Partition.chosen(f and (has_derivative(x) or not is_ref(x)) for f, x in pairs)
+    return call, Partition.chosen(f and (not is_ref(x) or has_derivative(x)) for f, x in pairs)
 
 
 @tp.overload
@@ -323,24 +323,21 @@ def vjp(
     >>> d_model.bias.value.tolist(), d_x.shape
     ([1.0, 1.0, 1.0], (1, 2))
     """
-    modes, extra = Modes.of(graph, graph_updates), {"reduce_axes": tuple(reduce_axes)}
+    modes = Modes.of(graph, graph_updates)
     if f is MISSING or not primals:
-        return decorated(
-            Transform, f, Options.of("vjp", modes, _run_later, has_aux=has_aux, **extra)
-        )
+        given = {"has_aux": has_aux, "reduce_axes": tuple(reduce_axes)}
+        return decorated(Transform, f, Options.of("vjp", modes, _run_later, **given))
+    extra = {"reduce_axes": tuple(reduce_axes)} if reduce_axes else {}
     call, selected = _of_primals("vjp", modes, f, primals)
     with call.naming_arguments():
         form = Tangents("vjp: the cotangent", ValueError, needed="of objects")
         derivation = Derivation(call, selected, has_aux)
         zeros = [zero_tangent(abstract(x)) if is_ref(x) else None for x in derivation.rest]
-        given = extra if reduce_axes else {}
-        value, pullback, *aux = derivation.pulled_back(form, zeros, **given)
-    for leaf, x in zip(selected.positions[0], derivation.chosen):
-        if is_ref(x):
-            pullback = functools.partial(
-                _refuse_reference, f"{call.name}: '{call.leaf_text(leaf)}'"
-            )
-            break
+        value, pullback, *aux = derivation.pulled_back(form, zeros, **extra)
+    references = [leaf for leaf in selected.positions[0] if is_ref(call.leaves[leaf])]
+    if references:
+        what = f"{call.name}: '{call.leaf_text(references[0])}'"
+        pullback = functools.partial(_refuse_reference, what)
     return value, pullback, *aux
 
 
