@@ -262,15 +262,3 @@ def test_all_frozen():
     with pytest.raises(ValueError, match=r"wrt=Param selects are frozen.*nnx.unfreeze\(model"):
         optimizer.update(model, nnx.grad(loss)(model))
     assert optimizer.step[...] == 0
-
-
-def test_another_trace_level():
-    model = make()
-
-    def inside(x):
-        nnx.freeze(model)
-        return x
-
-    with pytest.raises(nnx.TraceContextError, match="Cannot mutate Param"):
-        jax.jit(inside)(1.0)
-    assert frozen(model) == []

@@ -10,7 +10,7 @@ import pytest
 import nnxlite as nnx
 from tests.boundary.lines import Lines
 from tests.laws import model as slow_model
-from tests.laws.programs import content
+from tests.laws.model import content
 
 # An interrupt that arrives in a finalizer, or in a callback of the garbage collector, is reported only.
 pytestmark = pytest.mark.filterwarnings(

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import nnxlite as nnx
 from tests.laws import model
-from tests.laws.programs import content, pairs, references, variables
+from tests.laws.model import content, references
+from tests.laws.programs import pairs, variables
 
 KINDS = [nnx.Param, nnx.BatchStat, nnx.Variable, ..., False, nnx.is_array, nnx.is_inexact_array]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import functools
 import pickle
@@ -186,11 +185,6 @@ def test_numbers_of_an_outer_graph():
     assert inner != nnx.graphdef(model)
 
 
-def test_the_text_names_the_classes():
-    text = repr(nnx.graphdef(Model()))
-    assert "Model" in text and "Layer" in text and "Param" in text
-
-
 # use ----------------------------------------------------------------------------------------------
 
 
@@ -223,25 +217,3 @@ def test_maps_of_objects_and_numbers():
     del index[layer]
     assert len(index) == 0
     assert "RefMap" in repr(nnx.graphlib.RefMap({layer: 3}))
-
-
-Point = collections.namedtuple("Point", ["x", "y"])
-
-
-def test_the_text_of_a_definition_shows_what_is_in_plain_containers():
-    model = nnx.Dict(
-        a=(jnp.ones(1), "label"),
-        b=[nnx.Param(jnp.ones(1)), 3],
-        c={"k": jnp.ones(1), "n": 2},
-        d=Point(jnp.ones(1), None),
-        e=(nnx.Param(jnp.ones(1)),),
-    )
-    assert repr(nnx.graphdef(model)).splitlines() == [
-        "GraphDef[Dict]( # 1 object, 5 leaves",
-        "  a=(Array, 'label'),",
-        "  b=[Param, 3],",
-        "  c={'k': Array, 'n': 2},",
-        "  d=Point(x=Array, y=None),",
-        "  e=(Param,)",
-        ")",
-    ]

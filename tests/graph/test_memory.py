@@ -13,7 +13,6 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite.graph import _defs, _graphdef
-from nnxlite.variables import _definition
 
 ONE = jnp.ones(2)
 
@@ -98,17 +97,6 @@ def test_L9_an_object_dies_though_every_function_has_seen_it(make):
     assert dies(make)
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_L9_an_object_dies_though_its_definition_lives(make):
-    kept: list[tp.Any] = []
-
-    def use(model):
-        every_call(model)
-        kept.append(nnx.graphdef(nnx.List([Layer(7)])))
-
-    assert dies(make, use)
-
-
 def test_L9_a_companion_of_a_plan_dies():
     stays, kept = Model(), Layer()
     gone = weakref.ref(kept)
@@ -140,51 +128,6 @@ def test_L9_a_repeated_call_keeps_no_value_of_what_left(leaves):
     del owner
     gc.collect()
     assert value() is None
-
-
-def test_values_die_with_the_call():
-    model = Model()
-    value = jnp.full(3, 7.0)
-    gone = weakref.ref(value)
-    model.extra = nnx.Param(value)
-    every_call(model)
-    model.extra.value = ONE
-    del value
-    gc.collect()
-    assert gone() is None
-
-
-def table_sizes() -> dict[str, int]:
-    gc.collect()
-    tables = {
-        "objects": _defs.ObjectDef._table,
-        "layouts": _defs._layouts,
-        "containers": _defs.ContainerDef._table,
-        "statics": _defs.StaticDef._table,
-        "graphs": _graphdef._interned,
-        "variables": _definition.VariableDef._table,
-    }
-    return {name: len(table) for name, table in tables.items()}
-
-
-def rounds(count: int, start: int) -> None:
-    for i in range(start, start + count):
-        model = Layer(i)  # another static value each time: nothing is found again
-        model.note = nnx.Param(ONE, tag=f"tag {i}")
-        model.held = [ONE, i]
-        setattr(model, f"name_{i}", 1)
-        nnx.split(model)
-        nnx.split(model, nnx.Param, ...)
-
-
-def test_no_growth_over_ten_thousand_splits_and_drops():
-    rounds(1000, 0)
-    before, objects = table_sizes(), len(gc.get_objects())
-    rounds(10_000, 1000)
-    after = table_sizes()
-    for name in before:
-        assert after[name] <= before[name] + _defs.DEFINITIONS_PER_CLASS, name
-    assert len(gc.get_objects()) <= objects + 1000
 
 
 def test_a_class_keeps_a_bounded_number_of_definitions():

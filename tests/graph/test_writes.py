@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-import threading
 import weakref
 
 import jax
@@ -130,26 +127,6 @@ def test_no_value_outlives_its_writing_over(use, write):
     assert old() is None
 
 
-def test_no_value_outlives_its_model():
-    model = Model()
-    model.a.value = jnp.full(2, 0.5)
-    for _ in range(3):
-        read(model)
-    old = weakref.ref(model.a.value)
-    del model
-    gc.collect()
-    assert old() is None
-
-
-def test_no_value_outlives_its_place():
-    model = Model()
-    for _ in range(3):
-        read(model)
-    old = weakref.ref(model.a.value)
-    model.a = nnx.Param(jnp.ones(2))
-    assert old() is None
-
-
 def test_a_value_of_another_type_is_looked_at_again():
     seen = []
 
@@ -222,101 +199,6 @@ def test_other_arguments_than_last_time():
         assert scaled(two, two)[0] == 9
         assert scaled(one, by=2.0)[0] == 2
     assert len(seen) == 5  # a float, an array, two Models, one twice, a name
-
-
-@pytest.fixture
-def often():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-def together(*works):
-    """Run each in a thread of its own, to its end."""
-    threads = [threading.Thread(target=work) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def test_a_write_by_another_thread_is_never_lost(often):
-    model, other = Model(), Model()
-    rounds, wrong = 150, []
-    turn = threading.Barrier(2)
-
-    def writer():
-        for number in range(rounds):
-            turn.wait()
-            model.a.value = jnp.full(2, float(number))
-            turn.wait()
-
-    def reader():
-        for number in range(rounds):
-            turn.wait()
-            for _ in range(3):
-                read(model)
-                write_a(other, jnp.ones(2))
-            turn.wait()
-            if read(model)[0] != number:
-                wrong.append(number)
-
-    together(writer, reader)
-    assert wrong == []
-    assert np.array_equal(other.a.value, [3 * rounds] * 2)
-
-
-def test_a_write_beside_a_call_is_never_lost(often):
-    model, rounds, lost = Model(), 200, []
-    turn = threading.Barrier(2)
-    for _ in range(3):
-        write_a(model, jnp.ones(2))
-
-    def writer():
-        for number in range(rounds):
-            value = jnp.full(2, float(number))
-            turn.wait()
-            model.b.value = value
-            turn.wait()
-
-    def caller():
-        for number in range(rounds):
-            turn.wait()
-            write_a(model, jnp.ones(2))
-            turn.wait()
-            if read(model)[0] != 4 + number + 10 * number:
-                lost.append(number)
-
-    together(writer, caller)
-    assert lost == []
-
-
-def test_two_plans_of_one_variable_written_by_two_threads(often):
-    shared = Model()
-    one, other = nnx.Dict(model=shared), nnx.Dict(model=shared)
-    add = nnx.jit(lambda holder: write_b(holder["model"]))
-    turn = threading.Barrier(2)
-    lost = []
-
-    def write_b(model):
-        model.b += 1
-
-    def use(holder, write):
-        for number in range(100):
-            turn.wait()
-            if write:
-                add(holder)
-            else:
-                read(holder["model"])
-                add_nothing(holder)
-            turn.wait()
-            if add_nothing(holder)[0] != number + 1:
-                lost.append((write, number))
-
-    add_nothing = nnx.jit(lambda holder: holder["model"].b.value)
-    together(lambda: use(one, True), lambda: use(other, False))
-    assert lost == []
 
 
 def test_a_variable_is_updated_from_what_unpack_gave():

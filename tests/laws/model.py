@@ -14,9 +14,11 @@ import types
 import typing as tp
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import nnxlite as nnx
+from tests.laws.graphs import NAMES
 
 Path = tuple[tp.Any, ...]
 
@@ -310,3 +312,94 @@ def without(root: tp.Any, kind: type) -> None:
         gone = [k for k, child, data in children(owner) if data and isinstance(child, kind)]
         for key in reversed(gone):
             remove(owner, key)
+
+
+# What a program works on ---------------------------------------------------------------------------
+
+
+def references(value: tp.Any) -> list[tp.Any]:
+    """Every object and Variable, in the order of a traversal."""
+    found: dict[int, tp.Any] = {}
+    opened: set[int] = set()
+
+    def visit(here: tp.Any) -> None:
+        if is_reference(here):
+            if id(here) in found:
+                return
+            found[id(here)] = here
+        if is_branch(here) and id(here) not in opened:
+            opened.add(id(here))
+            for _, child, data in children(here):
+                if data:
+                    visit(child)
+
+    visit(value)
+    return list(found.values())
+
+
+def changeable(value: tp.Any) -> list[tp.Any]:
+    """The objects, lists and dicts that take new content."""
+    return [x for x in owners(value) if is_object(x) or type(x) in (list, dict)]
+
+
+def pick(options: tp.Sequence[tp.Any], number: int) -> tp.Any:
+    return options[number % len(options)]
+
+
+def put(owner: tp.Any, number: int, value: tp.Any) -> None:
+    """Give an object or container some content under a name, or at a place, that a number chooses."""
+    if is_list(owner):
+        if number % 2 and len(owner):
+            owner[number % len(owner)] = value
+        else:
+            owner.append(value)
+    elif hasattr(type(owner), "__setitem__"):
+        owner[pick(NAMES, number)] = value
+    else:
+        setattr(owner, pick(NAMES, number), value)
+
+
+def take_away(owner: tp.Any, number: int) -> None:
+    keys = [k for k, _, _ in children(owner)]
+    if not keys:
+        return
+    remove(owner, pick(keys, number))
+
+
+def content(leaf: tp.Any) -> tp.Any:
+    """A leaf as something whose `==` compares values."""
+    if not is_array(leaf):
+        return type(leaf), leaf
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return "key", jax.random.key_data(leaf).tolist()
+    kind = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    return kind, leaf.shape, np.asarray(leaf).tolist()
+
+
+# The engine beside the model ----------------------------------------------------------------------
+
+
+def same_pairs(found: tp.Iterable[tp.Any], expected: tp.Iterable[tp.Any]) -> bool:
+    """Whether two lists of (path, leaf) have the same paths and the very same leaves."""
+    found, expected = list(found), list(expected)
+    return [p for p, _ in found] == [p for p, _ in expected] and all(
+        x is y for (_, x), (_, y) in zip(found, expected, strict=True)
+    )
+
+
+def check(root: tp.Any) -> None:
+    """Every function sees a graph as it is now, whatever it was when a plan was made."""
+    expected, form = leaves(root), canonical(root)
+    graphdef, state = nnx.split(root)
+    assert graphdef == nnx.graphdef(copied(root)) == nnx.graphdef(root)
+    assert same_pairs(nnx.to_flat_state(state), expected)
+    assert same_pairs(nnx.to_flat_state(nnx.state(root)), expected)
+    params = [(p, x) for p, x in expected if isinstance(x, nnx.Param)]
+    assert same_pairs(nnx.to_flat_state(nnx.state(root, nnx.Param)), params)
+    assert same_pairs(nnx.flatten(root)[1], expected)
+    assert canonical(nnx.merge(graphdef, state)) == form
+    assert canonical(nnx.clone(root)) == form
+    nnx.update(root, nnx.state(root))
+    assert canonical(root) == form
+    assert [p for p, _ in nnx.iter_graph(root)] == [p for p, _ in walk(root)]
+    assert nnx.find_duplicates(root) == duplicates(root)

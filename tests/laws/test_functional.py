@@ -10,17 +10,12 @@ from hypothesis import strategies as st
 import nnxlite as nnx
 from tests.laws import model
 from tests.laws.graphs import Count, Node, graphs, roots
+from tests.laws.model import same_pairs
 
 
 def flat(state) -> list:
     """The (path, leaf) pairs of a nested State, sorted as leaves are."""
     return [(path, leaf) for path, leaf in nnx.to_flat_state(state)]
-
-
-def same_pairs(a, b) -> bool:
-    return [p for p, _ in a] == [p for p, _ in b] and all(
-        x is y for (_, x), (_, y) in zip(a, b, strict=True)
-    )
 
 
 @given(roots)

@@ -26,35 +26,6 @@ from tests.laws.graphs import (
 )
 
 
-def flat(state) -> list[tuple]:
-    return list(nnx.to_flat_state(state))
-
-
-def same(found: list[tuple], expected: list[tuple]) -> bool:
-    return [p for p, _ in found] == [p for p, _ in expected] and all(
-        x is y for (_, x), (_, y) in zip(found, expected, strict=True)
-    )
-
-
-def check(root: tp.Any) -> None:
-    """Every function sees the graph as it is now."""
-    expected = model.leaves(root)
-    graphdef, state = nnx.split(root)
-    assert graphdef == nnx.graphdef(model.copied(root))
-    assert graphdef is nnx.graphdef(root) or graphdef == nnx.graphdef(root)
-    assert same(flat(state), expected)
-    assert same(flat(nnx.state(root)), expected)
-    params = [(p, x) for p, x in expected if isinstance(x, nnx.Param)]
-    assert same(flat(nnx.state(root, nnx.Param)), params)
-    assert same(list(nnx.flatten(root)[1]), expected)
-    form = model.canonical(root)
-    assert model.canonical(nnx.merge(graphdef, state)) == form
-    assert model.canonical(nnx.clone(root)) == form
-    nnx.update(root, nnx.state(root))
-    assert model.canonical(root) == form
-    assert [p for p, _ in nnx.iter_graph(root)] == [p for p, _ in model.walk(root)]
-
-
 def editable(root: tp.Any) -> list[tp.Any]:
     """What can be edited in place, static containers included, and the Variables."""
     found: dict[int, tp.Any] = {}
@@ -175,7 +146,7 @@ def edit_object(draw: tp.Any, target: tp.Any, new: tp.Any) -> None:
 @given(st.data(), graphs(depth=2))
 def test_every_function_sees_every_edit(data, made):
     root, pool = made
-    check(root)
+    model.check(root)
     for _ in range(data.draw(st.integers(1, 4), label="edits")):
         before = model.canonical(root)
         try:
@@ -187,4 +158,4 @@ def test_every_function_sees_every_edit(data, made):
         except ValueError as error:  # data was put into a static container, or into itself
             assert "static attribute" in str(error) or "contains itself" in str(error)
             return
-        check(root)
+        model.check(root)

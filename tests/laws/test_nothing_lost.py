@@ -12,12 +12,14 @@ import nnxlite as nnx
 from nnxlite._base.errors import path_text
 from tests.laws import model
 from tests.laws.graphs import roots
-from tests.laws.programs import crossing_roots, references
+from tests.laws.model import references
+from tests.laws.programs import pairs
 
 
 @settings(max_examples=20)
-@given(crossing_roots)
-def test_L6_equal_structure_is_traced_once(root):
+@given(pairs)
+def test_L6_equal_structure_is_traced_once(pair):
+    root, _ = pair
     traces = []
 
     @nnx.jit
@@ -99,9 +101,9 @@ def test_L7_a_value_of_another_shape_goes_where_it_belongs(data, root):
 
 
 @settings(max_examples=25)
-@given(st.data(), crossing_roots)
-def test_L7_a_write_from_another_trace_is_refused(data, root):
-    refs = references(root)
+@given(st.data(), pairs)
+def test_L7_a_write_from_another_trace_is_refused(data, pair):
+    refs = references(pair[0])
     target = data.draw(st.sampled_from(refs))
     before = model.canonical(refs)
 

@@ -13,7 +13,7 @@ import optax
 
 import nnxlite as nnx
 from tests.laws import model as slow
-from tests.laws.programs import content
+from tests.laws.model import content
 
 traces: list[int] = []
 

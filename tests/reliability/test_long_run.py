@@ -35,9 +35,7 @@ Y = jnp.sin(3 * X)
 
 
 class Block(nnx.Module):
-    """A layer with batch statistics and dropout."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
+    def __init__(self, rngs: nnx.Rngs):
         self.linear = nnx.Linear(SIZE, SIZE, rngs=rngs)
         self.norm = nnx.BatchNorm(SIZE, rngs=rngs)
         self.dropout = nnx.Dropout(0.1, rngs=rngs)
@@ -49,7 +47,7 @@ class Block(nnx.Module):
 class Net(nnx.Module):
     """Two blocks, of which one is used twice, and an output layer tied to the first kernel."""
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
+    def __init__(self, rngs: nnx.Rngs):
         self.first = Block(rngs)
         self.blocks = nnx.List([Block(rngs), self.first])
         self.tied = self.first.linear.kernel
@@ -62,7 +60,6 @@ class Net(nnx.Module):
 
 @nnx.jit
 def train_step(model: Net, optimizer: nnx.Optimizer[Net], metrics: nnx.MultiMetric) -> jax.Array:
-    """One step of training, with metrics updated inside."""
 
     def loss_of(model: Net) -> jax.Array:
         return jnp.mean((model(X) - Y) ** 2)
@@ -74,21 +71,17 @@ def train_step(model: Net, optimizer: nnx.Optimizer[Net], metrics: nnx.MultiMetr
 
 
 @nnx.jit
-def eval_step(model: Net, metrics: nnx.MultiMetric) -> None:
-    """One step of evaluation."""
+def eval_step(model: Net, metrics: nnx.MultiMetric):
     metrics.update(values=jnp.mean((model(X) - Y) ** 2))
 
 
 @nnx.filter_jit
 def filtered_step(model: Net, x: jax.Array) -> jax.Array:
-    """The same network as a pytree of arrays and all else."""
     return model(x).sum()
 
 
 class Run:
-    """One process of training."""
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self.model = Net(nnx.Rngs(0))
         self.optimizer = nnx.Optimizer(self.model, optax.adam(1e-3), wrt=nnx.Param)
         self.metrics = nnx.MultiMetric(loss=nnx.metrics.Average())
@@ -96,14 +89,12 @@ class Run:
         self.folder = folder
         self.manager = nnx.checkpoint.Manager(folder, keep=2)
 
-    def steps(self, number: int) -> None:
-        """Train."""
+    def steps(self, number: int):
         for _ in range(number):
             train_step(self.model, self.optimizer, self.metrics)
         self.count += number
 
-    def happen(self, name: str) -> None:
-        """One event."""
+    def happen(self, name: str):
         EVENTS[name][0](self)
 
 
@@ -122,8 +113,7 @@ def event(compiles: int = 0) -> tp.Callable[[tp.Callable[[Run], None]], tp.Any]:
 
 
 @event()
-def evaluate(run: Run) -> None:
-    """Another mode, metrics computed and reset."""
+def evaluate(run):
     run.model.eval()
     run.metrics.reset()
     eval_step(run.model, run.metrics)
@@ -133,30 +123,27 @@ def evaluate(run: Run) -> None:
 
 
 @event()
-def checkpoint(run: Run) -> None:
-    """A checkpoint written in the background, an older one deleted."""
+def checkpoint(run):
     run.manager.save(
         (run.manager.latest or 0) + 1, model=run.model, optimizer=run.optimizer, metrics={"loss": 1}
     )
 
 
 @event()
-def restore(run: Run) -> None:
-    """The last checkpoint read into the same objects."""
+def restore(run):
     if run.manager.latest is None:
         checkpoint(run)
     run.manager.restore(model=run.model, optimizer=run.optimizer)
 
 
 @event()
-def manager_again(run: Run) -> None:
-    """Another manager of the same folder."""
+def manager_again(run):
     run.manager.close()
     run.manager = nnx.checkpoint.Manager(run.folder, keep=2)
 
 
 @event()
-def attribute(run: Run) -> None:
+def attribute(run):
     """An attribute and a static one are added, and removed after a step."""
     run.model.first.note = "noted"
     run.model.first.extra = nnx.Cache(jnp.zeros(3))
@@ -166,7 +153,7 @@ def attribute(run: Run) -> None:
 
 
 @event()
-def replaced_layer(run: Run) -> None:
+def replaced_layer(run):
     """A layer gives way to another one, and comes back."""
     before = run.model.first.norm
     run.model.first.norm = nnx.Sequential(before)
@@ -176,7 +163,7 @@ def replaced_layer(run: Run) -> None:
 
 
 @event()
-def adapters(run: Run) -> None:
+def adapters(run):
     """LoRA is put on a model, trained, and taken off."""
     model = nnx.clone(run.model)
     nnx.lora.inject(model, nnx.Linear, rank=2, rngs=nnx.Rngs(0))
@@ -187,59 +174,56 @@ def adapters(run: Run) -> None:
 
 
 @nnx.jit
-def lora_step(model: Net, optimizer: nnx.Optimizer[Net]) -> None:
-    """One step of the adapters alone."""
+def lora_step(model: Net, optimizer: nnx.Optimizer[Net]):
     wrt = nnx.DiffState(0, nnx.LoRAParam)
     grads = nnx.grad(lambda model: model(X).sum(), argnums=wrt)(model)
     optimizer.update(model, grads)
 
 
 @event()
-def sown(run: Run) -> None:
-    """Values sown in a step, and popped."""
+def sown(run):
     sow(run.model)
     nnx.pop(run.model, nnx.Intermediate)
 
 
 @nnx.jit
-def sow(model: Net) -> None:
-    """Sow one value."""
+def sow(model: Net):
     model.first.sow(nnx.Intermediate, "seen", model.first.linear(X))
 
 
 @event()
-def new_optimizer(run: Run) -> None:
+def new_optimizer(run):
     """An optimizer that is equal to the one before."""
     run.optimizer = nnx.Optimizer(run.model, optax.adam(1e-3), wrt=nnx.Param)
     run.steps(1)
 
 
 @event()
-def injected_hyperparameters(run: Run) -> None:
+def injected_hyperparameters(run):
     """An optimizer with hyperparameters in its state, equal to the one before."""
     _with(run, optax.inject_hyperparams(optax.adam)(learning_rate=1e-3))
 
 
 @event()
-def many_steps(run: Run) -> None:
+def many_steps(run):
     """The same with gradients that are accumulated."""
     _with(run, optax.MultiSteps(optax.adam(1e-3), every_k_schedule=2))
 
 
-def _with(run: Run, tx: tp.Any) -> None:
+def _with(run: Run, tx: tp.Any):
     model = nnx.clone(run.model)
     train_step(model, nnx.Optimizer(model, tx, wrt=nnx.Param), run.metrics)
 
 
 @event()
-def new_model(run: Run) -> None:
+def new_model(run):
     """A model of the same structure is made, trained and dropped."""
     model = Net(nnx.Rngs(run.count))
     train_step(model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param), run.metrics)
 
 
 @event(compiles=3)
-def new_functions(run: Run) -> None:
+def new_functions(run):
     """Functions are defined, compiled and dropped; each is another one, as for `jax.jit`."""
 
     @nnx.jit
@@ -252,7 +236,7 @@ def new_functions(run: Run) -> None:
 
 
 @event(compiles=2)
-def new_filtered_functions(run: Run) -> None:
+def new_filtered_functions(run):
     """The same under `filter_jit`: each of the two is another one."""
 
     @nnx.filter_jit
@@ -266,7 +250,7 @@ def new_filtered_functions(run: Run) -> None:
 
 
 @event(compiles=1)
-def eager(run: Run) -> None:
+def eager(run):
     """Transforms outside of every `jit`, of functions that are defined again each time.
 
     A loop whose body captures another array is another program.
@@ -286,8 +270,7 @@ def eager(run: Run) -> None:
 
 
 @event()
-def functional(run: Run) -> None:
-    """Every function on graphs."""
+def functional(run):
     graphdef, params, rest = nnx.split(run.model, nnx.Param, ...)
     nnx.merge(graphdef, params, rest)
     nnx.update(run.model, nnx.state(run.model))
@@ -299,8 +282,7 @@ def functional(run: Run) -> None:
 
 
 @event()
-def printed(run: Run) -> None:
-    """Text and tables."""
+def printed(run):
     repr(run.model), str(run.model), repr(nnx.split(run.model)), repr(run.optimizer)
     with contextlib.redirect_stdout(io.StringIO()):
         print(nnx.tabulate(run.model, X, console_kwargs={"width": 100}))
@@ -309,7 +291,7 @@ def printed(run: Run) -> None:
 
 
 @event()
-def failing(run: Run) -> None:
+def failing(run):
     """Calls that fail: while they are traced, when they are checked, and from inside."""
     model = run.model
     for call in (
@@ -328,15 +310,14 @@ def failing(run: Run) -> None:
 
 
 @nnx.jit
-def fails(model: Net, x: jax.Array) -> None:
-    """Fails after it has written."""
+def fails(model: Net, x: jax.Array):
     model.tied.value = model.tied.value * 2
     model.first.more = nnx.Param(model.first.linear(x))
     raise ZeroDivisionError
 
 
 @event()
-def other_thread(run: Run) -> None:
+def other_thread(run):
     """A thread that splits, trains a model of its own, and ends."""
     thread = threading.Thread(target=lambda: (functional(run), new_model(run)))
     thread.start()
@@ -358,7 +339,7 @@ PROGRAMS = [0]
 """How many programs XLA has compiled in this process."""
 
 
-def note(name: str, duration: float, **about: tp.Any) -> None:
+def note(name: str, duration: float, **about: tp.Any):
     PROGRAMS[0] += name == "/jax/core/compile/backend_compile_duration"
 
 
@@ -380,7 +361,6 @@ def tables() -> dict[str, int]:
 
 
 def measure() -> Measurement:
-    """Count, after a collection."""
     gc.collect()
     gc.collect()  # what a weak reference or a finalizer set free
     objects = gc.get_objects()
@@ -390,9 +370,7 @@ def measure() -> Measurement:
 
 
 class Sized(nnx.Module):
-    """A model of any size."""
-
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int):
         self.weight = nnx.Param(np.zeros(size, np.float32))
         self.size = size
         self.plain = [nnx.Param(np.zeros(1, np.float32)), {f"key {size}": np.zeros(1, np.float32)}]
@@ -427,7 +405,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tp.Iterator[Run]:
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_L9_one_more_occurrence_of_an_event_leaves_nothing(run: Run, name: str) -> None:
+def test_L9_one_more_occurrence_of_an_event_leaves_nothing(run: Run, name: str):
     times = 2
     for _ in range(2):
         run.happen(name)
@@ -445,7 +423,7 @@ def test_L9_one_more_occurrence_of_an_event_leaves_nothing(run: Run, name: str) 
     assert left <= most, (after.by_type - before.by_type).most_common(8)
 
 
-def test_L9_structures_that_are_gone_leave_no_definitions() -> None:
+def test_L9_structures_that_are_gone_leave_no_definitions():
     numbers = range(300)
     many_structures(numbers)
     before = measure()
@@ -456,7 +434,7 @@ def test_L9_structures_that_are_gone_leave_no_definitions() -> None:
     assert sum(after.tables.values()) <= sum(before.tables.values()) + 100
 
 
-def test_L9_threads_that_have_ended_leave_nothing(run: Run) -> None:
+def test_L9_threads_that_have_ended_leave_nothing(run):
     run.happen("other_thread")
     before = measure()
     for _ in range(20):
@@ -466,12 +444,12 @@ def test_L9_threads_that_have_ended_leave_nothing(run: Run) -> None:
     assert after.objects <= before.objects + 100
 
 
-def test_a_leak_is_found() -> None:
+def test_a_leak_is_found():
     before = measure()
     kept = [nnx.Param(0.0) for _ in range(200)]
     assert measure().objects > before.objects + len(kept)
 
 
-def test_a_table_that_a_module_gains_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_a_module_gains_is_counted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(nnx, "_table", {1: 2, 3: 4}, raising=False)
     assert tables()["nnxlite._table"] == 2

@@ -20,7 +20,7 @@ import numpy as np
 
 import nnxlite as nnx
 from tests.laws import model, objects
-from tests.laws.programs import pick, references
+from tests.laws.model import pick, references
 
 Call = tp.Callable[..., tp.Any]
 

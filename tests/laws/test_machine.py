@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from tests.reliability.machine import Session, random_step
-from tests.reliability.programs import Step
+from tests.laws.machine import Session, random_step
+from tests.laws.programs import Step
 
 pytestmark = pytest.mark.filterwarnings("ignore:The random stream .* is broadcast")
 
