@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import nnxlite as nnx
 from nnxlite import filters
+from tests.messages import refused, rows
 
 PATH = ("layers", 0, "kernel")
 
@@ -193,24 +194,24 @@ def test_filters_of_ones_own():
     assert either((), nnx.Param(1)) and either.name == "either"
 
 
-@pytest.mark.parametrize("bad", [3, 1, 0, 2.5, {}, {"a"}, object()])
-def test_what_is_no_filter_is_refused(bad):
-    with pytest.raises(TypeError) as error:
-        filters.to_predicate(bad)
-    message = str(error.value)
-    assert repr(bad) in message
-    assert f"'{type(bad).__name__}'" in message
-    assert "A filter is a class, a string (a tag)" in message
-
-
-def test_a_bad_filter_inside_others_is_refused():
-    with pytest.raises(TypeError, match="3 of type 'int' is not a filter"):
-        nnx.Any(nnx.Param, nnx.Not([3]))
-
-
-def test_of_type_needs_a_class():
-    with pytest.raises(TypeError, match="OfType needs a class .* got 'Param'"):
-        nnx.OfType("Param")
+@rows("""
+    filters.to_predicate(3)
+        TypeError: 3 ... 'int' ... A filter is a class, a string (a tag)
+    filters.to_predicate({"a"})
+        TypeError: {'a'} ... 'set' ... A filter is a class, a string (a tag)
+    filters.to_predicate(2.5)
+        TypeError: 2.5 ... 'float'
+    nnx.Any(nnx.Param, nnx.Not([3]))
+        TypeError: 3 of type 'int' is not a filter
+    nnx.OfType("Param")
+        TypeError: OfType needs a class ... got 'Param'
+    filters.filters_to_predicates([..., nnx.Param])
+        ValueError: can only be used as the last ... at index 0 ... Move it to the end
+    filters.filters_to_predicates(["a", True, ..., nnx.Param])
+        ValueError: can only be used as the last ... at index 1 ... Move it to the end
+""")
+def test_what_is_no_filter_is_refused(line, message):
+    refused(line, message, globals())
 
 
 def test_everything_may_only_stand_last():
@@ -219,16 +220,6 @@ def test_everything_may_only_stand_last():
     assert filters.filters_to_predicates([]) == ()
     twice = filters.filters_to_predicates([nnx.Param, ..., True])
     assert twice[1:] == (nnx.Everything(), nnx.Everything())
-
-
-@pytest.mark.parametrize(
-    ("given_filters", "index"), [([..., nnx.Param], 0), (["a", True, ..., nnx.Param], 1)]
-)
-def test_everything_before_another_filter_is_refused(given_filters, index):
-    with pytest.raises(ValueError, match="can only be used as the last") as error:
-        filters.filters_to_predicates(given_filters)
-    assert f"at index {index}" in str(error.value)
-    assert "Move it to the end" in str(error.value)
 
 
 def test_match_index_is_the_first_that_matches():

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.graph._walk import to_arrays, to_refs, vars_as, with_vars
+from nnxlite.graph._walk import to_arrays, to_refs, with_vars
 from nnxlite.variables._kinds import ArrayRef, array_ref, is_array_ref
+from tests.messages import refused, rows
 
 
 class Model(nnx.Module):
@@ -65,19 +66,6 @@ def test_models():
     assert arrays.bare.tolist() == [1.0] * 3 and nnx.graphdef(arrays) == nnx.graphdef(model)
 
 
-DUPLICATE = "Found duplicate at paths:\n  ---\n  0\n  1\n  ---"
-
-
-@pytest.mark.parametrize(
-    "function, leaf",
-    [(to_refs, jnp.array(1.0)), (to_refs, nnx.Param(jnp.ones(1))), (to_arrays, array_ref(1.0))],
-)
-def test_a_leaf_at_two_paths_is_refused(function, leaf):
-    with pytest.raises(ValueError) as error:
-        function([leaf, leaf])
-    assert str(error.value) == DUPLICATE
-
-
 def test_a_leaf_of_which_one_path_is_chosen():
     array, ref = jnp.ones(1), array_ref(1.0)
     first = lambda path, x: path[0] == 0
@@ -92,10 +80,37 @@ def test_a_shared_object_holds_its_leaves_once():
     shared = Model()
     refs = to_refs(nnx.Dict(a=shared, b=shared))
     assert refs.a is refs.b and refs.a.w.ref
-    tied = nnx.Dict(a=shared, w=shared.w)
-    with pytest.raises(ValueError) as error:
-        to_refs(tied)
-    assert str(error.value) == "Found duplicate at paths:\n  ---\n  a.w\n  w\n  ---"
+
+
+@rows("""
+    nnx.to_refs([variable, variable])
+        ValueError: Found duplicate at paths: --- 0 1 ---
+    nnx.to_refs([ONE, ONE])
+        ValueError: Found duplicate at paths: --- 0 1 ---
+    nnx.to_arrays([ref, ref])
+        ValueError: Found duplicate at paths: --- 0 1 ---
+    nnx.to_refs(nnx.Dict(a=model, w=model.w))
+        ValueError: Found duplicate at paths: --- a.w w ---
+    nnx.with_vars(nnx.Dict(a=variable, b=variable), ref=True)
+        ValueError: Found duplicate at paths: --- a b ---
+    nnx.to_refs(endless)
+        ValueError: The list at '1' contains itself
+    nnx.to_arrays(endless)
+        ValueError: The list at '1' contains itself
+    nnx.with_vars(endless)
+        ValueError: The list at '1' contains itself
+    nnx.with_vars(model, hijax=True)
+        ValueError: with_vars(hijax=True) is not available ... ref=True
+    nnx.vars_as(model, hijax=True)
+        ValueError: with_vars(hijax=True) is not available ... ref=True
+    nnx.with_vars(nnx.Dict(a=nnx.Param("text")), ref=True)
+        TypeError: Param(ref=True) ... takes an array or a number, got str
+""")
+def test_a_refusal_says_why_and_changes_nothing(line, message):
+    endless: list = [nnx.Param(jnp.ones(1))]
+    endless.append(endless)
+    scope = {"endless": endless, "ONE": jnp.ones(1), "ref": array_ref(1.0), "model": Model()}
+    refused(line, message, globals() | scope | {"variable": nnx.Param(jnp.ones(1))})
 
 
 # with_vars and vars_as ---------------------------------------------------------------------------
@@ -114,31 +129,11 @@ def test_any_pytree_of_variables():
     assert with_vars(nnx.state(Model()), ref=True)["w"].ref
 
 
-@pytest.mark.parametrize("convert", [to_refs, to_arrays, with_vars], ids=lambda f: f.__name__)
-def test_a_list_that_contains_itself(convert):
-    endless: list = [nnx.Param(jnp.ones(1))]
-    endless.append(endless)
-    with pytest.raises(ValueError, match="The list at '1' contains itself"):
-        convert(endless)
-
-
 def test_shared_variables():
     shared = nnx.Param(jnp.ones(1))
-    with pytest.raises(ValueError, match="Found duplicate at paths:\n  ---\n  a\n  b\n  ---"):
-        with_vars(nnx.Dict(a=shared, b=shared), ref=True)
     both = with_vars(nnx.Dict(a=shared, b=shared), ref=True, allow_duplicates=True)
     assert both.a is both.b and both.a.ref
     with_vars(nnx.Dict(a=shared, b=shared))  # nothing to convert
-
-
-def test_what_cannot_be_held_in_a_reference_is_refused():
-    for function in (with_vars, vars_as):
-        with pytest.raises(ValueError, match=r"with_vars\(hijax=True\) is not available.*ref=True"):
-            function(Model(), hijax=True)
-    with pytest.raises(
-        TypeError, match=r"Param\(ref=True\) .* takes an array or a number, got str"
-    ):
-        with_vars(nnx.Dict(a=nnx.Param("text")), ref=True)
 
 
 def test_a_model_of_references_runs_in_jit_and_splits():

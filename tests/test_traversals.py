@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pickle
 
-import pytest
-
 import nnxlite as nnx
+from tests.messages import refused, rows
 
 tr = nnx.traversals
 
@@ -40,32 +39,23 @@ def test_the_empty_node_is_one_object():
     assert pickle.loads(pickle.dumps(tr.empty_node)) is tr.empty_node
 
 
-@pytest.mark.parametrize("flatten", [tr.flatten_mapping, tr.flatten_to_sequence])
-def test_flatten_refuses_what_is_no_mapping(flatten):
-    with pytest.raises(TypeError, match=f"{flatten.__name__} needs a mapping, got list"):
-        flatten([1])
-
-
-def test_flatten_refuses_keys_it_cannot_join():
-    with pytest.raises(TypeError, match=r"Cannot join the path \(1, 'a'\) by sep='/'.*type int"):
-        tr.flatten_mapping({1: {"a": 2}}, sep="/")
-
-
-@pytest.mark.parametrize(
-    ("xs", "sep", "error", "message"),
-    [
-        (3, None, TypeError, "unflatten_mapping needs a mapping or an iterable .* got int"),
-        ({"ab": 1}, None, TypeError, "The path 'ab' is a string: give its separator as sep="),
-        ({("a",): 1}, "/", TypeError, "With sep='/' a path must be a string, got"),
-        ({(): 1}, None, ValueError, "An empty path is not possible"),
-        (
-            {("a",): 1, ("a", "b"): 2},
-            None,
-            TypeError,
-            r"'a.b' leads through the key 'a', .* leaf .int.",
-        ),
-    ],
-)
-def test_unflatten_refuses(xs, sep, error, message):
-    with pytest.raises(error, match=message):
-        tr.unflatten_mapping(xs, sep=sep)
+@rows("""
+    tr.flatten_mapping([1])
+        TypeError: flatten_mapping needs a mapping, got list
+    tr.flatten_to_sequence([1])
+        TypeError: flatten_to_sequence needs a mapping, got list
+    tr.flatten_mapping({1: {"a": 2}}, sep="/")
+        TypeError: Cannot join the path (1, 'a') by sep='/' ... type int
+    tr.unflatten_mapping(3)
+        TypeError: unflatten_mapping needs a mapping or an iterable ... got int
+    tr.unflatten_mapping({"ab": 1})
+        TypeError: The path 'ab' is a string: give its separator as sep=
+    tr.unflatten_mapping({("a",): 1}, sep="/")
+        TypeError: With sep='/' a path must be a string, got
+    tr.unflatten_mapping({(): 1})
+        ValueError: An empty path is not possible
+    tr.unflatten_mapping({("a",): 1, ("a", "b"): 2})
+        TypeError: 'a.b' leads through the key 'a', ... leaf (int)
+""")
+def test_a_refusal_says_why(line, message):
+    refused(line, message, globals())

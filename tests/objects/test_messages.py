@@ -231,8 +231,8 @@ def perturbed():
 
     nnx.capture(node, nnx.Intermediate, init={"inner": ONE})
         TypeError: `init` contains float32[2] at 'inner', but must contain Var
-    nnx.capture(lambda m: m, nnx.Intermediate, init=nnx.State({"y": {"inner": nnx.Perturbation(1.0)}}))(node)
-        ValueError: value for 'y.inner', but no module has the path 'y'
+    nnx.capture(lambda m: m, nnx.Intermediate, init=nnx.State({"y": {"a": nnx.Perturbation(1.0)}}))(node)
+        ValueError: value for 'y.a', but no module has the path 'y'
     nnx.capture(lambda m: m.perturb("a", 1.0), nnx.Perturbation, init=start)(node)
         ValueError: Affine.perturb: ... 'a' was made for float32
     nnx.capture(3, nnx.Intermediate)

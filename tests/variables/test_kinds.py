@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 import nnxlite as nnx
-
-NAMES = {
-    "params": nnx.Param,
-    "batch_stats": nnx.BatchStat,
-    "cache": nnx.Cache,
-    "intermediates": nnx.Intermediate,
-    "perturbations": nnx.Perturbation,
-}
 
 
 def test_kinds_can_be_registered():
@@ -28,18 +18,6 @@ def test_kinds_can_be_registered():
     assert nnx.variable_type_from_name("test_momenta") is Decorated
 
 
-def test_a_taken_name_is_refused():
-    class Other(nnx.Variable): ...
-
-    with pytest.raises(
-        ValueError, match="Name params already mapped to type Param.*overwrite=True"
-    ):
-        nnx.register_variable_name("params", Other)
-    with pytest.raises(ValueError, match="Name params already mapped to type Param"):
-        nnx.register_variable_name("params", nnx.Param)
-    assert nnx.variable_type_from_name("params") is nnx.Param
-
-
 def test_a_name_that_another_thread_registers_in_the_meantime():
     class Base(nnx.Variable):
         def __init_subclass__(cls):
@@ -49,28 +27,6 @@ def test_a_name_that_another_thread_registers_in_the_meantime():
     made: list[type] = []
     found = nnx.variable_type_from_name("test_race", base=Base, allow_register=True)
     assert made == [found]
-
-
-def test_only_variable_classes_have_names():
-    for kind in (int, 3, nnx.Param(1)):
-        with pytest.raises(TypeError, match="Expected a Variable class for the name 'x', got"):
-            nnx.register_variable_name("x", kind)
-
-
-def test_unknown_names_and_kinds():
-    class Unknown(nnx.Variable): ...
-
-    with pytest.raises(
-        ValueError, match="Name test_none is not registered in the registry.*allow_register=True"
-    ):
-        nnx.variable_type_from_name("test_none")
-    with pytest.raises(
-        ValueError, match="Type Unknown is not registered in the registry.*allow_register=True"
-    ):
-        nnx.variable_name_from_type(Unknown)
-    for kind in (nnx.Variable, nnx.RngState, nnx.RngKey, nnx.RngCount):
-        with pytest.raises(ValueError, match="is not registered in the registry"):
-            nnx.variable_name_from_type(kind)
 
 
 def test_names_can_be_made_on_demand():
