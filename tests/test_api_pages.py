@@ -78,40 +78,47 @@ def documented():
     """Does nothing."""
 
 
-def test_a_name_that_no_page_lists(tmp_path):
-    pages = {"a.md": "::: nnxlite.f\n"}
-    assert problems(tmp_path, pages, f=documented) == []
-    found = problems(tmp_path, pages, f=documented, g=documented)
-    assert found == [f"nnx.g is on no page of {tmp_path.name}"]
+def bare():
+    pass
 
 
-def test_a_name_that_is_listed_twice(tmp_path):
-    pages = {"a.md": "::: nnxlite.f\n", "b.md": "| `nnx.f` | does nothing |\n"}
-    assert problems(tmp_path, pages, f=documented) == ["nnx.f is listed 2 times: a.md, b.md"]
+ENTRY, ROW = "::: nnxlite.f\n", "| `nnx.f` | `math.sin` | the sine |\n"
+FOUND = {
+    "right": ({"a.md": ENTRY}, {"f": documented}, []),
+    "on no page": (
+        {"a.md": ENTRY},
+        {"f": documented, "g": documented},
+        ["nnx.g is on no page of api"],
+    ),
+    "listed twice": (
+        {"a.md": ENTRY, "b.md": "| `nnx.f` | does nothing |\n"},
+        {"f": documented},
+        ["nnx.f is listed 2 times: a.md, b.md"],
+    ),
+    "does not exist": (
+        {"a.md": f"{ENTRY}\n::: nnxlite.sub.g\n"},
+        {"f": documented},
+        ["a.md: nnx.sub.g does not exist"],
+    ),
+    "no docstring": ({"a.md": ENTRY}, {"f": bare}, ["a.md: nnx.f has no docstring"]),
+    "an empty row": (
+        {"a.md": "| `nnx.f` |  |\n"},
+        {"f": bare},
+        ["a.md: the row of nnx.f does not say what it is"],
+    ),
+    "another object": ({"a.md": ROW}, {"f": documented}, ["a.md: nnx.f is not math.sin"]),
+    "an unknown object": (
+        {"a.md": ROW.replace("math.sin", "no_such.module")},
+        {"f": documented},
+        ["a.md: nnx.f is not no_such.module"],
+    ),
+}
 
 
-def test_a_name_that_does_not_exist(tmp_path):
-    pages = {"a.md": "::: nnxlite.f\n\n::: nnxlite.sub.g\n"}
-    assert problems(tmp_path, pages, f=documented) == ["a.md: nnx.sub.g does not exist"]
-
-
-def test_a_name_without_a_docstring(tmp_path):
-    def bare():
-        pass
-
-    assert problems(tmp_path, {"a.md": "::: nnxlite.f\n"}, f=bare) == [
-        "a.md: nnx.f has no docstring"
-    ]
-    assert problems(tmp_path, {"a.md": "| `nnx.f` |  |\n"}, f=bare) == [
-        "a.md: the row of nnx.f does not say what it is"
-    ]
-
-
-def test_a_name_that_is_not_what_the_table_says(tmp_path):
-    row = "| `nnx.f` | `math.sin` | the sine |\n"
-    assert problems(tmp_path, {"a.md": row}, f=documented) == ["a.md: nnx.f is not math.sin"]
-    row = row.replace("math.sin", "no_such.module")
-    assert problems(tmp_path, {"a.md": row}, f=documented) == ["a.md: nnx.f is not no_such.module"]
+@pytest.mark.parametrize("pages, names, found", FOUND.values(), ids=FOUND)
+def test_each_check_can_fail(pages, names, found, tmp_path):
+    (tmp_path / "api").mkdir()
+    assert problems(tmp_path / "api", pages, **names) == found
 
 
 def test_a_name_of_a_submodule(tmp_path):

@@ -125,6 +125,9 @@ def test_every_parameter_is_described(value):
     text = inspect.getdoc(value)
     assert text
     assert parameters(value) - described(text) == set()
+    listed = set(re.findall(r"^    \*{0,2}(\w+):", section(text, "Args"), re.MULTILINE))
+    if listed:
+        assert listed - set(inspect.signature(value).parameters) == set()
 
 
 @every({name: value for name, value in public_objects().items() if not inspect.isclass(value)})
@@ -145,11 +148,3 @@ def test_every_function_and_class_has_an_example(value):
 def test_what_everybody_uses_has_several_examples(name):
     parts = re.split(r"\n\n(?!>>> )", tp.cast(str, inspect.getdoc(getattr(nnxlite, name))))
     assert sum(">>> " in part for part in parts) >= 2
-
-
-@every(public_objects() | methods())
-def test_every_parameter_is_described_under_its_name(value):
-    text = tp.cast(str, inspect.getdoc(value))
-    listed = set(re.findall(r"^    \*{0,2}(\w+):", section(text, "Args"), re.MULTILINE))
-    if listed:
-        assert listed - set(inspect.signature(value).parameters) == set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -329,19 +328,6 @@ def test_very_long_levels_and_very_long_texts_are_cut():
     assert len(text.splitlines()) < MAX_LINES + 100
     assert "List([...]), # Param: 270 (1.1 KB)" in lines(text)
     assert lines(text)[0] == "List([ # Param: 8,100 (32.4 KB)"
-
-
-def test_threads_print_without_seeing_each_other():
-    model = Block()
-    wanted = repr(model)
-    wrong = []
-    work = lambda: wrong.extend(t for _ in range(20) if (t := repr(model)) != wanted)
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_any_object_can_take_part():

@@ -15,6 +15,7 @@ import optax
 import pytest
 
 import nnxlite as nnx
+from tests.messages import refused, rows
 
 nn = pytest.importorskip("flax.linen")
 
@@ -338,107 +339,53 @@ class Named(nn.Module):
 
 
 bv = nnx.bridge.variables
-MISTAKES: dict[str, tuple[tp.Callable[[], tp.Any], type[Exception], str]] = {
-    "kind of another collection": (
-        lambda: bv.to_nnx_var("params", nnx.bridge.NNXMeta(nnx.Cache, X, {})),
-        ValueError,
-        r"collection 'params' is for Param, and has an NNXMeta of Cache.*register_variable_name",
-    ),
-    "path without a collection": (
-        lambda: bv.get_col_name(("params",)),
-        ValueError,
-        r"begins with the name of a collection, as DictKey\('params'\), got \('params',\)",
-    ),
-    "collection that is an array": (
-        lambda: bv.linen_vars_to_nnx_attrs({"w": X}),
-        TypeError,
-        r"The collection 'w' is a ndarray, not a mapping.*\{'params': \{'kernel': w\}\}",
-    ),
-    "leaf twice": (
-        lambda: bv.linen_vars_to_nnx_attrs({"params": {"a": {"w": X}}, "stats": {"a": {"w": X}}}),
-        ValueError,
-        r"duplicate variable path \('a', 'w'\): .*collection 'stats', and a Param.*different names",
-    ),
-    "leaf and tree": (
-        lambda: bv.linen_vars_to_nnx_attrs({"params": {"a": {"w": X}}, "stats": {"a": X}}),
-        ValueError,
-        r"path \('a',\): .*'stats', and other variables below it",
-    ),
-    "tree and leaf": (
-        lambda: bv.linen_vars_to_nnx_attrs({"params": {"a": X}, "stats": {"a": {"w": X}}}),
-        ValueError,
-        r"path \('a',\): .*'stats', and a Param",
-    ),
-    "array without a collection": (
-        lambda: bv.nnx_attrs_to_linen_vars({"a": {"w": X}}),
-        ValueError,
-        r"collection name from value at \('a', 'w'\): it is of type ndarray.*nnx\.Param",
-    ),
-    "lazy_init of a function": (
-        lambda: nnx.bridge.lazy_init(len, X),
-        ValueError,
-        r"fn = <built-in function len> needs to be an nnx\.Module or one of its methods",
-    ),
-    "attribute": (
-        lambda: nnx.bridge.ToNNX(nn.Dense(3), nnx.Rngs(0)).kernel,
-        AttributeError,
-        r"'ToNNX' object has no attribute 'kernel': neither a variable of Dense \(lazy_init makes",
-    ),
-    "name of ToNNX": (
-        lambda: nnx.bridge.ToNNX(Named("to_nnx__rngs"), nnx.Rngs(0)).lazy_init(X),
-        ValueError,
-        r"Named has a variable 'to_nnx__rngs', which is an attribute of ToNNX itself",
-    ),
-    "instance": (
-        lambda: nnx.bridge.to_linen(nnx.Linear(3, 4, rngs=nnx.Rngs(0))).init(KEY, X),
-        TypeError,
-        r"makes its module in each call, and got a Linear that exists.*to_linen\(nnx\.Linear, 3, 4\)",
-    ),
-    "not a module": (
-        lambda: nnx.bridge.to_linen(dict, skip_rng=True).init(KEY, X),
-        TypeError,
-        r"ToLinen: <class 'dict'> returned a dict, not an nnx\.Module",
-    ),
-    "nnx_method": (
-        lambda: nnx.bridge.to_linen(nnx.Linear, 3, 4).init(KEY, X, nnx_method=3),
-        TypeError,
-        r"nnx_method=3 must be a callable or the name of a method, got <class 'int'>",
-    ),
-    "unbound": (
-        lambda: Dense(3)(X),
-        ValueError,
-        r"Dense is not bound, and makes 'w'\. Parameters must be initialized in `setup\(\)`",
-    ),
-    "unbound stream": (
-        lambda: Dense(3).make_rng("dropout"),
-        ValueError,
-        r"Dense\.make_rng\('dropout'\): Can't use RNGs on unbound modules",
-    ),
-    "no init_fn": (
-        lambda: Dense(3).apply({}, X, method=lambda m, x: m.variable("cache", "k")),
-        ValueError,
-        r"Dense has no variable 'k' in the collection 'cache'\. Expected 'init_fn' to be a callable",
-    ),
-    "name of a submodule": (
-        lambda: Conflict().init(0, X),
-        ValueError,
-        r"Conflict has an attribute 'Dense_0', which is also the name of a submodule.*: a Dense\.",
-    ),
-    "interop outside": (
-        lambda: nnx.bridge.linen_in_bridge_mdl(nn.Dense(3)),
-        ValueError,
-        r"linen_in_bridge_mdl\(\) only needed inside bridge Module: call it in `setup` or under",
-    ),
-    "interop unbound": (
-        lambda: Outside()(X),
-        ValueError,
-        r"linen_in_bridge_mdl: Outside is not bound; call it by `init` or `apply`",
-    ),
-}
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes(name):
-    call, kind, message = MISTAKES[name]
-    with pytest.raises(kind, match=f"(?s){message}"):
-        call()
+@rows("""
+    bv.to_nnx_var("params", nnx.bridge.NNXMeta(nnx.Cache, X, {}))
+        ValueError: collection 'params' is for Param, and has an NNXMeta of Cache
+        ... register_variable_name
+    bv.get_col_name(("params",))
+        ValueError: begins with the name of a collection, as DictKey('params'), got ('params',)
+    bv.linen_vars_to_nnx_attrs({"w": X})
+        TypeError: The collection 'w' is a ndarray, not a mapping ... {'params': {'kernel': w}}
+    bv.linen_vars_to_nnx_attrs({"params": {"a": {"w": X}}, "stats": {"a": {"w": X}}})
+        ValueError: duplicate variable path ('a', 'w'): ... collection 'stats', and a Param
+        ... different names
+    bv.linen_vars_to_nnx_attrs({"params": {"a": {"w": X}}, "stats": {"a": X}})
+        ValueError: path ('a',): ... 'stats', and other variables below it
+    bv.linen_vars_to_nnx_attrs({"params": {"a": X}, "stats": {"a": {"w": X}}})
+        ValueError: path ('a',): ... 'stats', and a Param
+    bv.nnx_attrs_to_linen_vars({"a": {"w": X}})
+        ValueError: collection name from value at ('a', 'w'): it is of type ndarray ... nnx.Param
+    nnx.bridge.lazy_init(len, X)
+        ValueError: fn = <built-in function len> needs to be an nnx.Module or one of its methods
+    nnx.bridge.ToNNX(nn.Dense(3), nnx.Rngs(0)).kernel
+        AttributeError: 'ToNNX' object has no attribute 'kernel': neither a variable of Dense (lazy_init
+        makes
+    nnx.bridge.ToNNX(Named("to_nnx__rngs"), nnx.Rngs(0)).lazy_init(X)
+        ValueError: Named has a variable 'to_nnx__rngs', which is an attribute of ToNNX itself
+    nnx.bridge.to_linen(nnx.Linear(3, 4, rngs=nnx.Rngs(0))).init(KEY, X)
+        TypeError: makes its module in each call, and got a Linear that exists
+        ... to_linen(nnx.Linear, 3, 4)
+    nnx.bridge.to_linen(dict, skip_rng=True).init(KEY, X)
+        TypeError: ToLinen: <class 'dict'> returned a dict, not an nnx.Module
+    nnx.bridge.to_linen(nnx.Linear, 3, 4).init(KEY, X, nnx_method=3)
+        TypeError: nnx_method=3 must be a callable or the name of a method, got <class 'int'>
+    Dense(3)(X)
+        ValueError: Dense is not bound, and makes 'w'. Parameters must be initialized in `setup()`
+    Dense(3).make_rng("dropout")
+        ValueError: Dense.make_rng('dropout'): Can't use RNGs on unbound modules
+    Dense(3).apply({}, X, method=lambda m, x: m.variable("cache", "k"))
+        ValueError: Dense has no variable 'k' in the collection 'cache'. Expected 'init_fn' to be a
+        callable
+    Conflict().init(0, X)
+        ValueError: Conflict has an attribute 'Dense_0', which is also the name of a submodule
+        ... : a Dense.
+    nnx.bridge.linen_in_bridge_mdl(nn.Dense(3))
+        ValueError: linen_in_bridge_mdl() only needed inside bridge Module: call it in `setup` or under
+    Outside()(X)
+        ValueError: linen_in_bridge_mdl: Outside is not bound; call it by `init` or `apply`
+""")
+def test_a_mistake_says_what_is_wrong(line, message):
+    refused(line, message, globals())

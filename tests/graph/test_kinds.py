@@ -17,7 +17,6 @@ import pytest
 import nnxlite as nnx
 from nnxlite._state._flat import sorted_keys
 from nnxlite.graph import _kinds
-from tests.laws import model as slow
 from tests.laws.graphs import Box, Pair
 
 ONE = jnp.ones(2)
@@ -247,14 +246,6 @@ def test_a_pytree_node_that_contains_itself_is_refused():
     box.content = [box]
     with pytest.raises(ValueError, match="The Box at 'held.content.0' contains itself"):
         nnx.split(nnx.Dict(held=nnx.data(box)))
-
-
-def test_dicts_with_keys_of_several_types_have_one_order():
-    holder = nnx.Dict(table={"b": ONE, 2: ONE, "a": ONE, 10: ONE, (1, 2): ONE, 1.5: ONE})
-    expected = [1.5, 2, 10, "a", "b", (1, 2)]
-    assert [path[1] for path in nnx.graphdef(holder).paths] == expected
-    back = nnx.merge(*nnx.split(holder))
-    assert slow.spelled(dict.fromkeys(back.table)) == slow.spelled(dict.fromkeys(expected))
 
 
 @jax.tree_util.register_dataclass

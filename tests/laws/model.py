@@ -401,5 +401,6 @@ def check(root: tp.Any) -> None:
     assert canonical(nnx.clone(root)) == form
     nnx.update(root, nnx.state(root))
     assert canonical(root) == form
-    assert [p for p, _ in nnx.iter_graph(root)] == [p for p, _ in walk(root)]
+    for (path, x), (same_path, y) in zip(nnx.iter_graph(root), walk(root), strict=True):
+        assert path == same_path and (x is y or spelled(x) == spelled(y))
     assert nnx.find_duplicates(root) == duplicates(root)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
@@ -98,27 +97,3 @@ def test_L7_a_value_of_another_shape_goes_where_it_belongs(data, root):
     assert variable.shape == (7, 9)
     assert all(x is y for x, y in zip(references(root), refs, strict=True))
     assert all(x is before[p] for p, x in nnx.flatten(root)[1])
-
-
-@settings(max_examples=25)
-@given(st.data(), pairs)
-def test_L7_a_write_from_another_trace_is_refused(data, pair):
-    refs = references(pair[0])
-    target = data.draw(st.sampled_from(refs))
-    before = model.canonical(refs)
-
-    @jax.jit
-    def function(x):
-        if model.is_variable(target):
-            target.value = x
-        elif isinstance(target, nnx.List):
-            target.append(nnx.Param(x))
-        else:
-            target.new = nnx.Param(x)
-
-    with pytest.raises(nnx.TraceContextError) as caught:
-        function(jnp.ones(2))
-    assert type(target).__name__ in str(caught.value)
-    assert "different trace level" in str(caught.value)
-    assert "as an argument" in str(caught.value)
-    assert model.canonical(refs) == before

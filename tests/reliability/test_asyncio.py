@@ -64,24 +64,19 @@ def test_a_setting_holds_in_its_task_alone(name):
     assert is_default() is default
 
 
-def test_to_thread_takes_the_settings_along():
-    async def main() -> tuple[bool, bool]:
-        with nnx.set_graph_mode(False):
-            there = await asyncio.to_thread(nnx.set_graph_mode.current_value)
-        return there, await asyncio.to_thread(nnx.set_graph_mode.current_value)
+def test_to_thread_takes_the_settings_along_and_brings_none_back():
+    current = nnx.set_graph_mode.current_value
 
-    assert asyncio.run(main()) == (False, True)
-
-
-def test_a_setting_made_in_a_thread_stays_there():
-    def work() -> bool:
+    def work():
         nnx.set_graph_mode(False)
-        return nnx.set_graph_mode.current_value()
+        return current()
 
-    async def main() -> tuple[bool, bool]:
-        return await asyncio.to_thread(work), nnx.set_graph_mode.current_value()
+    async def main():
+        with nnx.set_graph_mode(False):
+            there = await asyncio.to_thread(current)
+        return there, await asyncio.to_thread(current), await asyncio.to_thread(work), current()
 
-    assert asyncio.run(main()) == (False, True)
+    assert asyncio.run(main()) == (False, True, False, True)
 
 
 def test_programs_are_of_the_settings_in_which_they_were_called():
@@ -105,20 +100,6 @@ def test_programs_are_of_the_settings_in_which_they_were_called():
     model = Model(1.0)
     asyncio.run(main())
     assert seen == [True, False]
-
-
-def test_update_contexts_of_tasks_do_not_mix():
-    async def cross(number: int) -> int:
-        with nnx.update_context("task") as context:
-            await asyncio.sleep(0)
-            assert nnx.current_update_context("task") is context
-            await asyncio.sleep(0)
-            return number
-
-    async def main() -> list[int]:
-        return await asyncio.gather(*map(cross, range(3)))
-
-    assert asyncio.run(main()) == [0, 1, 2]
 
 
 def test_one_update_context_manager_in_several_tasks():

@@ -338,32 +338,6 @@ def test_a_signal_handler_reads_an_object_while_it_is_edited(edit):
         consistent(model)
 
 
-def test_an_error_in_a_worker_is_its_own():
-    """The others finish; the model of the failing one is as before."""
-    models = [nnx.Linear(2, 2, rngs=nnx.Rngs(i)) for i in range(4)]
-
-    @nnx.jit
-    def step(model: nnx.Linear, fail: tp.Any) -> jax.Array:
-        model.bias[...] += 1.0
-        model.added = nnx.Variable(jnp.zeros(2))
-        if fail is not None:
-            raise ArithmeticError("on purpose")
-        return model.bias[...].sum()
-
-    def work(number: int) -> str:
-        try:
-            step(models[number], jnp.ones(()) if number % 2 else None)
-        except ArithmeticError as error:
-            return str(error)
-        return "done"
-
-    results = at_once([lambda n=n: work(n) for n in range(4)])
-    assert results == ["done", "on purpose"] * 2
-    for number, model in enumerate(models):
-        assert model.bias[...].tolist() == ([0.0, 0.0] if number % 2 else [1.0, 1.0])
-        assert hasattr(model, "added") is (number % 2 == 0)
-
-
 def test_settings_of_jax_are_those_of_the_thread():
     """A mesh or a precision that one thread has set gives another one neither results nor programs."""
     traced: list[str] = []
