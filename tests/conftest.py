@@ -98,7 +98,7 @@ SLOW = frozenset(
     graph/test_scale.py
     nn/test_adapters.py
     numerics/test_edges.py numerics/test_gradients.py numerics/test_values.py
-    reliability/test_long_run.py laws/test_machine.py reliability/test_processes.py
+    reliability/test_long_run.py reliability/test_processes.py
     reliability/test_settings.py
     test_docs.py test_notebooks.py
     typing/test_types.py
@@ -106,6 +106,7 @@ SLOW = frozenset(
 )
 SLOW_FUNCTIONS = frozenset(
     [
+        "laws/test_machine.py::test_L4_to_L9_long_sessions",
         "test_docstrings.py::test_examples_in",
         "test_outline.py::test_a_hundred_thousand_variables_take_few_lines",
     ]

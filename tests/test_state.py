@@ -101,22 +101,6 @@ def test_a_refusal_says_why_and_changes_nothing(line, message):
 # The mapping --------------------------------------------------------------------------------
 
 
-def test_reading_by_key_and_by_attribute():
-    state = State({"a": {"b": 1}, "c": 2})
-    assert state["c"] == state.c == 2
-    assert state.a.b == state["a"]["b"] == 1
-    assert list(state) == list(state.keys()) == ["a", "c"]
-    assert list(reversed(state)) == ["c", "a"]
-    assert len(state) == 2
-    assert "a" in state
-    assert "b" not in state
-    assert state.get("c") == 2
-    assert state.get("x") is None
-    assert state.get("x", 7) == 7
-    assert state.raw_mapping == {"a": {"b": 1}, "c": 2}
-    assert type(state.raw_mapping["a"]) is dict
-
-
 def test_an_inner_mapping_is_the_same_state_each_time():
     state = State({"a": {"b": {"c": 1}}})
     inner = state["a"]

@@ -1,4 +1,8 @@
-"""Random programs against the slow model, in small; `machine` says how to run many more."""
+"""Laws L4, L5, L6, L8 and L9: random programs against the slow model; `machine` says how to run many.
+
+What they compare after each step: values, sharing and identity (L4, L5), how often a function was traced
+(L6), that a failed call left all as it was (L8), and that nothing is kept alive (L9).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ TestMachine.settings = settings(max_examples=5, stateful_step_count=20, derandom
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("NNXLITE_MACHINE", "12"))))
-def test_long_sessions(seed):
+def test_L4_to_L9_long_sessions(seed):
     rng, session = random.Random(seed), Session()
     for _ in range(45):
         session.step(random_step(rng))

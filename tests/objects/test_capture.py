@@ -75,20 +75,6 @@ def test_an_exception_leaves_the_modules_as_they_were():
     assert Stage.__call__ is call
 
 
-def test_nested_captures_keep_apart():
-    stage = Stage()
-
-    def outer(stage):
-        stage(X)
-        _, inner = capture(stage, Mid)(10 * X)
-        stage(X)
-        return inner
-
-    inner, seen = capture(outer, Mid)(stage)
-    assert plain(inner) == {"out": (20.0,)} and plain(seen) == {"out": (2.0, 2.0)}
-    assert list(vars(stage)) == ["w"]
-
-
 def test_copies_made_inside_are_cleaned_too():
     stage = nnx.Dict(a=Stage())
 

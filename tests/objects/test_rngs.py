@@ -36,21 +36,6 @@ class Model(nnx.Module):
 # streams ----------------------------------------------------------------------------------------
 
 
-def test_a_stream_made_from_a_stream_begins_at_its_start():
-    stream = nnx.RngStream(0, tag="a")
-    first = stream()
-    rngs = nnx.Rngs(stream)
-    assert rngs.default is not stream and rngs.default.tag == "default"
-    assert same(rngs(), first)
-
-
-def test_other_generators_keep_their_implementation():
-    key = jax.random.key(0, impl="rbg")
-    stream = nnx.RngStream(key, tag="a")
-    assert stream().dtype == key.dtype
-    assert same(stream.key.value, key)
-
-
 def test_streams_survive_copy_and_pickle():
     rngs = nnx.Rngs(0, dropout=1)
     rngs()
@@ -77,12 +62,6 @@ def test_only_streams_count_as_streams():
     assert list(rngs) == ["default"] and "size" not in rngs and rngs.size == 3
     rngs.extra = nnx.RngStream(4, tag="extra")
     assert list(rngs) == ["default", "extra"]
-
-
-def test_streams_given_as_a_mapping():
-    rngs = nnx.Rngs({"a": 1, "b": 2}, b=3)
-    assert list(rngs) == ["a", "b"]
-    assert same(rngs.b.key.value, jax.random.key(3))
 
 
 def test_a_stream_may_have_the_name_of_a_method():
@@ -165,16 +144,6 @@ def test_decorators_change_the_arguments_during_the_call_only(decorator):
     assert counts((model, rngs)) == [2, 2, 2, 2]
 
 
-def test_fork_rngs_leaves_the_originals_one_draw_further():
-    model = Model()
-    before = keys(model)
-    with nnx.fork_rngs(model):
-        assert same(model.rngs.params.key.value, jax.random.fold_in(jax.random.key(1), 0))
-        model.rngs.params()
-        model.rngs.params()
-    assert keys(model) == before and counts(model) == [1, 1, 1]
-
-
 def test_fork_rngs_decorates_a_plain_function():
     rngs = nnx.Rngs(0)
 
@@ -241,14 +210,6 @@ def test_with_rngs_as_a_decorator(form):
     drawn = decorated(rngs)
     expected = nnx.Rngs(0).fork() if form == "called" else nnx.Rngs(0)
     assert same(drawn, expected())
-
-
-def test_reseed_leaves_other_streams():
-    model = Model()
-    before = keys(model)
-    nnx.reseed(model, unknown=3)
-    nnx.reseed(model)
-    assert keys(model) == before
 
 
 def test_reseed_policies():

@@ -159,7 +159,7 @@ def test_different_models_in_one_function(seed, threads=3):
     jobs, expected = [], []
     for thread in range(threads):
         size, tag = random_.choice((2, 3)), (seed, random_.choice((0, 1)))
-        scales = tuple(random_.choice((0.5, 1.0, 2.0)) for _ in range(3))
+        scales = tuple(random_.choice((0.5, 2.0)) for _ in range(3))
         jobs.append(job(fun, size, tag, thread, scales))
         expected.append(job(alone, size, tag, thread, scales))
     results = at_once([j.run for j in jobs])
