@@ -37,28 +37,26 @@ LARGEST = 4
 # Random steps -------------------------------------------------------------------------------------
 
 
-def random_step(
-    rng: random.Random, depth: int = 3, calls: tp.Sequence[str] = programs.CALLS
-) -> Step:
-    """A step of any kind; a call, one of `calls`, has a program of further steps."""
+def random_step(rng: random.Random, depth: int = 3) -> Step:
+    """A step of any kind; a call has a program of further steps."""
     numbers = [rng.randrange(12) for _ in range(3)]
     chance = rng.random()
     if depth == 3 and chance < 0.12:
         return Step(rng.choice(SESSION_STEPS), *numbers)
     if depth == 0 or chance < 0.65:
         return Step(rng.choice(list(EDIT)), *numbers)
-    return random_call(rng, rng.choice(calls), depth, calls)
+    return random_call(rng, rng.choice(programs.CALLS), depth)
 
 
-def random_call(rng: random.Random, name: str, depth: int, calls: tp.Sequence[str]) -> Step:
-    """A call with a program, whose calls are some of `calls`."""
+def random_call(rng: random.Random, name: str, depth: int) -> Step:
+    """A call with a program."""
     if name in LOOPS or rng.random() < 0.8 * (name in KEEPING):
         inner = [
             Step(rng.choice(VALUE_STEPS), *(rng.randrange(12) for _ in range(3)))
             for _ in range(rng.randrange(4))
         ]
     else:
-        inner = [random_step(rng, min(depth, 2) - 1, calls) for _ in range(rng.randrange(5))]
+        inner = [random_step(rng, min(depth, 2) - 1) for _ in range(rng.randrange(5))]
     if rng.random() < 0.15:
         inner.insert(rng.randint(0, len(inner)), Step("fail", rng.randrange(6), rng.randrange(6)))
     return Step(name, *(rng.randrange(12) for _ in range(3)), tuple(inner))
