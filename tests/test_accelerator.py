@@ -188,6 +188,16 @@ def test_random_streams_are_bit_equal_to_those_of_the_cpu():
         np.testing.assert_array_equal(x, y)
 
 
+def test_the_table_counts_what_it_counts_on_the_cpu():
+    def run():
+        model = nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.relu)
+        return nnx.tabulate(model, jnp.ones((2, 3)), compute_flops=True, compute_vjp_flops=True)
+
+    mine = run()
+    with on_cpu():
+        assert mine == run()
+
+
 # Memory and devices ------------------------------------------------------------------------------
 
 

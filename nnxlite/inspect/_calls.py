@@ -365,9 +365,19 @@ _COSTS = {"flops": call_flops, "vjp_flops": vjp_flops}
 
 
 def flops_of(fun: tp.Callable[..., tp.Any], *args: tp.Any) -> int:
-    """The floating-point operations of a call, as the compiler counts them; 0 if it does not."""
-    cost = jax.jit(fun).lower(*args).cost_analysis()
-    return int((cost or {}).get("flops", 0))
+    """The floating-point operations of a call, as XLA counts them; 0 if it does not.
+
+    They are counted before the program is optimised, which XLA does on the CPU only; where there is
+    none, in the compiled program.
+    """
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS names other backends only
+        device = None
+    with jax.default_device(device):
+        lowered = jax.jit(fun).lower(*args)
+    cost = lowered.cost_analysis() or lowered.compile().cost_analysis() or {}
+    return int(cost.get("flops", 0))
 
 
 # Arguments and results as text ---------------------------------------------------------------

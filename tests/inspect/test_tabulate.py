@@ -269,6 +269,16 @@ def test_flops_of_the_call_and_of_its_gradient():
     assert "vjp_flops" not in text
 
 
+def test_flops_where_xla_counts_compiled_programs_alone(monkeypatch):
+    def none(backend=None):
+        raise RuntimeError("no CPU")
+
+    monkeypatch.setattr(jax, "local_devices", none)
+    monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", lambda lowered: None)
+    row = rows_of(Linear(3, 2, rngs=Rngs(0)), X, compute_flops=True)[0]
+    assert row.flops == 2 * 4 * 3 * 2 + 4 * 2
+
+
 def test_options_reach_rich():
     table = {"title": "My title", "show_footer": False}
     text = tabulate(HEAD, X[:, :2], table_kwargs=table, **PLAIN)
