@@ -147,7 +147,7 @@ def test_a_state_that_is_put_in_stays_the_same_object():
 
 def test_keys_may_have_the_names_of_methods():
     state = State({"keys": 1, "split": {"items": 2}})
-    assert list(state.keys()) == ["keys", "split"]
+    assert list(state.keys()) == ["keys", "split"] and list(reversed(state)) == ["split", "keys"]
     assert state["split"]["items"] == 2
     assert state.flat_state().paths == (("keys",), ("split", "items"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import pickle
@@ -217,3 +218,25 @@ def test_maps_of_objects_and_numbers():
     del index[layer]
     assert len(index) == 0
     assert "RefMap" in repr(nnx.graphlib.RefMap({layer: 3}))
+
+
+Point = collections.namedtuple("Point", ["x", "y"])
+
+
+def test_the_text_of_a_definition_shows_what_is_in_plain_containers():
+    model = nnx.Dict(
+        a=(ONE, "label"),
+        b=[nnx.Param(ONE), 3],
+        c={"k": ONE, "n": 2},
+        d=Point(ONE, None),
+        e=(nnx.Param(ONE),),
+    )
+    assert repr(nnx.graphdef(model)).splitlines() == [
+        "GraphDef[Dict]( # 1 object, 5 leaves",
+        "  a=(Array, 'label'),",
+        "  b=[Param, 3],",
+        "  c={'k': Array, 'n': 2},",
+        "  d=Point(x=Array, y=None),",
+        "  e=(Param,)",
+        ")",
+    ]

@@ -264,7 +264,7 @@ NAMES = {
         ValueError: update: the path 'extra' of Model does not exist ... holds a
     nnx.update(model, good | {"layer": ONE})
         ValueError: update: the path 'layer' of Model holds a node, not a leaf ... float32[2]
-    nnx.update(model, good | {"layer": {"size": 4}})
+    nnx.update(model, nnx.State(good | {"layer": {"size": 4}}))
         ValueError: update: the path 'layer.size' of Model is static
     nnx.update(model, good | {"layer": {"sizes": {0: 4}}})
         ValueError: update: the path 'layer.sizes' of Model is static

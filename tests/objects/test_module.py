@@ -94,3 +94,7 @@ def test_a_subclass_may_define_methods_with_the_names_of_functions():
     nnx.update(own, nnx.state(nnx.merge(*nnx.split(own))))
     nnx.jit(lambda m: setattr(m.w, "value", m.w * 2))(own)
     assert own.w.value.tolist() == [2.0]
+
+
+def test_the_first_flag_that_is_given():
+    assert nnx.nn.attention.first_from(None, False, True, error_msg="which?") is False

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-from nnxlite.objects._capture import view, view_info
+from nnxlite.objects._capture import view, view_info, with_attributes
 
 
 class Drop(nnx.Module):
@@ -59,6 +59,8 @@ def test_cycles_are_kept():
     model.me = model
     seen = view(model, deterministic=True)
     assert seen.me is seen
+    other = with_attributes(model, deterministic=True, foo=1, raise_if_not_found=False)
+    assert other.drop.deterministic and other.me is other and not model.drop.deterministic
 
 
 def test_a_view_can_be_made_of_a_captured_model_inside_a_transform():
