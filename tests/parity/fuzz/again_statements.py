@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import string
 
-from tests.parity.fuzz.graph_statements import statement
+from tests.parity.fuzz.grammar import statement
 from tests.parity.fuzz.scope import Scope
 
 # How a function depends on something: what sets it to $v, and the function.
@@ -128,48 +128,35 @@ def again_function(s: Scope) -> list[str] | None:
     return lines
 
 
-SETTINGS = ["Settings({})", "Sizes({})"]
-EDITS = {"Settings({})": ".gain = ", "Sizes({})": ".gain = ", "[{}]": "[0] = ", "{{0: {}}}": "[0] = "}  # fmt: skip
-READS = {"Settings({})": ".gain", "Sizes({})": ".gain", "[{}]": "[0]", "{{0: {}}}": "[0]"}
+FORMS = {"Settings({})": ".gain", "Sizes({})": ".gain", "[{}]": "[0]", "{{0: {}}}": "[0]"}
+COPIES = """nnx.clone({0})|nnx.merge(*nnx.split({0}))|nnx.merge(*nnx.split({0}, nnx.Param, ...))\
+|nnx.jit(lambda m: m)({0})|nnx.cond(True, lambda m: m, lambda m: m, {0})\
+|nnx.recursive_map(lambda path, x: x, {0})|jax.tree.map(lambda x: x, {0})\
+|nnx.merge(nnx.graphdef({0}), nnx.state({0}))"""
+RUNS = [
+    "nnx.jit",
+    "nnx.jit",
+    "nnx.remat",
+    "jax.jit",
+    "(lambda f: lambda m: nnx.cond(True, f, f, m))",
+]
 
 
 @statement(1.0)
 def again_settings(s: Scope) -> list[str] | None:
     """Equal, distinct settings or metadata of two models, edited in place after they were copied."""
     in_metadata = s.chance(0.5)
-    form = s.one([*READS]) if in_metadata else s.one(SETTINGS)
-    where = ".a.note" if in_metadata else ".note"
+    form = s.one([*FORMS] if in_metadata else [*FORMS][:2])
+    note = f"{'.a' if in_metadata else ''}.note{FORMS[form]}"
     make = "nnx.Param(jnp.ones(2), note={})" if in_metadata else "nnx.Param(jnp.ones(2)), note={}"
     m, n, c, f = (s.fresh(x) for x in "mmmf")
-    copy = s.one(
-        [
-            "nnx.clone({})",
-            "nnx.merge(*nnx.split({}))",
-            "nnx.merge(*nnx.split({}, nnx.Param, ...))",
-            "nnx.jit(lambda m: m)({})",
-            "nnx.cond(True, lambda m: m, lambda m: m, {})",
-            "nnx.recursive_map(lambda path, x: x, {})",
-            "jax.tree.map(lambda x: x, {})",
-            "nnx.merge(nnx.graphdef({0}), nnx.state({0}))",
-        ]
-    )
-    run = s.one(
-        [
-            "nnx.jit",
-            "nnx.jit",
-            "nnx.remat",
-            "jax.jit",
-            "(lambda f: lambda m: nnx.cond(True, f, f, m))",
-        ]
-    )
     lines = [f"{x} = Box(a={make.format(form.format(1.0))})" for x in (m, n)]
-    lines.append(f"{c} = {copy.format(n)}")
-    lines.append(f"{f} = {run}(lambda m: m.a * m{where}{READS[form]})")
+    lines.append(f"{c} = {s.one(COPIES.split('|')).format(n)}")
+    lines.append(f"{f} = {s.one(RUNS)}(lambda m: m.a * m{note})")
     use = f"[{', '.join(f'{f}({x})' for x in (m, n, c))}]"
-    read = f"{s.fresh('r')} = [{', '.join(f'{x}{where}{READS[form]}' for x in (m, n, c))}]"
+    read = f"{s.fresh('r')} = [{', '.join(f'{x}{note}' for x in (m, n, c))}]"
     lines += [f"{s.fresh('r')} = {use}"] if s.chance(0.6) else []
     for _ in range(s.rng.randint(1, 2)):
-        edited = s.one([m, n, n, c])
-        lines += [f"{edited}{where}{EDITS[form]}{s.one(['2.0', '3.0'])}", read]
-        lines += [f"{s.fresh('r')} = {use}"]
+        edited, gain = s.one([m, n, n, c]), s.one(["2.0", "3.0"])
+        lines += [f"{edited}{note} = {gain}", read, f"{s.fresh('r')} = {use}"]
     return lines

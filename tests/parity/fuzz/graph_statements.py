@@ -2,60 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing as tp
 
 import jax
 import numpy as np
 
-from tests.parity.fuzz.scope import ATTRIBUTES, KINDS, SHAPES, Scope
-
-Maker = tp.Callable[[Scope], "list[str] | str | None"]
-
-
-@dataclasses.dataclass
-class Kind:
-    """A kind of statement: how it is made, how often, and where it may stand."""
-
-    name: str
-    make: Maker
-    weight: float
-    body: bool  # may stand in the body of a function
-    structural: bool  # changes the structure of an argument
-
-
-STATEMENTS: list[Kind] = []
-
-
-def statement(weight: float = 1.0, body: bool = False, structural: bool = False) -> tp.Any:
-    """Register a kind of statement."""
-
-    def add(make: Maker) -> Maker:
-        STATEMENTS.append(Kind(make.__name__, make, weight, body, structural))
-        return make
-
-    return add
-
+from tests.parity.fuzz.grammar import HOLES, expand, hole, statement, table
+from tests.parity.fuzz.scope import ATTRIBUTES, SHAPES, Place, Scope
 
 # Models ---------------------------------------------------------------------------------------------
+
+KIND = "<<nnx.Param|nnx.Param|nnx.Param|nnx.BatchStat|nnx.Variable|Count|Scale>>"
+STATIC = ["3", "'text'", "(1, 2)", "None", "2.5", "True", "jnp.tanh", "nnx.static((1, 'x'))"]
+
+
+def made(s: Scope, template: str) -> str:
+    """The text of a template that is one expression."""
+    return "".join(expand(s, template) or [])
 
 
 def variable(s: Scope, shape: tuple[int, ...] | None = None) -> str:
     """The text of a new Variable."""
-    kind = s.one(KINDS)
-    value = s.literal(shape)
-    options = []
+    value, options = s.literal(shape), ""
     if s.chance(0.12):
-        options.append(s.one(["tag='t'", "tag='u'", "note=1", "note=(1, 2)"]))
+        options = ", <<tag='t'|tag='u'|note=1|note=(1, 2)>>"
     if s.chance(0.05):
-        options.append(
-            s.one(["on_set_value=doubled", "on_get_value=doubled", "on_create_value=doubled"])
-        )
+        options += ", <<on_set_value=doubled|on_get_value=doubled|on_create_value=doubled>>"
     if s.chance(0.05) and shape is None:
-        value = s.one(["np.ones(2, np.float32)", "np.float32(2.0)"])
+        value = "<<np.ones(2, np.float32)|np.float32(2.0)>>"
     elif s.chance(0.05):
-        options.append("ref=True")
-    return f"{kind}({', '.join([value, *options])})"
+        options += ", ref=True"
+    return made(s, f"{KIND}({value}{options})")
 
 
 def part(s: Scope, depth: int) -> str:
@@ -65,49 +42,39 @@ def part(s: Scope, depth: int) -> str:
         return module(s, depth - 1)
     if depth > 0 and r < 0.42:
         items = [part(s, depth - 1) for _ in range(s.rng.randint(1, 3))]
-        form = s.rng.randrange(5)
-        if form == 0:
-            return f"nnx.List([{', '.join(items)}])"
-        if form == 1:
-            return "nnx.Dict(" + ", ".join(f"{k}={v}" for k, v in zip("pqr", items)) + ")"
-        if form == 2:
-            return f"nnx.data([{', '.join(items)}])"
-        if form == 3:
-            return "nnx.data({" + ", ".join(f"{k!r}: {v}" for k, v in zip("pqr", items)) + "})"
-        return f"nnx.data(({', '.join(items)},))"
-    if r < 0.75:
-        return variable(s)
-    if r < 0.88:
-        return s.literal()
-    return s.one(
-        ["3", "'text'", "(1, 2)", "None", "2.5", "True", "jnp.tanh", "nnx.static((1, 'x'))"]
-    )
+        listed, named = ", ".join(items), dict(zip("pqr", items))
+        return s.one(
+            [
+                f"nnx.List([{listed}])",
+                f"nnx.Dict({', '.join(f'{k}={v}' for k, v in named.items())})",
+                f"nnx.data([{listed}])",
+                f"nnx.data({{{', '.join(f'{k!r}: {v}' for k, v in named.items())}}})",
+                f"nnx.data(({listed},))",
+            ]
+        )
+    return variable(s) if r < 0.75 else s.literal() if r < 0.88 else s.one(STATIC)
 
 
 def module(s: Scope, depth: int) -> str:
     """The text of a new graph node."""
-    r = s.rng.random()
-    if r < 0.14:
-        shape = s.one([(), (2,), (2, 2)])
-        return f"Affine({s.literal(shape)}, {s.literal(shape)})"
-    if r < 0.19:
-        return f"Noisy(nnx.Rngs({s.rng.randint(0, 3)}, noise=1))"
-    if r < 0.24:
-        return f"Recorder({s.literal((2,))})"
-    if r < 0.28:
-        return f"nnx.Linear(2, {s.rng.randint(2, 3)}, rngs=nnx.Rngs({s.rng.randint(0, 3)}))"
-    if r < 0.31:
-        return f"Net(nnx.Rngs({s.rng.randint(0, 3)}))"
-    names = s.some(ATTRIBUTES, 1, 4)
-    parts = [f"{n}={part(s, depth)}" for n in names]
-    return f"{s.one(['Box', 'Box', 'Box', 'Plain'])}({', '.join(parts)})"
+    if s.chance(0.69):
+        parts = [f"{n}={part(s, depth)}" for n in s.some(ATTRIBUTES, 1, 4)]
+        return f"{s.one(['Box', 'Box', 'Box', 'Plain'])}({', '.join(parts)})"
+    shape, seed = s.one([(), (2,), (2, 2)]), s.rng.randint(0, 3)
+    affine = f"Affine({s.literal(shape)}, {s.literal(shape)})"
+    return s.one(
+        [
+            *(affine, affine, affine, f"Noisy(nnx.Rngs({seed}, noise=1))"),
+            f"Recorder({s.literal((2,))})",
+            f"nnx.Linear(2, {s.rng.randint(2, 3)}, rngs=nnx.Rngs({seed}))",
+            f"Net(nnx.Rngs({seed}))",
+        ]
+    )
 
 
 @statement(2.0)
 def new_model(s: Scope) -> str | None:
-    if len(s.models()) >= 4:
-        return None
-    return f"{s.fresh('m')} = {module(s, s.rng.randint(0, 2))}"
+    return None if len(s.models()) >= 4 else f"{s.fresh('m')} = {module(s, s.rng.randint(0, 2))}"
 
 
 @statement(1.0)
@@ -116,749 +83,343 @@ def new_ensemble(s: Scope) -> str | None:
     if len(s.models()) >= 4:
         return None
     names = s.some(ATTRIBUTES, 1, 3)
-    shapes = [(2,), (2, 2), (2, 3)]
-    parts = [f"{n}={variable(s, s.one(shapes))}" for n in names]
+    parts = [f"{n}={variable(s, s.one([(2,), (2, 2), (2, 3)]))}" for n in names]
     inner = f"z=Box(w=nnx.Param({s.literal((2, 2))}))"
     return f"{s.fresh('m')} = Box({', '.join([*parts, inner] if s.chance(0.5) else parts)})"
 
 
-@statement(0.4)
-def new_root(s: Scope) -> str | None:
-    """A bare Variable, or a container of some."""
-    if s.chance(0.6):
-        return f"{s.fresh('v')} = {variable(s)}"
-    return f"{s.fresh('v')} = [{variable(s)}, {{'k': {variable(s)}}}]"
+# What a template may name --------------------------------------------------------------------------
 
 
-@statement(0.8)
-def new_array(s: Scope) -> str:
-    return f"{s.fresh('x')} = {s.literal()}"
+def text_of(s: Scope, places: tp.Sequence[Place]) -> str | None:
+    """The text of one of some places."""
+    return s.one(places).text if places else None
 
 
-@statement(1.2, body=True, structural=True)
-def add_attribute(s: Scope) -> str | None:
-    boxes = [p for p in s.places() if s.is_object(p.value) and id(p.value) not in s.frozen]
-    boxes = [p for p in boxes if type(p.value).__name__ in ("Box", "Plain")]
-    if not boxes:
-        return None
-    box = s.one(boxes)
-    name = s.one(ATTRIBUTES + "nop")
-    if s.depth:
-        value = s.one(
-            [f"nnx.Param({s.array(s.one(SHAPES))})", f"Count({s.scalar()})", "7", "'new'"]
-        )
-    else:
-        value = part(s, 1)
-    return f"{box.text}.{name} = {value}"
+def writable(s: Scope, *names: str) -> list[Place]:
+    """The objects of certain classes that a body may write."""
+    found = [p for p in s.places() if type(p.value).__name__ in names]
+    return [p for p in found if id(p.value) not in s.frozen]
 
 
-@statement(1.0, body=True, structural=True)
-def share(s: Scope) -> str | None:
-    """A second reference to what is there: sharing, and cycles."""
-    objects = [p for p in s.places() if s.is_object(p.value) and id(p.value) not in s.frozen]
-    boxes = [p for p in objects if type(p.value).__name__ in ("Box", "Plain")]
-    leaves = [p for p in s.places() if isinstance(p.value, s.lib.Variable)]
-    leaves = [p for p in leaves if id(p.value) not in s.frozen]
-    if not boxes or not (leaves or objects):
-        return None
-    target = s.one(leaves if leaves and s.chance(0.85) else objects)
-    return f"{s.one(boxes).text}.{s.one('stu')} = {target.text}"
+def variables(s: Scope) -> list[Place]:
+    """The Variables that a body may write."""
+    found = [p for p in s.places() if isinstance(p.value, s.lib.Variable)]
+    return [p for p in found if id(p.value) not in s.frozen]
 
 
-@statement(0.5, body=True, structural=True)
-def remove_attribute(s: Scope) -> str | None:
-    boxes = [p for p in s.places() if type(p.value).__name__ in ("Box", "Plain")]
-    boxes = [p for p in boxes if id(p.value) not in s.frozen and len(s.children(p.value)) > 1]
-    if not boxes:
-        return None
-    box = s.one(boxes)
-    return f"del {box.text}.{s.one([k for _, k, _ in s.children(box.value)])}"
+def objects(s: Scope) -> list[Place]:
+    """The objects that a body may write."""
+    return [p for p in s.places() if s.is_object(p.value) and id(p.value) not in s.frozen]
 
 
-@statement(0.4, body=True, structural=True)
-def exchange_attributes(s: Scope) -> str | None:
-    boxes = [p for p in s.places() if type(p.value).__name__ in ("Box", "Plain")]
-    found = []
-    for box in boxes:
-        names = [
-            k for _, k, v in s.children(box.value) if isinstance(v, (s.lib.Variable, s.lib.Pytree))
-        ]
-        if len(names) > 1 and id(box.value) not in s.frozen:
-            found.append((box.text, *s.some(names, 2, 2)))
-    if not found:
-        return None
-    t, a, b = s.one(found)
-    return f"{t}.{a}, {t}.{b} = {t}.{b}, {t}.{a}"
+def leaves_of(s: Scope, value: tp.Any) -> list[tp.Any]:
+    """The Variables and arrays of a value."""
+    return [p.value for p in s.below(value) if hasattr(p.value, "dtype")]
 
 
-@statement(0.5, body=True, structural=True)
-def edit_container(s: Scope) -> str | None:
-    lists = [
-        p for p in s.places() if isinstance(p.value, s.lib.List) and id(p.value) not in s.frozen
-    ]
-    dicts = [
-        p for p in s.places() if type(p.value).__name__ == "Dict" and id(p.value) not in s.frozen
-    ]
-    new = f"nnx.Param({s.array(s.one(SHAPES))})"
-    if lists and s.chance(0.7):
-        t = s.one(lists).text
-        return s.one(
-            [f"{t}.append({new})", f"{t}.insert(0, {new})", f"{t}.pop()", f"{t}[0] = {new}"]
-        )
-    if dicts:
-        return f"{s.one(dicts).text}['z'] = {new}"
-    return None
+def has_keys(s: Scope, value: tp.Any) -> bool:
+    """Whether random keys are among the leaves of a value."""
+    return any("key" in str(x.dtype) for x in leaves_of(s, value))
 
 
-@statement(3.0, body=True)
-def write_variable(s: Scope) -> str | None:
-    """A new value of the same shape and dtype."""
-    leaves = [p for p in s.places() if isinstance(p.value, s.lib.Variable)]
-    leaves = [p for p in leaves if id(p.value) not in s.frozen]
-    abstract = jax.ShapeDtypeStruct
-    leaves = [p for p in leaves if hasattr(p.value.get_raw_value(), "dtype")]
-    leaves = [p for p in leaves if not isinstance(p.value.get_raw_value(), abstract)]
-    leaves = [p for p in leaves if "key" not in str(p.value.get_raw_value().dtype)]
-    if not leaves:
-        return None
-    place = s.one(leaves)
-    raw = place.value.get_raw_value()
-    value = s.array(tuple(raw.shape), str(raw.dtype))
-    if not s.values_only and s.chance(0.06):
-        value = s.array(s.one(SHAPES))
-    t = place.text
-    forms = [
-        f"{t}[...] = {value}",
-        f"{t}[...] = {value}",
-        f"{t}.value = {value}",
-        f"{t}.set_value({value})",
-    ]
-    return s.one(forms)
+@hole
+def item(s: Scope) -> str | None:
+    """An attribute of an object that has others."""
+    found = [(p, s.children(p.value)) for p in writable(s, "Box", "Plain")]
+    found = [p.text + s.one(parts)[0] for p, parts in found if len(parts) > 1]
+    return s.one(found) if found else None
 
 
-@statement(0.6, body=True)
-def write_array(s: Scope) -> str | None:
-    """An array attribute is rebound."""
-    places = [p for p in s.places() if type(p.holder).__name__ in ("Box", "Plain")]
-    places = [
-        p
-        for p in places
-        if isinstance(p.value, (jax.Array, np.ndarray)) and not isinstance(p.value, s.lib.Variable)
-    ]
-    places = [p for p in places if id(p.holder) not in s.frozen and "key" not in str(p.value.dtype)]
-    if not places:
-        return None
-    place = s.one(places)
-    value = s.array(tuple(place.value.shape), str(place.value.dtype))
-    # An array that is a tracer counts as static in the reference, with recent versions of JAX.
-    return f"{place.text} = nnx.data({value})" if s.depth else f"{place.text} = {value}"
+@hole
+def known(s: Scope) -> str | None:
+    """A Variable, or sometimes an object, that is there already."""
+    leaves = variables(s)
+    return text_of(s, leaves if leaves and s.chance(0.85) else objects(s))
 
 
-@statement(0.8, body=True)
-def local(s: Scope) -> str:
-    """A value under a name."""
-    return f"{s.fresh('x')} = {s.array(s.one(SHAPES)) if s.chance(0.7) else s.scalar()}"
-
-
-@statement(0.8, body=True)
-def call_module(s: Scope) -> str | None:
-    """A module is called, or one of its methods."""
-    known = ("Affine", "Noisy", "Recorder", "Linear", "Net")
-    modules = [
-        p for p in s.places() if type(p.value).__name__ in known and id(p.value) not in s.frozen
-    ]
-    if s.values_only:
-        modules = [p for p in modules if type(p.value).__name__ != "Recorder"]
-    if not modules:
-        return None
-    place = s.one(modules)
-    shape = (2, 2) if type(place.value).__name__ == "Net" else (2,)
-    return f"{s.fresh('y')} = {place.text}({s.array(shape)})"
-
-
-@statement(0.5, body=True)
-def metadata(s: Scope) -> str | None:
-    leaves = [
-        p for p in s.places() if isinstance(p.value, s.lib.Variable) and id(p.value) not in s.frozen
-    ]
-    if not leaves or (s.depth and s.values_only):
-        return None
-    t = s.one(leaves).text
-    forms = [f"{t}.set_metadata(note={s.rng.randint(0, 3)})", f"{t}.set_metadata('tag', 'u')"]
+@hole
+def value(s: Scope) -> str:
+    """A new attribute."""
     if not s.depth:
-        node = s.node()
-        forms += [
-            f"nnx.set_metadata({node}, note=9)",
-            f"nnx.set_metadata({node}, only={kind_filter(s)}, tag='v')",
-        ]
-    return s.one(forms)
+        return part(s, 1)
+    return made(s, "<<nnx.Param($array)|Count($scalar)|7|'new'>>")
 
 
-# Filters ---------------------------------------------------------------------------------------------
+@hole
+def keyless(s: Scope) -> str | None:
+    """The name of an object without random keys."""
+    found = [n for n in s.models() if not has_keys(s, s.env[n])]
+    return s.one(found) if found else None
 
 
-def kind_filter(s: Scope) -> str:
+@hole
+def present(s: Scope) -> str | None:
+    """A kind of which there are Variables."""
+    kinds = {type(p.value).__name__ for p in s.places() if isinstance(p.value, s.lib.Variable)}
+    own = {"Count": "Count", "Scale": "Scale"}
+    names = own | {k: f"nnx.{k}" for k in ("Param", "BatchStat", "Intermediate")}
+    found = sorted(names[k] for k in kinds if k in names)
+    return s.one(found) if found else None
+
+
+@hole
+def kind(s: Scope) -> str:
     """A type of Variable."""
-    return s.one(
-        [
-            "nnx.Param",
-            "nnx.Param",
-            "nnx.BatchStat",
-            "Count",
-            "Scale",
-            "nnx.Variable",
-            "nnx.RngState",
-        ]
-    )
+    return made(s, "<<nnx.Param|nnx.Param|nnx.BatchStat|Count|Scale|nnx.Variable|nnx.RngState>>")
 
 
 def some_filter(s: Scope, depth: int = 2) -> str:
     """The text of a filter of any form."""
     r = s.rng.random()
     if r < 0.42 or (depth == 0 and r < 0.7):
-        return kind_filter(s)
+        return kind(s)
     if depth > 0 and r < 0.68:
         a, b = some_filter(s, depth - 1), some_filter(s, depth - 1)
-        return s.one(
-            [
-                f"nnx.Not({a})",
-                f"nnx.Any({a}, {b})",
-                f"nnx.All({a}, {b})",
-                f"({a}, {b})",
-                f"[{a}, {b}]",
-            ]
-        )
-    return s.one(
-        [
-            f"nnx.PathContains({s.one(ATTRIBUTES)!r})",
-            "nnx.PathContains('a', exact=False)",
-            f"nnx.OfType({kind_filter(s)})",
-            "nnx.WithTag('t')",
-            "'t'",
-            "...",
-            "True",
-            "False",
-            "None",
-            "nnx.Everything()",
-            "nnx.Nothing()",
-            f"lambda path, x: {s.one(ATTRIBUTES)!r} in path",
-            "lambda path, x: len(path) > 1",
-            f"lambda path, x: isinstance(x, {kind_filter(s)})",
-        ]
+        forms = "<<nnx.Not({0})|nnx.Any({0}, {1})|nnx.All({0}, {1})|({0}, {1})|[{0}, {1}]>>"
+        return made(s, forms).format(a, b)
+    return made(
+        s,
+        "<<nnx.PathContains($letter)|nnx.PathContains('a', exact=False)|nnx.OfType($kind)|"
+        "nnx.WithTag('t')|'t'|...|True|False|None|nnx.Everything()|nnx.Nothing()|"
+        "lambda path, x: $letter in path|lambda path, x: len(path) > 1|"
+        "lambda path, x: isinstance(x, $kind)>>",
     )
 
 
-def filters(s: Scope, low: int = 0, high: int = 2) -> list[str]:
-    """Filters that together match everything, mostly."""
-    found = [some_filter(s) for _ in range(s.rng.randint(low, high))]
-    if found and s.chance(0.93):
-        found = [f for f in found if f not in ("...", "True", "nnx.Everything()")] + ["..."]
-    return found
+@hole
+def state(s: Scope) -> str | None:
+    """The text of a State."""
+    states, models = s.states(), s.models()
+    if states and s.chance(0.6):
+        return s.one(states)
+    return f"nnx.state({s.one(models)})" if models else None
+
+
+@hole
+def entry(s: Scope) -> str | None:
+    """An entry of a State."""
+    states = [n for n in s.states() if len(s.env[n])]
+    name = s.one(states) if states else None
+    return name and f"{name}[{s.one(list(s.env[name].raw_mapping))!r}]"
 
 
 def mode(s: Scope, p: float = 0.25) -> str:
     """The keyword `graph=`."""
-    if not s.chance(p):
-        return ""
-    return f", graph={s.one(['True', 'True', 'None', 'False'])}"
+    return made(s, ", graph=<<True|True|None|False>>") if s.chance(p) else ""
 
 
-# Split, merge and their kin ------------------------------------------------------------------------------
+HOLES.update(
+    mode=mode,
+    filter=some_filter,
+    variable=variable,
+    array=lambda s: s.array(s.one(SHAPES)),
+    pair=lambda s: s.array((2,)),
+    scalar=lambda s: s.scalar(),
+    literal=lambda s: s.literal(),
+    letter=lambda s: repr(s.one(ATTRIBUTES)),
+    node=lambda s: s.node(),
+    graph=lambda s: s.node(variables=0),
+    object=lambda s: s.node(variables=0, containers=0),
+    model=lambda s: s.one(s.models() or [None]),
+    box=lambda s: text_of(s, writable(s, "Box", "Plain")),
+    module=lambda s: text_of(s, writable(s, "Box")),
+    list=lambda s: text_of(s, writable(s, "List")),
+    dict=lambda s: text_of(s, writable(s, "Dict")),
+    var=lambda s: text_of(s, variables(s)),
+    written=lambda s: text_of(s, objects(s)),
+    place=lambda s: text_of(s, [p for p in s.places() if s.is_object(p.value)]),
+    affine=lambda s: text_of(s, writable(s, "Affine")),
+    recorder=lambda s: text_of(s, writable(s, "Recorder", "Affine")),
+)
+
+# Statements that are templates ------------------------------------------------------------------------
+
+table(r"""
+new_root 0.4
+    $v = $variable
+    $v = $variable
+    $v = [$variable, {'k': $variable2}]
+new_array 0.8
+    $x = $literal
+local 0.8 body
+    $x = <<$array|$array|$scalar>>
+add_attribute 1.2 body structural
+    $box.<<a|b|c|d|e|n|o|p>> = $value
+share 1.0 body structural
+    $box.<<s|t|u>> = $known
+remove_attribute 0.5 body structural
+    del $item
+edit_container 0.5 body structural
+    $list.<<append(nnx.Param($array))|insert(0, nnx.Param($array))|pop()>>
+    $list[0] = nnx.Param($array)
+    $dict['z'] = nnx.Param($array)
+metadata 0.5 body structural
+    $var.set_metadata(<<note=1|note=2|note=3|'tag', 'u'>>)
+metadata_of_all 0.2
+    nnx.set_metadata($node<<, note=9|, only=$kind, tag='v'>>)
+
+split 2.0 body
+    $g, $s = nnx.split($node$mode) ; $m = nnx.merge($g, $s<<||, copy=True|, recreate_variables=False>>)
+    $g, $s = nnx.split($node$mode) ; $m = nnx.merge($g, $s<<||, copy=True|, recreate_variables=False>>)
+    $g, $s = nnx.split($keyless$mode) ; nnx.update($keyless, jax.tree.map(lambda x: x * 2, $s))
+    $g, $s = nnx.split($node, $filter$mode)
+    $g, $s1, $s2 = nnx.split($node, $filter, ...$mode) ; $m = nnx.merge($g, <<$s1, $s2|$s1, $s2|$s2, $s1>>)
+    $g, $s1, $s2 = nnx.split($keyless, $filter, ...) ; nnx.update($keyless, jax.tree.map(jnp.zeros_like, $s1), $s2)
+    $g, $s1, $s2, $s3 = nnx.split($node, $filter, $filter2, ...) ; $m = nnx.merge($g, $s1, $s3, $s2)
+take_state 0.7 body
+    $s = <<nnx.state|nnx.variables>>($graph$mode)
+    $s = nnx.state($graph, $filter)
+    $s1, $s2 = nnx.state($graph, $filter, ...$mode)
+write_state 1.5
+    $s = nnx.state($object, $filter) ; nnx.update($object, $s)
+    $s = nnx.state($keyless<<||, $present>>) ; $s = jax.tree.map(<<lambda x: x * 2|jnp.zeros_like>>, $s) ; nnx.update($keyless, $s)
+    $s = nnx.state($keyless<<||, $present>>) ; $s = jax.tree.map(lambda x: x * 3, $s) ; nnx.update($keyless, $s)
+    $s1, $s2 = nnx.state($keyless, $present, ...) ; $s1 = jax.tree.map(lambda x: x * 2, $s1) ; nnx.update($keyless, $s1, $s2)
+    $s = jax.tree.map(lambda x: jnp.stack([x, x]), nnx.state($keyless, $present)) ; nnx.update($keyless, $s)
+graphdefs 0.5 body
+    $g1 = nnx.graphdef($node) ; $g2 = nnx.graphdef($node2) ; $r = $g1 == $g2, hash($g1) == hash($g2)
+pop 0.9 body structural
+    $s = nnx.pop($written, <<$present|$present|nnx.All($present, nnx.PathContains('a'))>>)
+    $s1, $s2 = nnx.pop($written, $present, $present2)
+clone 1.0 body
+    $m = nnx.clone($node<<||, variables=False|, arrays=True|, variables=True>>$mode)
+map_leaves 0.9 body
+    $m = nnx.map(lambda path, x: x, $node$mode<<|, recreate_variables=False>>)
+    $m = nnx.map(lambda path, x: x.replace(x[...] * 2) if isinstance(x, nnx.Param) else x, $node$mode)
+    $m = nnx.map(lambda path, x: x.replace(note=len(path)) if isinstance(x, nnx.Variable) else x, $node$mode)
+    $m = nnx.map(lambda path, x: nnx.Param(x[...]) if type(x) is nnx.BatchStat else x, $node$mode)
+recursive_map 0.7 body
+    $m = nnx.recursive_map(lambda path, x: x, $node$mode)
+    $m = nnx.recursive_map(lambda path, x: nnx.List([x]) if type(x).__name__ == 'Affine' else x, $node$mode)
+    $m = nnx.recursive_map(lambda path, x: Box(only=nnx.Param(jnp.zeros(2))) if type(x).__name__ == 'Plain' else x, $node)
+duplicates 0.6
+    $r = nnx.find_duplicates($node<<||, only=$filter>>)
+iterate 1.0
+    $r = [<<(p, v)|(p, type(v).__name__)|p>> for p, v in nnx.<<iter_graph|iter_modules|iter_children|iter_module_children>>($node$mode) if '_pytree' not in str(p)]
+flatten 0.8 body
+    $g, $t = nnx.flatten($node<<||, with_paths=True|, with_paths=False>>$mode) ; $m = nnx.unflatten($g, $t<<||, copy_variables=True|, recreate_variables=False>>)
+contexts 0.6
+    with nnx.split_context() as ctx:\n    $g1, $s1 = ctx.split($node<<||, ...>>)\n    $g2, $s2 = ctx.split($node2) ; with nnx.merge_context() as ctx:\n    $m1 = ctx.merge($g1, $s1)\n    $m2 = ctx.merge($g2, $s2) ; del ctx
+    with nnx.split_context() as ctx:\n    $g1, $s1 = ctx.flatten($node)\n    $g2, $s2 = ctx.flatten($node2) ; with nnx.merge_context() as ctx:\n    $m1 = ctx.unflatten($g1, $s1)\n    $m2 = ctx.unflatten($g2, $s2) ; del ctx
+
+flat_state 1.0 body
+    $t = nnx.to_flat_state($state) ; $r = nnx.from_flat_state(<<$t|[(p, v) for p, v in $t]|{p: v for p, v in $t}|$t, cls=dict>>)
+    $t = nnx.to_flat_state($state) ; $r = <<$t.to_nested_state()|$t.split($kind, ...)|$t.filter($filter)>>
+    $t = nnx.to_flat_state($state) ; $r = $t.paths, $t.leaves, len($t)
+pure_dict 1.2 body
+    $s = $state ; $d = <<nnx.to_pure_dict($s)|$s.to_pure_dict()>> ; <<nnx.replace_by_pure_dict($s, $d<<||, lambda x, y: y>>)|$s.replace_by_pure_dict($d)>>
+    $s = nnx.state($keyless) ; $d = jax.tree.map(lambda x: x * 3, $s.to_pure_dict()) ; <<nnx.replace_by_pure_dict($s, $d)|$s.replace_by_pure_dict($d)>>
+    $d = nnx.to_pure_dict($state) ; $r = nnx.restore_int_paths($d)
+divide_state 1.2 body
+    $s = $state ; $s1 = <<nnx.split_state($s, ...)|$s.split($filter)|nnx.filter_state($s, $filter)|$s.filter($filter)>>
+    $s = $state ; $s1, $s2 = <<nnx.split_state|nnx.filter_state>>($s, $filter, ...) ; $s3 = <<nnx.merge_state|nnx.State.merge>>(<<$s1, $s2|$s2, $s1|$s2>>)
+    $s = $state ; $s1, $s2 = $s.<<split|filter>>($filter, ...) ; $s3 = <<nnx.merge_state|nnx.State.merge>>(<<$s1, $s2|$s2, $s1|$s1>>)
+diff_states 0.5 body
+    $r = nnx.statelib.diff($state, $state2)
+walk_state 0.8 body
+    $r = <<list|nnx.as_pure|nnx.pure|jax.tree.leaves>>($state)
+    $r = <<nnx.map_state(lambda path, x: x, $state)|$state.map(lambda path, x: x)|jax.tree.map(lambda x: x, $state)>>
+    $r = <<nnx.State($state.raw_mapping)|nnx.State.from_flat_path($state.flat_state())>>
+    $r = <<len($state), list($state.keys())|'a' in $state|$state.get('a')|$state == $state>>
+    $r = jax.tree.structure($state) == jax.tree.structure($state)
+edit_state 0.7
+    <<$entry = $variable|del $entry>>
+    $s = $state ; $s['z'] = $literal
+key_paths 1.0 body
+    $r = keystrs(<<$state|$node>>)
+    $r = jax.tree_util.tree_map_with_path(lambda path, x: len(path), <<$state|$node>>)
+    $r = jax.tree.leaves(jax.tree_util.tree_map_with_path(lambda p, x: 'a' in str(p), <<$state|$node>>))
+    $r = [str(p) for p, _ in jax.tree.leaves_with_path(<<$state|$node>>, is_leaf=lambda x: isinstance(x, nnx.Variable))]
+jax_trees 0.9 body
+    $r = <<jax.tree.leaves($node)|jax.tree.unflatten(jax.tree.structure($node), jax.tree.leaves($node))>>
+    $r = <<jax.tree.map(lambda x: x, $node)|jax.tree.map(lambda x: x, $node, is_leaf=lambda x: isinstance(x, nnx.Variable))>>
+    $r = len(jax.tree.leaves($node, is_leaf=lambda x: isinstance(x, nnx.Variable)))
+
+abstract_forms 1.0
+    $u = nnx.as_abstract(<<nnx.eval_shape(lambda: $graph)|nnx.state(nnx.eval_shape(lambda: $graph))>>)
+    $u = nnx.eval_shape(lambda: $graph)
+    $r = <<nnx.as_pure|nnx.pure|nnx.check_pytree>>($graph)
+    $r = bool(nnx.has_data($graph)), bool(nnx.is_data($graph))
+prefixes 0.6
+    $r = jax.tree.leaves(nnx.prefix($node, <<{$kind: 0, ...: None}|{$kind: 0, ...: None}|lambda path, x: len(path)>><<||, graph=True|, graph=False>>), is_leaf=lambda x: x is None)
+views 0.9 body
+    $m = nnx.view($place, <<deterministic|use_running_average>>=True, raise_if_not_found=False)
+    $m = nnx.with_attributes($place, <<d=11|only=Box, e='other'>>, raise_if_not_found=False)
+changed_variables 0.5
+    $m = nnx.vars_as($node, ref=<<True|False>><<|, only=$kind>><<|, allow_duplicates=True>>)
+variable_methods 0.7
+    $r = $var.<<copy()|replace(jnp.ones(2))|replace(note=3)|to_state()|get_metadata()|has_metadata('tag')|get_metadata('tag', None)|type>>
+    $r = $var.shape, $var.ndim, str($var.dtype)
+    $r = <<$var * 2 + $var|-$var, abs($var)|jnp.sum($var[...])|nnx.is_data($var)>>
+    $r = nnx.variable_name_from_type(type($var), allow_register=True)
+sow 0.5 body structural
+    $module.sow(nnx.Intermediate, 'seen', $pair)
+    $y = $module.perturb('inner', $pair)
+capture 0.6
+    $r = nnx.capture($recorder, <<nnx.Intermediate|nnx.Perturbation|nnx.Intermediate, nnx.Perturbation>><<||, method_outputs=nnx.Intermediate>>)($pair)
+apply_graphdef 0.4 body
+    $r = <<nnx.graphdef($affine).apply(nnx.state($affine))|nnx.call(nnx.split($affine))>>($pair)
+tree_forms 0.3
+    $z = nnx.to_tree(($node, $node2)) ; $m = nnx.from_tree($z)
+bad_input 0.7
+    $r = fails(lambda: nnx.<<split($node, nnx.Nothing())|state($node, ..., nnx.Param)|split($node, 5)>>)[0]
+    $r = fails(lambda: nnx.merge(nnx.graphdef($node), <<nnx.State({})|nnx.state($node2, nnx.Param)>>))[0]
+    $r = fails(lambda: nnx.<<update($model, 3)|pop($model, ...)|with_attributes($model, none_has_this=1)|view($model, none_has_this=1)|split($model, graph=False)>>)[0]
+    $r = fails(lambda: $model.none_has_this)[0]
+""")
+
+# Statements that look closer at what is there ------------------------------------------------------------
 
 
-@statement(2.0, body=True)
-def split(s: Scope) -> list[str] | None:
-    node = s.node()
-    if node is None:
-        return None
-    g = s.fresh("g")
-    found = filters(s)
-    count = len(found) or 1
-    names = [s.fresh("s") for _ in range(count)]
-    call = f"nnx.split({', '.join([node, *found])}{mode(s)})"
-    lines = [f"{g}, {', '.join(names)} = {call}"]
-    if s.chance(0.7):
-        order = names if s.chance(0.7) else s.some(names, count, count)
-        options = s.one(["", "", "", ", copy=True", ", recreate_variables=False"])
-        lines.append(f"{s.fresh('m')} = nnx.merge({', '.join([g, *order])}{options})")
-    elif s.chance(0.5) and not node.startswith(("[", "(", "{")):
-        lines.append(f"nnx.update({node}, {', '.join(names)})")
-    return lines
+@statement(0.4, body=True, structural=True)
+def exchange_attributes(s: Scope) -> str | None:
+    found = []
+    for box in writable(s, "Box", "Plain"):
+        parts = [(t, v) for t, _, v in s.children(box.value)]
+        names = [t for t, v in parts if isinstance(v, (s.lib.Variable, s.lib.Pytree))]
+        if len(names) > 1:
+            found.append([box.text + name for name in s.some(names, 2, 2)])
+    return "{0}, {1} = {1}, {0}".format(*s.one(found)) if found else None
 
 
-@statement(1.5, body=True)
-def take_state(s: Scope) -> list[str] | None:
-    node = s.node(variables=0)
-    if node is None:
-        return None
-    found = filters(s) if s.chance(0.5) else []
-    names = [s.fresh("s") for _ in range(len(found) or 1)]
-    function = s.one(["nnx.state", "nnx.state", "nnx.state", "nnx.variables"])
-    lines = [f"{', '.join(names)} = {function}({', '.join([node, *found])}{mode(s)})"]
-    if not s.depth and s.chance(0.6):
-        state = s.one(names)
-        scale = s.one(["lambda x: x * 2", "jnp.zeros_like", "lambda x: x", "jnp.ones_like"])
-        if "Noisy" not in str(type(s.evaluate(node))) and not has_keys(s, node):
-            lines.append(f"{state} = jax.tree.map({scale}, {state})")
-        if not node.startswith(("[", "(", "{")):
-            lines.append(f"nnx.update({node}, {s.one(['', ''])}{', '.join(names)})")
-    return lines
-
-
-def has_keys(s: Scope, node: str) -> bool:
-    """Whether random keys are among the leaves of an expression."""
-    return any("key" in str(getattr(p.value, "dtype", "")) for p in leaves_of(s, node))
-
-
-def leaves_of(s: Scope, node: str) -> list[tp.Any]:
-    """The places of Variables and arrays in the value of an expression."""
-    s.env["_node"] = s.evaluate(node)
-    found = [p for p in s.places(["_node"]) if hasattr(p.value, "dtype")]
-    del s.env["_node"]
-    return found
-
-
-@statement(0.4)
-def update_with_other_shapes(s: Scope) -> list[str] | None:
-    """Stacked values are written back."""
-    models = [n for n in s.models() if not has_keys(s, n)]
-    if not models:
-        return None
-    m, t = s.one(models), s.fresh("s")
-    lines = [f"{t} = jax.tree.map(lambda x: jnp.stack([x, x]), nnx.state({m}, {kind_filter(s)}))"]
-    return [*lines, f"nnx.update({m}, {t})"]
-
-
-@statement(0.5, body=True)
-def graphdefs(s: Scope) -> list[str] | None:
-    a, b = s.node(), s.node()
-    if a is None or b is None:
-        return None
-    x, y = s.fresh("g"), s.fresh("g")
-    lines = [f"{x} = nnx.graphdef({a})", f"{y} = nnx.graphdef({b})"]
-    return [*lines, f"{s.fresh('r')} = {x} == {y}, hash({x}) == hash({y})"]
-
-
-@statement(0.9, body=True, structural=True)
-def pop(s: Scope) -> str | None:
-    objects = [p for p in s.places() if s.is_object(p.value) and id(p.value) not in s.frozen]
-    if not objects:
-        return None
-    kinds = sorted(
-        {type(p.value).__name__ for p in s.places() if isinstance(p.value, s.lib.Variable)}
-    )
-    texts = {"Param": "nnx.Param", "BatchStat": "nnx.BatchStat", "Intermediate": "nnx.Intermediate"}
-    found = [texts.get(k, k) for k in kinds if k in texts or k in ("Count", "Scale")]
+@statement(3.0, body=True)
+def write_variable(s: Scope) -> str | None:
+    """A new value of the same shape and dtype."""
+    found = [(p.text, p.value.get_raw_value()) for p in variables(s)]
+    found = [(t, x) for t, x in found if hasattr(x, "dtype") and "key" not in str(x.dtype)]
+    found = [(t, x) for t, x in found if not isinstance(x, jax.ShapeDtypeStruct)]
     if not found:
         return None
-    chosen = [s.one([s.one(found), f"nnx.All({s.one(found)}, nnx.PathContains('a'))"])]
-    if s.chance(0.2):
-        chosen.append(s.one(found))
-    names = [s.fresh("s") for _ in chosen]
-    return f"{', '.join(names)} = nnx.pop({s.one(objects).text}, {', '.join(chosen)})"
+    text, raw = s.one(found)
+    new = s.array(tuple(raw.shape), str(raw.dtype))
+    if not s.values_only and s.chance(0.06):
+        new = s.array(s.one(SHAPES))
+    return made(s, f"{text}<<[...] = {new}|[...] = {new}|.value = {new}|.set_value({new})>>")
 
 
-@statement(1.0, body=True)
-def clone(s: Scope) -> str | None:
-    node = s.node()
-    options = s.one(["", "", ", variables=False", ", arrays=True", ", variables=True"])
-    return node and f"{s.fresh('m')} = nnx.clone({node}{options}{mode(s)})"
-
-
-@statement(0.9, body=True)
-def map_leaves(s: Scope) -> str | None:
-    node = s.node()
-    if node is None:
+@statement(0.6, body=True)
+def write_array(s: Scope) -> str | None:
+    """An array attribute is rebound."""
+    places = [p for p in s.places() if type(p.holder).__name__ in ("Box", "Plain")]
+    places = [p for p in places if isinstance(p.value, (jax.Array, np.ndarray))]
+    places = [p for p in places if not isinstance(p.value, s.lib.Variable)]
+    places = [p for p in places if id(p.holder) not in s.frozen and "key" not in str(p.value.dtype)]
+    if not places:
         return None
-    body = s.one(
-        [
-            "lambda path, x: x",
-            "lambda path, x: x.replace(x[...] * 2) if isinstance(x, nnx.Param) else x",
-            "lambda path, x: x.replace(note=len(path)) if isinstance(x, nnx.Variable) else x",
-            "lambda path, x: nnx.Param(x[...]) if type(x) is nnx.BatchStat else x",
-        ]
-    )
-    option = s.one(["", "", "", ", recreate_variables=False"])
-    return f"{s.fresh('m')} = nnx.map({body}, {node}{mode(s)}{option})"
-
-
-@statement(0.7, body=True)
-def recursive_map(s: Scope) -> str | None:
-    node = s.node()
-    if node is None:
-        return None
-    body = s.one(
-        [
-            "lambda path, x: x",
-            "lambda path, x: nnx.List([x]) if type(x).__name__ == 'Affine' else x",
-            "lambda path, x: Box(only=nnx.Param(jnp.zeros(2))) if type(x).__name__ == 'Plain' else x",
-        ]
-    )
-    return f"{s.fresh('m')} = nnx.recursive_map({body}, {node}{mode(s)})"
-
-
-@statement(0.6)
-def duplicates(s: Scope) -> str | None:
-    node = s.node()
-    only = s.one(["", "", f", only={some_filter(s)}"])
-    return node and f"{s.fresh('r')} = nnx.find_duplicates({node}{only})"
-
-
-@statement(1.0)
-def iterate(s: Scope) -> str | None:
-    node = s.node()
-    if node is None:
-        return None
-    function = s.one(["iter_graph", "iter_modules", "iter_children", "iter_module_children"])
-    item = s.one(["(p, v)", "(p, type(v).__name__)", "p"])
-    return f"{s.fresh('r')} = [{item} for p, v in nnx.{function}({node}{mode(s)}) if '_pytree' not in str(p)]"
+    place = s.one(places)
+    new = s.array(tuple(place.value.shape), str(place.value.dtype))
+    # An array that is a tracer counts as static in the reference, with recent versions of JAX.
+    return f"{place.text} = nnx.data({new})" if s.depth else f"{place.text} = {new}"
 
 
 @statement(0.8, body=True)
-def flatten(s: Scope) -> list[str] | None:
-    node = s.node()
-    if node is None:
-        return None
-    g, f = s.fresh("g"), s.fresh("t")
-    option = s.one(["", "", ", with_paths=True", ", with_paths=False"])
-    lines = [f"{g}, {f} = nnx.flatten({node}{option}{mode(s)})"]
-    option = s.one(["", "", ", copy_variables=True", ", recreate_variables=False"])
-    lines.append(f"{s.fresh('m')} = nnx.unflatten({g}, {f}{option})")
-    return lines
-
-
-@statement(0.6)
-def contexts(s: Scope) -> list[str] | None:
-    a, b = s.node(), s.node()
-    if a is None or b is None:
-        return None
-    g, h, t, u = (s.fresh(k) for k in "gsgs")
-    more = s.one(["", "", ", ..."])
-    lines = [
-        f"with nnx.split_context() as ctx:\n    {g}, {h} = ctx.split({a}{more})\n    {t}, {u} = ctx.split({b})",
-        (
-            f"with nnx.merge_context() as ctx:\n    {s.fresh('m')} = ctx.merge({g}, {h})\n"
-            f"    {s.fresh('m')} = ctx.merge({t}, {u})"
-        ),
-    ]
-    if s.chance(0.4):
-        lines[0] = lines[0].replace("ctx.split", "ctx.flatten").replace(", ...", "")
-        lines[1] = lines[1].replace("ctx.merge", "ctx.unflatten")
-    return [*lines, "del ctx"] if not s.depth else lines
-
-
-# States ------------------------------------------------------------------------------------------------
-
-
-def a_state(s: Scope) -> str | None:
-    """The text of a State."""
-    states = s.states()
-    if states and s.chance(0.6):
-        return s.one(states)
-    models = s.models()
-    return f"nnx.state({s.one(models)})" if models else None
-
-
-@statement(1.0, body=True)
-def flat_state(s: Scope) -> list[str] | None:
-    state = a_state(s)
-    if state is None:
-        return None
-    f = s.fresh("t")
-    lines = [f"{f} = nnx.to_flat_state({state})"]
-    end = s.one(
-        [
-            f"nnx.from_flat_state({f})",
-            f"nnx.from_flat_state([(p, v) for p, v in {f}])",
-            f"nnx.from_flat_state({{p: v for p, v in {f}}})",
-            f"nnx.from_flat_state({f}, cls=dict)",
-            f"{f}.to_nested_state()",
-            f"{f}.paths, {f}.leaves, len({f})",
-            f"{f}.split({kind_filter(s)}, ...)",
-            f"{f}.filter({some_filter(s)})",
-        ]
-    )
-    return [*lines, f"{s.fresh('r')} = {end}"]
-
-
-@statement(1.2, body=True)
-def pure_dict(s: Scope) -> list[str] | None:
-    state = a_state(s)
-    if state is None:
-        return None
-    d, t = s.fresh("d"), s.fresh("s")
-    lines = [
-        f"{t} = {state}",
-        f"{d} = {s.one(['nnx.to_pure_dict({})', '{}.to_pure_dict()']).format(t)}",
-    ]
-    if s.chance(0.6) and not has_keys(s, state):
-        lines.append(f"{d} = jax.tree.map(lambda x: x * 3, {d})")
-    option = s.one(["", "", ", lambda x, y: y"])
-    if s.chance(0.7):
-        lines.append(
-            s.one([f"nnx.replace_by_pure_dict({t}, {d}{option})", f"{t}.replace_by_pure_dict({d})"])
-        )
-    else:
-        lines.append(f"{s.fresh('r')} = nnx.restore_int_paths({d})")
-    return lines
-
-
-@statement(1.2, body=True)
-def divide_state(s: Scope) -> list[str] | None:
-    state = a_state(s)
-    if state is None:
-        return None
-    found = filters(s, 1, 2)
-    names = [s.fresh("s") for _ in found]
-    t = s.fresh("s")
-    form = s.one(
-        ["nnx.split_state({}, {})", "{}.split({})", "nnx.filter_state({}, {})", "{}.filter({})"]
-    )
-    lines = [f"{t} = {state}", f"{', '.join(names)} = {form.format(t, ', '.join(found))}"]
-    if s.chance(0.6):
-        order = s.some(names, 1, len(names))
-        join = s.one(["nnx.merge_state({})", "nnx.State.merge({})"])
-        lines.append(f"{s.fresh('s')} = {join.format(', '.join(order))}")
-    return lines
-
-
-@statement(0.5, body=True)
-def diff_states(s: Scope) -> str | None:
-    a, b = a_state(s), a_state(s)
-    return a and b and f"{s.fresh('r')} = nnx.statelib.diff({a}, {b})"
-
-
-@statement(0.8, body=True)
-def walk_state(s: Scope) -> str | None:
-    state = a_state(s)
-    if state is None:
-        return None
-    form = s.one(
-        [
-            "list({})",
-            "len({}), list({}.keys())",
-            "nnx.map_state(lambda path, x: x, {})",
-            "{}.map(lambda path, x: x)",
-            "nnx.as_pure({})",
-            "nnx.pure({})",
-            "jax.tree.map(lambda x: x, {})",
-            "jax.tree.leaves({})",
-            "nnx.State({}.raw_mapping)",
-            "nnx.State.from_flat_path({}.flat_state())",
-            "jax.tree.structure({0}) == jax.tree.structure({0})",
-            "{0} == {0}",
-            "'a' in {}",
-            "{}.get('a')",
-        ]
-    )
-    return f"{s.fresh('r')} = {form.format(state, state)}"
-
-
-@statement(0.7)
-def edit_state(s: Scope) -> str | None:
-    states = [n for n in s.states() if len(s.env[n])]
-    if not states:
-        return None
-    t = s.one(states)
-    key = s.one(list(s.env[t].raw_mapping))
-    return s.one(
-        [f"{t}[{key!r}] = {variable(s)}", f"del {t}[{key!r}]", f"{t}['z'] = {s.literal()}"]
-    )
-
-
-@statement(1.0, body=True)
-def key_paths(s: Scope) -> str | None:
-    """Key paths, of a State, a model, or a mask made with them."""
-    node = s.one([a_state(s), s.node(), s.node()])
-    if node is None:
-        return None
-    form = s.one(
-        [
-            "keystrs({})",
-            "keystrs({})",
-            "jax.tree_util.tree_map_with_path(lambda path, x: len(path), {})",
-            "jax.tree.leaves(jax.tree_util.tree_map_with_path(lambda p, x: 'a' in str(p), {}))",
-            "[str(p) for p, _ in jax.tree.leaves_with_path({}, is_leaf=lambda x: isinstance(x, nnx.Variable))]",
-        ]
-    )
-    return f"{s.fresh('r')} = {form.format(node)}"
-
-
-@statement(0.9, body=True)
-def jax_trees(s: Scope) -> str | None:
-    """JAX's own functions of trees, given objects."""
-    node = s.node()
-    if node is None:
-        return None
-    form = s.one(
-        [
-            "jax.tree.leaves({})",
-            "jax.tree.map(lambda x: x, {})",
-            "len(jax.tree.leaves({}, is_leaf=lambda x: isinstance(x, nnx.Variable)))",
-            "jax.tree.map(lambda x: x, {}, is_leaf=lambda x: isinstance(x, nnx.Variable))",
-            "jax.tree.unflatten(jax.tree.structure({0}), jax.tree.leaves({0}))",
-        ]
-    )
-    return f"{s.fresh('r')} = {form.format(node)}"
-
-
-# Other functions on models --------------------------------------------------------------------------------
-
-
-@statement(1.0)
-def abstract_forms(s: Scope) -> str | None:
-    node = s.node(variables=0)
-    if node is None:
-        return None
-    form = s.one(
-        [
-            "nnx.as_abstract(nnx.eval_shape(lambda: {}))",
-            "nnx.as_abstract(nnx.state(nnx.eval_shape(lambda: {})))",
-            "nnx.as_pure({})",
-            "nnx.pure({})",
-            "nnx.eval_shape(lambda: {})",
-            "bool(nnx.has_data({0})), bool(nnx.is_data({0}))",
-            "nnx.check_pytree({})",
-        ]
-    )
-    name = s.fresh("u" if "eval_shape" in form else "r")
-    return f"{name} = {form.format(node)}"
-
-
-@statement(0.6)
-def prefixes(s: Scope) -> str | None:
-    node = s.node()
-    if node is None:
-        return None
-    rules = f"{{{kind_filter(s)}: 0, ...: None}}" if s.chance(0.7) else "lambda path, x: len(path)"
-    none = "is_leaf=lambda x: x is None"
-    return f"{s.fresh('r')} = jax.tree.leaves(nnx.prefix({node}, {rules}{mode(s, 0.7)}), {none})"
-
-
-@statement(0.9, body=True)
-def views(s: Scope) -> str | None:
-    names = [p for p in s.places() if s.is_object(p.value)]
-    if not names:
-        return None
-    place = s.one(names)
-    form = s.one(
-        [
-            "nnx.view({}, deterministic=True, raise_if_not_found=False)",
-            "nnx.view({}, use_running_average=True, raise_if_not_found=False)",
-            "nnx.with_attributes({}, d=11, raise_if_not_found=False)",
-            "nnx.with_attributes({}, only=Box, e='other', raise_if_not_found=False)",
-        ]
-    )
-    return f"{s.fresh('m')} = {form.format(place.text)}"
-
-
-@statement(0.5)
-def changed_variables(s: Scope) -> str | None:
-    node = s.node()
-    if node is None:
-        return None
-    only = s.one(["", f", only={kind_filter(s)}"])
-    dups = s.one(["", ", allow_duplicates=True"])
-    return f"{s.fresh('m')} = nnx.vars_as({node}, {s.one(['ref=True', 'ref=False'])}{only}{dups})"
-
-
-@statement(0.7)
-def variable_methods(s: Scope) -> str | None:
-    leaves = [p for p in s.places() if isinstance(p.value, s.lib.Variable)]
-    if not leaves:
-        return None
-    t = s.one(leaves).text
-    form = s.one(
-        [
-            "{}.copy()",
-            "{}.replace(jnp.ones(2))",
-            "{}.replace(note=3)",
-            "{0}.to_state()",
-            "{}.get_metadata()",
-            "{}.has_metadata('tag')",
-            "{}.get_metadata('tag', None)",
-            "{0}.shape, {0}.ndim, str({0}.dtype)",
-            "{0} * 2 + {0}",
-            "-{0}, abs({0})",
-            "jnp.sum({}[...])",
-            "{}.type",
-            "nnx.is_data({})",
-            "nnx.variable_name_from_type(type({}), allow_register=True)",
-        ]
-    )
-    return f"{s.fresh('r')} = {form.format(t)}"
-
-
-@statement(0.5, body=True, structural=True)
-def sow(s: Scope) -> str | None:
-    modules = [
-        p for p in s.places() if isinstance(p.value, s.lib.Module) and id(p.value) not in s.frozen
-    ]
-    modules = [p for p in modules if type(p.value).__name__ == "Box"]
+def call_module(s: Scope) -> str | None:
+    """A module is called."""
+    names = ["Affine", "Noisy", "Linear", "Net", *([] if s.values_only else ["Recorder"])]
+    modules = writable(s, *names)
     if not modules:
         return None
-    t = s.one(modules).text
-    value = s.array((2,))
-    return s.one(
-        [
-            f"{t}.sow(nnx.Intermediate, 'seen', {value})",
-            f"{s.fresh('y')} = {t}.perturb('inner', {value})",
-        ]
-    )
-
-
-@statement(0.6)
-def capture(s: Scope) -> str | None:
-    names = [p for p in s.places() if type(p.value).__name__ in ("Recorder", "Affine")]
-    if not names:
-        return None
-    place = s.one(names)
-    kinds = s.one(["nnx.Intermediate", "nnx.Perturbation", "nnx.Intermediate, nnx.Perturbation"])
-    option = s.one(["", "", ", method_outputs=nnx.Intermediate"])
-    return f"{s.fresh('r')} = nnx.capture({place.text}, {kinds}{option})({s.array((2,))})"
-
-
-@statement(0.4, body=True)
-def apply_graphdef(s: Scope) -> str | None:
-    names = [p for p in s.places() if type(p.value).__name__ == "Affine"]
-    if not names:
-        return None
-    t = s.one(names).text
-    x = s.array((2,))
-    form = s.one(["nnx.graphdef({0}).apply(nnx.state({0}))({1})", "nnx.call(nnx.split({0}))({1})"])
-    return f"{s.fresh('r')} = {form.format(t, x)}"
-
-
-@statement(0.3)
-def tree_forms(s: Scope) -> list[str] | None:
-    a, b = s.node(), s.node()
-    if a is None or b is None:
-        return None
-    t = s.fresh("z")
-    return [f"{t} = nnx.to_tree(({a}, {b}))", f"{s.fresh('m')} = nnx.from_tree({t})"]
-
-
-@statement(0.7)
-def bad_input(s: Scope) -> str | None:
-    """Calls that both libraries refuse."""
-    node = s.node()
-    models = s.models()
-    if node is None or not models:
-        return None
-    m = s.one(models)
-    call = s.one(
-        [
-            f"nnx.split({node}, nnx.Nothing())",
-            f"nnx.state({node}, ..., nnx.Param)",
-            f"nnx.merge(nnx.graphdef({node}), nnx.State({{}}))",
-            f"nnx.merge(nnx.graphdef({m}), nnx.state({node}, nnx.Param))",
-            f"nnx.split({node}, 5)",
-            f"nnx.update({m}, 3)",
-            f"nnx.pop({m}, ...)",
-            f"nnx.with_attributes({m}, none_has_this=1)",
-            f"{m}.none_has_this",
-            f"nnx.split({m}, graph=False)",
-            f"nnx.view({m}, none_has_this=1)",
-        ]
-    )
-    return f"{s.fresh('r')} = fails(lambda: {call})[0]"
+    place = s.one(modules)
+    shape = (2, 2) if type(place.value).__name__ == "Net" else (2,)
+    return f"{s.fresh('y')} = {place.text}({s.array(shape)})"

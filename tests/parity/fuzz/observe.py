@@ -15,6 +15,9 @@ import numpy as np
 SETTINGS = {"hijax", "ref", "eager_sharding", "mesh"}
 HIDDEN = re.compile(r"[fz]\d+\w*|ctx|__\w+__")  # functions and contexts
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
+HALF = {"rtol": 2e-2, "atol": 2e-5}  # of bfloat16 and float16
+ANYTHING = "anything"
+"""Stands for what is not compared."""
 
 
 class Observer:
@@ -135,6 +138,8 @@ def difference(
     """The first place in which two observations differ, with both sides."""
     if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
         return None if _close(ours, theirs) else (where, ours.tolist(), theirs.tolist())
+    if ours is ANYTHING or theirs is ANYTHING:
+        return None
     if type(ours) is not type(theirs):
         return where, ours, theirs
     if isinstance(ours, dict):
@@ -171,5 +176,6 @@ def _close(a: np.ndarray, b: np.ndarray) -> bool:
         return bool(np.array_equal(a, b))
     if a.dtype.kind == "O":
         return repr(a) == repr(b)
+    tolerance = HALF if a.itemsize == 2 else TOLERANCE
     a, b = (x.astype(np.complex64 if x.dtype.kind == "c" else np.float64) for x in (a, b))
-    return bool(np.allclose(a, b, equal_nan=True, **TOLERANCE))
+    return bool(np.allclose(a, b, equal_nan=True, **tolerance))

@@ -1,21 +1,20 @@
-"""Runs a program with either library, compares step by step, and shrinks what differs."""
+"""The harness: runs a program with either library, compares step by step, and shrinks what differs."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import functools
-import types
 import typing as tp
 import warnings
 
-from tests.parity.fuzz import prelude
+import nnxlite
 from tests.parity.fuzz.observe import Observer, Where, difference
 
 
 @dataclasses.dataclass
 class Step:
-    """What one statement did: the names afterwards, or the exception that ended the program."""
+    """What one statement did: the names afterwards, or the exception that it raised."""
 
     text: str
     names: dict[str, tp.Any]
@@ -26,38 +25,29 @@ class Step:
 class Session:
     """A program in progress, with one library."""
 
-    def __init__(self, lib: types.ModuleType, base: dict[str, tp.Any]):
+    def __init__(self, lib: tp.Any, base: dict[str, tp.Any], observer: tp.Callable[..., tp.Any]):
         self.lib = lib
         self.base = base
+        self.observer = observer
         self.env = dict(base)
         self.steps: list[Step] = []
-        self.ticks = base["TICKS"]
-        self.ticks.clear()
 
     def step(self, text: str) -> Step:
         """Run a statement."""
         error = None
-        self.ticks.clear()
+        ticks = self.base["TICKS"]
+        ticks.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 exec(compile(text, f"<statement {len(self.steps)}>", "exec"), self.env)
             except Exception as raised:
                 error = raised
+                self.env[text.partition(" = ")[0]] = None
             self.env.pop("__builtins__", None)
-            names = Observer(self.lib).names(self.env, self.base)
-        step = Step(text, names, list(self.ticks), error)
-        self.steps.append(step)
-        return step
-
-
-def run(lib: types.ModuleType, base: dict[str, tp.Any], statements: list[str]) -> list[Step]:
-    """All steps of a program, up to the first exception."""
-    session = Session(lib, base)
-    for text in statements:
-        if session.step(text).error is not None:
-            break
-    return session.steps
+            names = self.observer(self.lib).names(self.env, self.base)
+        self.steps.append(Step(text, names, list(ticks), error))
+        return self.steps[-1]
 
 
 @dataclasses.dataclass
@@ -88,8 +78,8 @@ def _short(x: tp.Any) -> str:
     return text if len(text) < 1200 else text[:1200] + " ..."
 
 
-def compare(ours: list[Step], theirs: list[Step]) -> Difference | None:
-    """The first difference between two runs of one program."""
+def compare(ours: list[Step], theirs: list[Step], classes: bool = True) -> Difference | None:
+    """The first difference between two runs of one program, classes of exceptions included or not."""
     program = [step.text for step in theirs]
     texts: set[str] = set()
     for i, (a, b) in enumerate(zip(ours, theirs)):
@@ -102,9 +92,9 @@ def compare(ours: list[Step], theirs: list[Step]) -> Difference | None:
                 return make("raises", where=(), ours=a.error, theirs="no exception")
             if a.error is None:
                 return make("passes", where=(), ours="no exception", theirs=b.error)
-            if type(a.error).__name__ != type(b.error).__name__:
+            if classes and type(a.error).__name__ != type(b.error).__name__:
                 return make("class", where=(), ours=a.error, theirs=b.error)
-            return None
+            continue
         if found := difference(a.names, b.names):
             return make("value", where=found[0], ours=found[1], theirs=found[2])
         call = b.text.split("=", 1)[-1]
@@ -117,61 +107,57 @@ def compare(ours: list[Step], theirs: list[Step]) -> Difference | None:
 
 
 class Peers:
-    """Both libraries, each with its own prelude."""
+    """This library and another, each with the names that a program may use."""
 
-    def __init__(self) -> None:
-        from flax import nnx as reference
-
-        import nnxlite
-
-        self.libs = {"ours": nnxlite, "theirs": reference}
-        self.bases = {side: prelude.names_of(lib) for side, lib in self.libs.items()}
-
-    def run(self, side: str, statements: list[str]) -> list[Step]:
-        """The steps of a program with one of the libraries."""
-        return run(self.libs[side], self.bases[side], statements)
+    def __init__(
+        self,
+        theirs: tp.Any,
+        names_of: tp.Callable[[tp.Any], dict[str, tp.Any]],
+        observer: tp.Callable[..., tp.Any] = Observer,
+        goes_on: bool = False,
+    ):
+        self.libs = {"ours": nnxlite, "theirs": theirs}
+        self.bases = {side: names_of(lib) for side, lib in self.libs.items()}
+        self.observer = observer
+        self.goes_on = goes_on
 
     def session(self, side: str) -> Session:
         """An empty program with one of the libraries."""
-        return Session(self.libs[side], self.bases[side])
+        return Session(self.libs[side], self.bases[side], self.observer)
+
+    def run(self, side: str, statements: list[str]) -> list[Step]:
+        """The steps of a program with one of the libraries, up to an exception unless it goes on."""
+        session = self.session(side)
+        for text in statements:
+            if session.step(text).error is not None and not self.goes_on:
+                break
+        return session.steps
 
     def compare(self, statements: list[str]) -> Difference | None:
         """Run a program with both libraries."""
-        return compare(self.run("ours", statements), self.run("theirs", statements))
+        ours, theirs = self.run("ours", statements), self.run("theirs", statements)
+        return compare(ours, theirs, classes=not self.goes_on)
 
-    def shrink(self, found: Difference, rounds: int = 3, budget: int = 150) -> Difference:
+    def report(self, found: Difference) -> str:
+        """A small program that differs in the same way, and how."""
+        small = self.shrink(found)
+        return "\n".join([*small.program[: small.index + 1], str(small)])
+
+    def shrink(self, found: Difference, budget: int = 150) -> Difference:
         """A program with fewer statements and lines that still differs in the same way."""
-        signature = lambda d: (d.kind, type(d.ours).__name__, type(d.theirs).__name__)
-        best, wanted = found, signature(found)
-
-        def better(statements: list[str]) -> bool:
-            nonlocal best, budget
-            budget -= 1
-            if budget < 0 or not statements:
-                return False
-            try:
-                other = self.compare(statements)
-            except SyntaxError:
-                return False
-            if other is None or signature(other) != wanted:
-                return False
-            best = other
-            return True
-
-        for _ in range(rounds):
-            size = sum(map(len, best.program))
-            better(best.program[: best.index + 1])
+        signature = lambda d: d and (d.kind, type(d.ours).__name__, type(d.theirs).__name__)
+        best = found
+        for of_lines in (False, True, False):
+            best = dataclasses.replace(best, program=best.program[: best.index + 1])
             for i in reversed(range(len(best.program))):
-                if i < len(best.program):
-                    better(best.program[:i] + best.program[i + 1 :])
-            for i in reversed(range(len(best.program))):
-                if i >= len(best.program):
-                    continue
-                for j in reversed(range(best.program[i].count("\n") + 1)):
-                    lines = best.program[i].split("\n") if i < len(best.program) else []
-                    if len(lines) > 1 and j < len(lines):
-                        text = "\n".join(lines[:j] + lines[j + 1 :])
-                        better(best.program[:i] + [text] + best.program[i + 1 :])
-            if sum(map(len, best.program)) == size:
-                break
+                lines = best.program[i].split("\n") if of_lines and i < len(best.program) else [""]
+                for j in reversed(range(len(lines))):
+                    budget -= 1
+                    if budget < 0 or i >= len(best.program):
+                        continue
+                    lines = best.program[i].split("\n")
+                    kept = ["\n".join(lines[:j] + lines[j + 1 :])] if of_lines else []
+                    smaller = self.compare(best.program[:i] + kept + best.program[i + 1 :])
+                    if signature(smaller) == signature(found):
+                        best = smaller or best
         return best

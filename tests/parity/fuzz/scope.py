@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 SHAPES: list[tuple[int, ...]] = [(), (2,), (2, 2), (2, 3)]
-KINDS = ["nnx.Param", "nnx.Param", "nnx.Param", "nnx.BatchStat", "nnx.Variable", "Count", "Scale"]
 ATTRIBUTES = "abcde"
 FLATTENS = re.compile(
     "graph=False|jax.tree|keystrs|check_pytree|EMA|eval_shape|graph_updates=False|abstract|pure"
@@ -38,31 +37,12 @@ class Place:
     holder: tp.Any = None
 
 
-class Scope:
-    """Names with their values, and the statements that were made in it."""
+class Chance:
+    """Draws from a random generator, and new names."""
 
-    def __init__(
-        self,
-        rng: random.Random,
-        lib: types.ModuleType,
-        env: dict[str, tp.Any],
-        roots: list[str],
-        hidden: tp.Collection[str],
-        depth: int = 0,
-        counter: list[int] | None = None,
-    ):
+    def __init__(self, rng: random.Random, counter: list[int] | None = None):
         self.rng = rng
-        self.lib = lib
-        self.env = env
-        self.roots = roots
-        self.hidden = hidden  # names that are no part of the program, or of this scope
-        self.depth = depth
-        self.counter = counter if counter is not None else [0]
-        self.lines: list[str] = []
-        self.frozen: set[int] = set()  # objects that a body must not write
-        self.values_only = False  # the body must leave the structure as it is
-
-    # Chance ------------------------------------------------------------------------------------
+        self.counter = [0] if counter is None else counter
 
     def chance(self, p: float) -> bool:
         """True with probability p."""
@@ -80,6 +60,30 @@ class Scope:
         """A new name."""
         self.counter[0] += 1
         return f"{prefix}{self.counter[0]}"
+
+
+class Scope(Chance):
+    """Names with their values, and the statements that were made in it."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        lib: types.ModuleType,
+        env: dict[str, tp.Any],
+        roots: list[str],
+        hidden: tp.Collection[str],
+        depth: int = 0,
+        counter: list[int] | None = None,
+    ):
+        super().__init__(rng, counter)
+        self.lib = lib
+        self.env = env
+        self.roots = roots
+        self.hidden = hidden  # names that are no part of the program, or of this scope
+        self.depth = depth
+        self.lines: list[str] = []
+        self.frozen: set[int] = set()  # objects that a body must not write
+        self.values_only = False  # the body must leave the structure as it is
 
     # What is in scope --------------------------------------------------------------------------
 
@@ -123,6 +127,13 @@ class Scope:
 
         for name in roots:
             visit(Place(name, self.env[name], name))
+        return found
+
+    def below(self, value: tp.Any) -> list[Place]:
+        """Everything that can be reached from a value."""
+        self.env["_value"] = value
+        found = self.places(["_value"])
+        del self.env["_value"]
         return found
 
     def named(self, test: tp.Callable[[tp.Any], bool]) -> list[str]:
@@ -291,13 +302,11 @@ class Scope:
         copies = self.lib.clone(tuple(values) + tuple(self.env[c] for c in captures))
         names = params + captures
         env.update(zip(names, copies))
-        self.env["_copies"] = copies
-        for place in self.places(["_copies"]):
+        for place in self.below(copies):
             if isinstance(place.value, self.lib.Variable):
                 raw = place.value.get_raw_value()
                 if isinstance(raw, np.ndarray):  # which the reference writes in place
                     place.value.set_raw_value(raw.copy())
-        del self.env["_copies"]
         env["TICKS"] = []
         scope = Scope(
             self.rng, self.lib, env, names, set(env) - set(names), self.depth + 1, self.counter
@@ -308,9 +317,7 @@ class Scope:
 
     def freeze(self, value: tp.Any) -> None:
         """Let a body only read what is in value."""
-        self.env["_frozen"] = value
-        self.frozen |= {id(p.value) for p in self.places(["_frozen"])}
-        del self.env["_frozen"]
+        self.frozen |= {id(p.value) for p in self.below(value)}
 
 
 def indent(lines: list[str]) -> str:
