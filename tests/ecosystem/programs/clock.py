@@ -1,4 +1,4 @@
-"""What the programs share: the time of a step, and the line that is printed at the end."""
+"""What the programs share: a usual training step, its time, and the line printed at the end."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import statistics
 import time
 
 import jax
+from flax import nnx
 
 SECONDS = float(os.environ.get("ECOSYSTEM_SECONDS", "1.5"))
 
@@ -24,3 +25,18 @@ def report(step, *numbers):
         jax.block_until_ready(step())
         times.append(time.perf_counter() - start)
     print(json.dumps({"numbers": values, "ms": 1e3 * statistics.median(times)}))
+
+
+def train(model, tx, loss_of, *data, steps=20):
+    """Trains a model for some steps: a step to be timed, and the losses, which fall."""
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, *data):
+        loss, grads = nnx.value_and_grad(loss_of)(model, *data)
+        optimizer.update(model, grads)
+        return loss
+
+    losses = [step(model, optimizer, *data) for _ in range(steps)]
+    assert losses[-1] < losses[0]
+    return lambda: step(model, optimizer, *data), losses

@@ -3,7 +3,7 @@
 import dantinox
 import jax
 import optax
-from clock import report
+from clock import report, train
 from dantinox.paradigms.ar import ARParadigm
 from flax import nnx
 
@@ -12,22 +12,13 @@ config = dantinox.ModelConfig(
 )
 paradigm = ARParadigm(config)
 model = paradigm.build_model(nnx.Rngs(0))
-optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
 tokens = jax.random.randint(jax.random.key(1), (2, 17), 0, 32)
-
-
-@nnx.jit
-def step(model, optimizer, x, y):
-    def loss_of(model):
-        logits = model(x).logits
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-
-    loss, grads = nnx.value_and_grad(loss_of)(model)
-    optimizer.update(model, grads)
-    return loss
-
-
 x, y = tokens[:, :-1], tokens[:, 1:]
-losses = [step(model, optimizer, x, y) for _ in range(20)]
-assert losses[-1] < losses[0]
-report(lambda: step(model, optimizer, x, y), losses, model(x).logits[0, -1])
+
+
+def loss_of(model, x, y):
+    return optax.softmax_cross_entropy_with_integer_labels(model(x).logits, y).mean()
+
+
+step, losses = train(model, optax.adamw(1e-3), loss_of, x, y)
+report(step, losses, model(x).logits[0, -1])

@@ -2,7 +2,7 @@
 
 import jax
 import optax
-from clock import report
+from clock import report, train
 from flax import nnx
 from jimm import VisionTransformer
 
@@ -19,22 +19,13 @@ model = VisionTransformer(
     dropout_rate=0.0,
     rngs=nnx.Rngs(0),
 )
-optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
 images = jax.random.normal(jax.random.key(1), (2, 16, 16, 3))
 labels = jax.numpy.array([0, 3])
 
 
-@nnx.jit
-def step(model, optimizer, images, labels):
-    def loss_of(model):
-        logits = model(images)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-    loss, grads = nnx.value_and_grad(loss_of)(model)
-    optimizer.update(model, grads)
-    return loss
+def loss_of(model, images, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(model(images), labels).mean()
 
 
-losses = [step(model, optimizer, images, labels) for _ in range(20)]
-assert losses[-1] < losses[0]
-report(lambda: step(model, optimizer, images, labels), losses, model(images))
+step, losses = train(model, optax.adam(1e-3), loss_of, images, labels)
+report(step, losses, model(images))

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
-from clock import report
+from clock import report, train
 from flax import nnx
 from jraphx.nn.models import GCN
 from jraphx.nn.pool import global_mean_pool
@@ -12,20 +12,12 @@ edges = jax.random.randint(jax.random.key(0), (2, 60), 0, 20)
 x = jax.random.normal(jax.random.key(1), (20, 8))
 graphs, labels = jnp.repeat(jnp.arange(4), 5), jnp.array([0, 1, 2, 0])
 model = GCN(in_features=8, hidden_features=16, num_layers=3, out_features=3, rngs=nnx.Rngs(0))
-optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 
 
-@nnx.jit
-def step(model, optimizer, x, edges):
-    def loss_of(model):
-        logits = global_mean_pool(model(x, edges), graphs, 4)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-    loss, grads = nnx.value_and_grad(loss_of)(model)
-    optimizer.update(model, grads)
-    return loss
+def loss_of(model, x, edges):
+    logits = global_mean_pool(model(x, edges), graphs, 4)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-losses = [step(model, optimizer, x, edges) for _ in range(30)]
-assert losses[-1] < losses[0]
-report(lambda: step(model, optimizer, x, edges), losses, model(x, edges))
+step, losses = train(model, optax.adam(1e-2), loss_of, x, edges, steps=30)
+report(step, losses, model(x, edges))

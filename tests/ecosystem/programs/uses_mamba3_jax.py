@@ -3,23 +3,13 @@
 import jax
 import jax.numpy as jnp
 import optax
-from clock import report
+from clock import report, train
 from flax import nnx
 from mamba3_jax import Mamba3Config, Mamba3ForCausalLM
 
 config = Mamba3Config.tiny()
 model = Mamba3ForCausalLM(config, rngs=nnx.Rngs(0))
-optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
 tokens = jax.random.randint(jax.random.key(1), (1, 8), 0, config.vocab_size)
-
-
-@nnx.jit
-def step(model, optimizer, tokens):
-    loss, grads = nnx.value_and_grad(lambda model: model(tokens, labels=tokens)["loss"])(model)
-    optimizer.update(model, grads)
-    return loss
-
-
-losses = [step(model, optimizer, tokens) for _ in range(20)]
-assert losses[-1] < losses[0]
-report(lambda: step(model, optimizer, tokens), losses, jnp.sum(model(tokens)["logits"]))
+loss_of = lambda model, tokens: model(tokens, labels=tokens)["loss"]
+step, losses = train(model, optax.adamw(1e-3), loss_of, tokens)
+report(step, losses, jnp.sum(model(tokens)["logits"]))

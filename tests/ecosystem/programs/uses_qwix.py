@@ -3,7 +3,7 @@
 import jax
 import optax
 import qwix
-from clock import report
+from clock import report, train
 from flax import nnx
 
 
@@ -22,19 +22,10 @@ x = jax.random.normal(jax.random.key(1), (8, 16))
 y = jax.random.normal(jax.random.key(2), (8, 4))
 rules = [qwix.QtRule(module_path=".*", weight_qtype="int8", act_qtype="int8")]
 model = qwix.quantize_model(Network(nnx.Rngs(0)), qwix.QtProvider(rules), x)
-optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
-
-
-@nnx.jit
-def step(model, optimizer, x, y):
-    loss, grads = nnx.value_and_grad(lambda model: ((model(x) - y) ** 2).mean())(model)
-    optimizer.update(model, grads)
-    return loss
-
-
-losses = [step(model, optimizer, x, y) for _ in range(20)]
-assert losses[-1] < losses[0]
+step, losses = train(
+    model, optax.adam(1e-3), lambda model, x, y: ((model(x) - y) ** 2).mean(), x, y
+)
 
 rules = [qwix.QuantizationRule(module_path=".*", weight_qtype="int8")]
 served = qwix.quantize_model(Network(nnx.Rngs(0)), qwix.PtqProvider(rules), x)
-report(lambda: step(model, optimizer, x, y), losses, model(x), served(x))
+report(step, losses, model(x), served(x))
