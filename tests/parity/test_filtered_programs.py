@@ -1,6 +1,7 @@
 """Programs in the filtered style, run by this library and by Equinox as a black box.
 
-Values, which leaves are None, structure, and the classes of errors.
+What `filtered_fuzz` does not write: modules of the peer, names of arguments, texts of trees, callbacks,
+and the classes of errors.
 """
 
 from __future__ import annotations
@@ -33,23 +34,6 @@ class Scaled(eqx.Module):
 
 
 SCALED = Scaled(X)
-
-
-def custom_vjp(lib):
-    @lib.filter_custom_vjp
-    def f(args, scale):
-        return args[0] * scale, args[1]
-
-    @f.def_fwd
-    def forward(perturbed, args, scale):
-        return f(args, scale), (args[0],)
-
-    @f.def_bwd
-    def backward(residuals, grad, perturbed, args, scale):
-        assert grad[1] is None
-        return grad[0] * scale * 5, None, None
-
-    return lib.filter_grad(lambda args: f(args, 3.0)[0].sum())((X, "a", 2))
 
 
 def custom_jvp(lib, tangent=lambda t: 5 * t):
@@ -87,14 +71,6 @@ def converted(lib, example, *args):
     return f(*args), repr(f.in_struct), repr(f.out_struct)
 
 
-def traces(lib, wrap):
-    count = []
-    f = lambda x: (count.append(None), (x**2).sum())[1]
-    for _ in range(3):
-        wrap(f)(X)
-    return len(count)
-
-
 LINES = {
     "places": """
         lib.tree_at(lambda t: t['b'], {'a': (), 'b': ()}, 5)
@@ -111,7 +87,6 @@ LINES = {
     "tangents": """
         lib.filter_jvp(MIXED, (X, X), (X, None))
         lib.filter_jvp(MIXED, (X, X), (None, None))
-        lib.filter_jvp(MIXED, (X, 2.0), (X, None))
         lib.filter_jvp(MIXED, (X, 2.0), (X, 1.0))
         lib.filter_jvp(MIXED, (X, np.ones(3, np.float32)), (X, None))
         lib.filter_jvp(jnp.sin, (X,), (X + 1j,))
@@ -119,7 +94,6 @@ LINES = {
         lib.filter_jvp(jnp.sin, (1.0,), (1,))
         lib.filter_jvp(jnp.sin, (X,), (np.ones(3),))
         lib.filter_vjp(lambda x: (x, 3.0), X)[1]((X, None))
-        lib.filter_vjp(lambda x: 3.0, X)[1](None)
         lib.filter_vjp(jnp.sin, X)[1](X + 1j)
         lib.filter_vjp(jnp.sin, X)[1](X.astype(jnp.bfloat16))
         lib.filter_vjp(jnp.sin, jnp.array(1.0))[1](1.0)
@@ -158,11 +132,6 @@ LINES = {
         lib.filter_pmap(lambda x: x)(jnp.array(1.0))
         lib.filter_pmap(lambda x, n: (x * n, n)).lower(X, 2).compile()(X, 2)
     """,
-    "loops": """
-        traces(lib, lambda f: lib.filter_jit(lib.filter_grad(f)))
-        traces(lib, lambda f: lib.filter_jit(lib.filter_checkpoint(f)))
-        traces(lib, lambda f: lib.filter_jit(lib.filter_vmap(f)))
-    """,
     "mapped": """
         lib.filter_vmap(SCALED)(X)
         lib.filter_vmap(SCALED.scaled)(X)
@@ -170,23 +139,16 @@ LINES = {
         lib.filter_vmap(SCALED, in_axes=0)(X)
         lib.filter_vmap(jax.tree_util.Partial(jnp.add, X))(X)
         lib.filter_vmap(functools.partial(jnp.add, X))(X)
-        lib.filter_vmap(lambda x, y: (x + y, 1, 'a'))(X, 2.0)
-        lib.filter_vmap(lambda t: t['a'] * t['b'], in_axes=({'a': 0, 'b': None},))({'a': X, 'b': X})
         lib.filter_vmap(lambda t: t['a'] * 2 + t['b'], in_axes=({'a': lib.if_array(0), 'b': None},))({'a': X, 'b': 1.0})
-        lib.filter_vmap(lambda a, b: a + b, in_axes=0)(X, X)
         lib.filter_vmap(lambda a, b: a + b, in_axes=(0, 0))(X, 1.0)
         lib.filter_vmap(lambda a, b: a, in_axes=(0, 0))(X, 'a')
-        lib.filter_vmap(lambda a: (a, a * 2), out_axes=(0, 1))(jnp.ones((2, 3)))
         lib.filter_vmap(lambda a: (a, 3.0), out_axes=(0, None))(jnp.ones((2, 3)))
         lib.filter_vmap(lambda a: a, out_axes=None)(jnp.ones((2, 3)))
         lib.filter_vmap(lambda a: 'a', out_axes=0)(X)
-        lib.filter_vmap(lambda a: a)(jnp.array(1.0))
         lib.filter_vmap(lambda a, b: a)(jnp.ones(2), jnp.ones(3))
-        lib.filter_vmap(lambda a: a, axis_size=3)(1.0)
         lib.filter_vmap(lambda: jnp.ones(2), axis_size=3)()
         lib.filter_vmap(lambda a: a, in_axes=(0, 0))(X)
         lib.filter_vmap(lambda a, b: a, in_axes=(0,))(X, X)
-        lib.filter_vmap(lambda a, b: (a, b))(np.ones(2), np.float32(1))
         lib.filter_vmap(MLP)(jnp.ones((3, 2)))
         lib.filter_vmap(MLP.layers[0].__call__)(jnp.ones((3, 2)))
         lib.filter_vmap(lambda k: eqx.nn.MLP(2, 2, 2, 1, key=k))(jax.random.split(jax.random.key(0), 3))
@@ -195,83 +157,54 @@ LINES = {
         lib.filter_vmap(lambda a: a, spmd_axis_name='i')(X)
         lib.filter_vmap(lambda a, b: (a, b), out_axes=(0, None))(np.ones((2, 3)), 2.0)
         lib.filter_vmap(lambda a: a, in_axes=-1, out_axes=-1)(jnp.ones((2, 3)))
-        lib.filter_vmap(lambda a: a, in_axes=2)(jnp.ones((2, 3)))
-        lib.filter_vmap(lambda a: (len, None, a))(X)
         lib.filter_vmap(lambda a: a, in_axes=1.5)(X)
     """,
     "jitted": """
-        lib.filter_jit(lambda: 3)()
-        lib.filter_jit(lambda x: {'a': x, 'f': jnp.sin, 'n': None})(X)
         lib.filter_jit(MLP)(jnp.ones(2))
         lib.filter_jit(lambda m: m)(MLP)
         lib.filter_jit(lambda x: x)(bytearray(b'a'))
-        lib.filter_jit(lambda x: x)(np.ones(2))
-        lib.filter_jit(lambda x: x)(np.float32(2))
         lib.filter_jit(lambda x: 1 if x else 2)(jnp.array(True))
         lib.filter_jit(lambda x: 1 if x else 2)(True)
         lib.filter_jit(lambda x: x, static_argnums=0)(1)
         lib.filter_jit(lambda x: x, donate_argnums=0)(1)
         lib.filter_jit(lambda x: x, donate='yes')(1)
-        lib.filter_jit(lambda x, *, y: x + y)(1, y=X)
         lib.filter_jit(lambda x: x)()
-        lib.filter_jit(lambda x: [][1])(1)
         lib.filter_jit(functools.partial(lambda x, y: x + y, X))(1.0)
         lib.filter_jit(eqx.Partial(lambda x, y: x + y, X))(1.0)
         lib.filter_jit(lambda x: x)(jax.ShapeDtypeStruct((2,), jnp.float32))
         jax.random.key_data(lib.filter_jit(lambda x: x)(jax.random.key(0)))
-        lib.filter_jit(lambda x, n: x * n).lower(X, 2).compile()(X, 2)
-        jax.vmap(lib.filter_jit(lambda x: x * 2))(X)
-        jax.grad(lib.filter_jit(lambda x: x ** 2))(2.0)
         lib.filter_jit(lambda f: f)(jnp.sin) is jnp.sin
         lib.filter_jit(3)(1)
         lib.filter_jit(lambda x: x)(float('nan'))
     """,
     "derivatives": """
-        lib.filter_grad(lambda x: (x ** 2).sum())(X)
-        lib.filter_grad(lambda x: (x ** 2).sum())(np.ones(2, np.float32))
-        lib.filter_grad(lambda x: jnp.ones(()))(jnp.arange(2))
         lib.filter_grad(lambda x: x ** 2)(2.0)
-        lib.filter_grad(lambda t: (t['a'] ** 2).sum() * t['n'])({'a': X, 'n': 2, 's': 's', 'i': jnp.arange(2)})
         lib.filter_grad(lambda m: m(jnp.ones(2)).sum())(MLP)
         lib.filter_grad(lambda x: x)(X)
         lib.filter_grad(lambda x: jnp.array(1))(X)
         lib.filter_grad(lambda x: 'a')(X)
         lib.filter_grad(lambda x: None)(X)
-        lib.filter_grad(lambda x: (x.sum(), {'s': 'a', 'x': x}), has_aux=True)(X)
         lib.filter_grad(lambda x: x.sum(), has_aux=True)(X)
         lib.filter_grad(lambda: 1.0)()
         lib.filter_grad(lambda x, y: x.sum() * y)(X, y=3)
         lib.filter_grad(lambda x, y: x.sum() * y, argnums=1)(X, 2.0)
-        lib.filter_value_and_grad(lambda x: (x ** 2).sum())(X)
         lib.filter_grad(lambda x: jnp.real(x * x))(jnp.array(1 + 2j))
         lib.filter_grad(lambda x: x * x)(jnp.array(1 + 2j))
         lib.filter_grad(lambda x: x * x, holomorphic=True)(jnp.array(1 + 2j))
-        lib.filter_grad(lambda x: (x * x).sum())(jnp.ones(2, jnp.bfloat16))
         lib.filter_jvp(lambda x, y: (x * y, 'a'), (X, 2.0), (X, None))
-        lib.filter_jvp(lambda x, y: (x * y, 'a'), (X, 2), (X, None))
         lib.filter_jvp(lambda x: x, (X,), (jnp.ones(2),))
         lib.filter_jvp(lambda x: x, (X,), ())
         lib.filter_jvp(lambda x: x['a'], ({'a': X},), ({'b': X},))
         lib.filter_jvp(lambda x, y=None: x * y, (X,), (X,), y=2.0)
         lib.filter_jvp(lambda x, y: x * y, [X, X], [X, X])
-        lib.filter_vjp(lambda x, n: x * n, X, 2)[1](X)
-        (lambda o: (o[0], o[2], o[1](X)))(lib.filter_vjp(lambda x: (x * 2, 'aux'), X, has_aux=True))
-        lib.filter_vjp(lambda x: [x], X)[1](X)
         lib.filter_vjp(lambda x: x, X)[1](jnp.ones(2))
         lib.filter_vjp(lambda x: x, X)[1](None)
         lib.filter_vjp(lambda x: (x, 'a'), X)[1]((X, 'a'))
         lib.filter_vjp(lambda m, x: m(x), MLP, jnp.ones(2))[1](jnp.ones(2))
-        lib.filter_vjp(lambda x: (x, jnp.arange(2)), X)[1]((X, None))
-        lib.filter_jacrev(lambda t: {'o': t['a'] * 2})({'a': X, 'n': 1})
         lib.filter_jacrev(lambda t: (t * 2, 'aux'), has_aux=True)(X)
-        lib.filter_hessian(lambda t: (t['a'] ** 3).sum())({'a': X, 'n': 1})
-        lib.filter_grad(lib.filter_checkpoint(lambda x: (x ** 2).sum()))(X)
-        lib.filter_checkpoint(lambda x, s: (x, s))(X, 'a')
         lib.filter_eval_shape(lambda x, s: (x, s, 1), X, 'a')
         lib.filter_eval_shape(eqx.nn.MLP, 2, 2, 4, 1, key=jax.random.key(0))
         lib.filter_eval_shape(lambda x: x.sum(), jax.ShapeDtypeStruct((2,), jnp.float32))
-        lib.filter_make_jaxpr(lambda x, s: (x, s, 1))(X, 'a')[1:]
-        lib.filter_closure_convert(lambda x: x * X, X)(X)
         lib.filter_closure_convert(lambda x: x * X, X)(jnp.ones(1))
         lib.filter_closure_convert(lambda x: x * X, X)(jnp.arange(3))
         lib.filter_pure_callback(lambda x, s: np.asarray(x) * s, X, 2, result_shape_dtypes=jax.ShapeDtypeStruct((3,), jnp.float32))
@@ -279,23 +212,16 @@ LINES = {
         lib.filter_shard((X, 'a'), jax.devices()[0])
     """,
     "trees": """
-        lib.apply_updates([1.0, 2, None], [1.0, None, None])
-        lib.apply_updates([1.0, 2], [1.0])
         lib.tree_at(lambda t: t[0], [1, 2], 3, replace_fn=lambda x: x)
         lib.tree_at(lambda t: (t[0], t[1]), [1, 2], (3,))
         lib.tree_at(lambda t: t[0], [None, 2], 3)
         lib.tree_at(lambda t: t[0], [None, 2], 3, is_leaf=lambda x: x is None)
-        lib.tree_at(lambda t: t[1], [1, [2, 3]], 'x')
         lib.tree_at(lambda t: (t[1], t[1][0]), [1, [2, 3]], ('x', 'y'))
         lib.tree_at(lambda t: t.foo, [1], 1)
-        lib.tree_check([1, 2])
         (lambda a: lib.tree_check([a, a]))([1])
-        lib.tree_flatten_one_level({'a': [1, 2], 'b': 3})[0]
         lib.tree_flatten_one_level(1)
         lib.tree_inference(eqx.nn.Dropout(0.5)).inference
         lib.tree_equal([1])
-        jax.jit(lambda a, b: lib.tree_equal(a, b))(X, X)
-        lib.partition([1, 2], None)
         lib.tree_pformat({'a': X, 'b': [1, 'x', None, (2.0,)], 'c': np.ones(2)})
         lib.tree_pformat([[], {}, (), (1,), set(), frozenset({1})])
         lib.tree_pformat(jax.ShapeDtypeStruct((2,), jnp.float32), struct_as_array=True)
@@ -305,7 +231,6 @@ LINES = {
         lib.tree_pformat({'a': "it's", 'b': 'line\\nbreak'})
     """,
     "rules": """
-        custom_vjp(lib)
         custom_jvp(lib)
         custom_jvp(lib, lambda t: None)
         lib.filter_custom_jvp(lambda x: x)(X)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -124,56 +123,3 @@ def test_layers_of_equinox():
     close(ours(x.transpose(1, 2, 0)).transpose(2, 0, 1), theirs(x))
     close(nnx.LayerNorm(3, epsilon=1e-5, rngs=RNGS)(x[:, 0, 0]), eqx.nn.LayerNorm(3)(x[:, 0, 0]))
     assert eqx.nn.Embedding(7, 4, key=key).weight.shape == (7, 4)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_layers_of_haiku():
-    hk = pytest.importorskip("haiku")
-
-    def outputs(f, *args):
-        model = hk.transform_with_state(f)
-        params, state = model.init(jax.random.key(0), *args)
-        params = jax.tree.map(lambda p: p + 0.1, params)
-        return params, *model.apply(params, state, None, *args)
-
-    x = noise(2, 4, 3)
-
-    def unroll(x):
-        core = hk.LSTM(5)
-        return hk.dynamic_unroll(core, x, core.initial_state(2))[0]
-
-    params, y, _ = outputs(unroll, x.swapaxes(0, 1))
-    i, g, f, o = jnp.split(params["lstm/linear"]["w"], 4, axis=1)
-    bi, bg, bf, bo = jnp.split(params["lstm/linear"]["b"], 4)
-    kernel = jnp.concatenate([i, f, g, o], axis=1)
-    cell = nnx.OptimizedLSTMCell(3, 5, rngs=RNGS)
-    cell.dense_i.kernel[...], cell.dense_h.kernel[...] = kernel[:3], kernel[3:]
-    cell.dense_h.bias[...] = jnp.concatenate([bi, bf + 1, bg, bo])
-    close(nnx.RNN(cell)(x), y.swapaxes(0, 1))
-
-    x = noise(6, 3)
-    params, y, state = outputs(lambda x: hk.BatchNorm(True, True, 0.9)(x, True), x)
-    ours = nnx.BatchNorm(3, momentum=0.9, rngs=RNGS)
-    ours.scale[...] = params["batch_norm"]["scale"].ravel()
-    ours.bias[...] = params["batch_norm"]["offset"].ravel()
-    close(ours(x), y)
-    close(x.mean(0), state["batch_norm/~/mean_ema"]["average"].ravel())
-
-    params, y, _ = outputs(lambda x: hk.LayerNorm(-1, True, True)(hk.Linear(4)(x)), x)
-    linear, norm = nnx.Linear(3, 4, rngs=RNGS), nnx.LayerNorm(4, epsilon=1e-5, rngs=RNGS)
-    nnx.update(linear, {"kernel": params["linear"]["w"], "bias": params["linear"]["b"]})
-    norm_ = params["layer_norm"]
-    nnx.update(norm, {"scale": norm_["scale"], "bias": norm_["offset"]})
-    close(norm(linear(x)), y)
-
-    x = noise(2, 4, 6)
-    attend = lambda x: hk.MultiHeadAttention(2, 3, model_size=6, w_init_scale=1.0)(x, x, x)
-    params, y, _ = outputs(attend, x)
-    ours = nnx.MultiHeadAttention(2, 6, decode=False, rngs=RNGS)
-    for name in ("query", "key", "value"):
-        arrays = params[f"multi_head_attention/{name}"]
-        getattr(ours, name).kernel[...] = arrays["w"].reshape(6, 2, 3)
-        getattr(ours, name).bias[...] = arrays["b"].reshape(2, 3)
-    out = params["multi_head_attention/linear"]
-    ours.out.kernel[...], ours.out.bias[...] = out["w"].reshape(2, 3, 6), out["b"]
-    close(ours(x), y)

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.parity.programs import Programs, compare, models
+from tests.parity.programs import Programs, compare, mesh_of, models
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference warns of its own plans
 
@@ -191,6 +191,50 @@ def frozen_parts_and_surgery(nnx):
     return loss, grads, nnx.state(model), nnx.state(adapted), modules, errors
 
 
+@program()
+def sharded_training(nnx):
+    """Losses, steps, and the place of each parameter and moment on a mesh of eight devices."""
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            init = nnx.initializers.lecun_normal()
+            columns = nnx.with_partitioning(init, ("data", "model"))
+            rows = nnx.with_partitioning(init, ("model", "data"))
+            self.norm = nnx.LayerNorm(8, rngs=rngs)
+            self.up = nnx.Linear(8, 16, kernel_init=columns, use_bias=False, rngs=rngs)
+            self.down = nnx.Linear(16, 8, kernel_init=rows, rngs=rngs)
+
+        def __call__(self, x):
+            return x + self.down(nnx.gelu(self.up(self.norm(x))))
+
+    @nnx.jit
+    def build():
+        model = Net(nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, x, y):
+        loss, grads = nnx.value_and_grad(squares)(model, x, y)
+        optimizer.update(model, grads)
+        return loss
+
+    mesh = mesh_of(2, 4, names=("data", "model"))
+    with jax.set_mesh(mesh):
+        model, optimizer = build()
+        rows = jax.NamedSharding(mesh, jax.P("data"))
+        x = jax.device_put(np.linspace(-1, 1, 128, dtype=np.float32).reshape(16, 8), rows)
+        losses = [step(model, optimizer, x, x**2) for _ in range(4)]
+    assert losses[-1] < losses[0]
+    adam = optimizer.opt_state[0]
+    places = [
+        (str(x.sharding.spec), x.sharding.shard_shape(x.shape))
+        for tree in (nnx.state(model), adam.mu, adam.nu)
+        for x in (tree[layer]["kernel"].get_value() for layer in ("up", "down"))
+    ]
+    assert {shape for _, shape in places} == {(4, 4)}
+    return losses, places, model, optimizer
+
+
 # Models -----------------------------------------------------------------------------------------
 
 
@@ -241,57 +285,9 @@ def language_model_with_cached_decoding(nnx):
     return noisy, whole, parts, nnx.state(model), modeless
 
 
-# State, structure and devices -------------------------------------------------------------------
-
-
-@program()
-def weights_from_elsewhere(nnx):
-    model = perceptron(nnx)
-    graphdef, state = nnx.split(model)
-    flat = dict(nnx.to_flat_state(state))
-    foreign = {"linear1.weight": np.ones((4, 3), "f"), "linear2.bias": np.ones(2, "f")}
-    for name, value in foreign.items():
-        module, leaf = name.split(".")
-        path = module, {"weight": "kernel"}.get(leaf, leaf)
-        flat[path] = flat[path].replace(jnp.asarray(value.T))
-    other = nnx.merge(graphdef, nnx.from_flat_state(flat))
-    params = nnx.state(other, nnx.Param)
-    pure = nnx.to_pure_dict(params)
-    nnx.replace_by_pure_dict(params, {"linear1": {"bias": jnp.full(4, 7.0)}})
-    nnx.update(other, params)
-    doubled = nnx.map_state(lambda path, v: v.replace(v * 2) if "bias" in path else v, params)
-    names = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
-    parts = nnx.split_state(nnx.state(other), nnx.PathContains("linear1"), nnx.BatchStat, ...)
-    abstract = nnx.state(nnx.eval_shape(lambda: perceptron(nnx)), nnx.Param)
-    flattened = {".".join(p): v for p, v in nnx.traversals.flatten_mapping(pure).items()}
-    return nnx.state(other), flattened, doubled, names, parts, abstract
-
-
-def checkpointed(nnx, folder):
-    import orbax.checkpoint as ocp
-
-    model = perceptron(nnx)
-    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-    optimizer.update(model, nnx.grad(squares)(model, normal(17, 5, 3)))
-    state, opt_state = nnx.state(model, nnx.Not(nnx.RngState)), nnx.state(optimizer)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder / "both", {"model": state, "optimizer": opt_state})
-        checkpointer.save(folder / "pure", nnx.to_pure_dict(state))
-        checkpointer.wait_until_finished()
-        abstract = nnx.eval_shape(lambda: perceptron(nnx))
-        form = {"model": nnx.state(abstract, nnx.Not(nnx.RngState)), "optimizer": opt_state}
-        both = checkpointer.restore(folder / "both", form)
-        pure = nnx.restore_int_paths(checkpointer.restore(folder / "pure"))
-    again = perceptron(nnx)
-    nnx.update(again, both["model"])
-    target = nnx.state(perceptron(nnx, 1), nnx.Not(nnx.RngState))
-    nnx.replace_by_pure_dict(target, pure)
-    return both, pure, nnx.state(again), target
-
-
 # Contexts, partials, rules and settings ---------------------------------------------------------
 
-PLAIN = ("plain", "tree", "both")
+PLAIN = ("plain", "tree")
 
 
 @program()
@@ -481,17 +477,6 @@ def custom_vjp_cotangents_of_inputs(lib):
 
 
 @program()
-def the_mode_of_a_block(lib):
-    m, out = models(lib).Counted(), []
-    with lib.set_graph_updates(False):
-        out += [lib.jit(lambda m: m(1.0))(m), type(lib.grad(lambda m: m(1.0))(m)).__name__]
-        with lib.set_graph_mode(False):
-            out += [lib.jit(lambda m: m(1.0))(m), type(lib.prefix(m, {...: None})).__name__]
-            out.append(lib.compat.scan(lambda m, x: (m, m(x)))(m, jnp.ones(2))[0] is m)
-    return out, m, [lib.set_graph_mode.get_default(), lib.set_graph_updates.get_default()]
-
-
-@program()
 def settings(lib):
     seen = []
     for setting in (lib.set_graph_mode, lib.set_graph_updates, lib.use_eager_sharding):
@@ -506,11 +491,6 @@ def settings(lib):
             seen.append(now())
         seen.append((now(), setting.get_default()))
     return seen
-
-
-def test_checkpoints_are_saved_and_restored_as_with_the_reference(tmp_path):
-    pytest.importorskip("orbax.checkpoint")
-    compare(lambda nnx: checkpointed(nnx, tmp_path / nnx.__name__))
 
 
 @pytest.mark.parametrize("run", program.found)

@@ -246,18 +246,6 @@ def programs(lib):
             found.append((described(model), place(y), y))
         return found
 
-    def after_pmap(axis, writes):
-        model = bare(8)
-        axes = lib.StateAxes({"kernel": axis, "bias": 0, ...: None})
-
-        def run(model, x):
-            if writes:
-                model.bias[...] += 1
-            return model.kernel.sum() * x + model.bias
-
-        y = lib.pmap(run, in_axes=(axes, 0))(model, jnp.ones(8))
-        return described(model), place(y)
-
     def after_shard_map(before, writes):
         model, mesh = bare(16), mesh_of()
         if before == "rows":
@@ -289,32 +277,6 @@ def programs(lib):
         found.append(v.get_raw_value().sharding == rows)
         v.value = zeros
         return found, v.get_raw_value().sharding == rows
-
-    def weak_types():
-        kinds = [jnp.asarray(1.0), jnp.float32(1), jnp.asarray(1), jnp.int32(1), jnp.bfloat16(1)]
-        found = []
-        for old, new in itertools.product(kinds, [*kinds, 1.0]):
-            v = lib.Variable(old)
-            v[...] = new
-            found.append((str(v.dtype), v.get_raw_value().weak_type))
-        return found
-
-    def weak_types_of_abstract_values():
-        model = lib.eval_shape(lambda: lib.Dict(a=lib.Param(jnp.full(2, 0.5)), b=lib.data(1.5)))
-        found = model, lib.as_abstract(model), lib.as_abstract(lib.state(model))
-        return [jax.tree.leaves(tree)[0].weak_type for tree in found]
-
-    def sharing_of_abstract_values():
-        model = lib.eval_shape(lambda: lib.Dict(a=lib.Param(jnp.ones(2)), b=lib.BatchStat(1.0)))
-        model.again, model.me = model.a, model
-        one, other = lib.as_abstract([model, {"model": model, "leaf": model.a}])
-        state = lib.state(model)
-        return [
-            one is other["model"] and one.me is one and one is not model,
-            one.again is one.a and other["leaf"] is one.a,
-            one.a is model.a,  # nothing about it changed
-            lib.as_abstract(state)["a"] is state["a"],
-        ]
 
     def grouped_queries(*names):
         layer = lib.MultiHeadAttention(4, 16, num_kv_heads=2, decode=False, rngs=lib.Rngs(0))
@@ -416,7 +378,6 @@ lines(
 FORMS = ("mapping", "state", "one for all")
 each(placed, "own_sharding({}, {})", ("sharding", "format"), BOOLS)
 each(placed, "shardings_of_jit({}, out={}, new={})", FORMS, BOOLS, BOOLS)
-each(placed, "after_pmap({}, writes={})", (None, 0, 1), BOOLS)
 each(placed, "after_shard_map({}, writes={})", ("one device", "rows"), BOOLS)
 placed(
     "",
@@ -427,9 +388,6 @@ placed(
     own_mesh_and_settings(mesh_of(jax.sharding.AxisType.Explicit))
     place(lib.eval_shape(lambda: param(('data', None), mesh=mesh_of())).get_raw_value())
     callbacks_of_methods()
-    weak_types()
-    weak_types_of_abstract_values()
-    sharing_of_abstract_values()
     """,
 )
 

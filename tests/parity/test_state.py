@@ -150,8 +150,6 @@ for _filter in FILTERS:
         states,
         f"""
     s.filter({_filter})
-    lib.filter_state(s, {_filter}, ...)
-    s.split({_filter})
     lib.split_state(s, {_filter}, lib.Param, ...)
     s.flat_state().split(lib.BatchStat, {_filter}, ...)
     s.flat_state().filter({_filter})
@@ -197,13 +195,11 @@ lines(
     "edits",
     states,
     """
-    s['b'] = 1
     s['new'] = {'x': {'y': 1}}
     s.new = 1
     s['a']['mean'] = 1
     s.a.deep.update(count=1, more=2)
     s.update({'a': {'only': 1}})
-    del s['a']
     del s['a']['deep']
     del s['none']
     s.pop('z')

@@ -16,7 +16,7 @@ from tests.parity.programs import Lines, agree, mesh_of, models
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference warns of its own plans
 
 lines = Lines()
-PLAIN = ("plain", "tree", "both")
+PLAIN = ("plain", "tree")
 TWO = ("updates", "plain")
 ALL = ("updates", *PLAIN)
 P = jax.sharding.PartitionSpec
@@ -25,11 +25,6 @@ P = jax.sharding.PartitionSpec
 def small(lib):
     """Modules, functions that do something wrong with one, and other arguments."""
     made = models(lib)
-    other = made.Counted()
-
-    def fails(m, *_):
-        m.w[...] = 5.0
-        raise KeyError("inside")
 
     def adds(m, *rest):
         m.new = lib.Param(1.0)
@@ -42,14 +37,6 @@ def small(lib):
     def drift(m, *rest):
         m.c[...] = m.c + 0.5 > 0
         return (m, *rest) if rest else m
-
-    def captured(x):
-        other.c[...] += 1
-
-    def swaps(a, b):
-        a.w, b.w = b.w, a.w
-        b.c = lib.Cache(jnp.ones(2))
-        a.other = b
 
     def noted(x):
         """Its documentation."""
@@ -74,18 +61,14 @@ def small(lib):
         "v": lib.Param(jnp.ones(2)),
         "vec": made.Vector(c=jnp.zeros(3)),
         "single": made.Vector(),
-        "other": other,
         "a": lib.Dict(a=jnp.ones(2)),
         "i": lib.Variable(jnp.array(1)),
         "rngs": lib.Rngs(0, dropout=1),
         "st": lib.State({"w": jnp.ones((3, 2)), "b": {"c": jnp.arange(3.0)}}),
         "xs": jnp.ones(3),
-        "fails": fails,
         "adds": adds,
         "shape": shape,
         "drift": drift,
-        "captured": captured,
-        "swaps": swaps,
         "grows": grows,
         "call": lambda m, x: m(x),
         "one": lambda m: 1.0,
@@ -94,7 +77,6 @@ def small(lib):
         "step": lambda c, x: (c, x),
         "two": lambda a, b: a[...] + b[...],
         "C": lib.Carry,
-        "functools": functools,
         "mesh": mesh_of(2),
         "Counted": made.Counted,
         "Vector": made.Vector,
@@ -107,37 +89,27 @@ lines(
     "jit",
     small,
     """
-    lib.jit(call, **mode)(m, 2.0), lib.jit(call, **mode)(m=m, x=jnp.ones(2))
     lib.jit(lambda m, x=2.0, *a, k=3.0, **r: m(x) + k + sum(a) + sum(r.values()), **mode)(m, 1.0, 2.0, z=2.0)
     lib.jit(call, **mode)(m)
     lib.jit(call, **mode)(m, 'text')
     lib.jit(call, static_argnums=5, **mode)(m, 1.0)
     lib.jit(call, static_argnums=1, **mode)(m, jnp.ones(2))
     lib.jit(call, static_argnames='y', **mode)(m, 1.0)
-    lib.jit(fails, **mode)(m)
     lib.jit(lambda m: 1 if m.w > 0 else 2, **mode)(m)
-    lib.jit(captured, **mode)(1.0)
     lib.jit(lambda m: 'text', **mode)(m)
     lib.jit(lambda m: m.missing, **mode)(m)
     lib.jit(lambda m: setattr(m.w, 'value', 'text'), **mode)(m)
-    lib.jit(Counted.__call__, **mode)(m, 1.0)
-    lib.jit(functools.partial(lambda k, m: m(k), 2.0), **mode)(m)
     lib.jit(fun=lambda m: m.w * 1, **mode)(m)
     lib.remat(f=lambda m: m.w * 1, **mode)(m)
-    lib.remat(Counted.__call__, **mode)(m, 1.0)
     lib.remat(lambda m, x: x, static_argnums=5, **mode)(m, 1.0)
     lib.checkify(Counted.__call__, **mode)(m, 1.0)[1]
     lib.checkify(lambda m: 'text', **mode)(m)
     lib.checkify(lambda v, i: v[...][i], errors=checkify.index_checks, **mode)(v, 5)[0].throw()
-    lib.eval_shape(Counted.__call__, m, 1.0, **mode)
     lib.eval_shape(call, m, **mode)
     lib.eval_shape(lambda m: 'text', m, **mode)
     lib.eval_shape(lambda m: m.missing, m, **mode)
     lib.eval_shape(call, m, 'text', **mode)
-    lib.jit(lambda r: r.dropout.uniform((2,)), **mode)(rngs)
-    lib.grad(lambda m, x: m(x) * 3, argnums=(0, 1), **mode)(m, 2.0)
     lib.grad(lambda s: s['w'][...] ** 2, **mode)(lib.state(m))
-    lib.grad(lambda t: t['m'].w * t['x'][0], **mode)({'m': m, 'x': [4.0]})
     lib.grad(lambda m: m(2.0), argnums=3, **mode)(m)
     lib.grad(lambda m: (m(2.0), 1.0), **mode)(m)
     lib.grad(lambda m: jnp.ones(2) * m(2.0), **mode)(m)
@@ -148,20 +120,15 @@ lines(
     "structure",
     small,
     """
-    swaps(m, n)
-    (lambda x: (x is m, x.w is m.w, x.c is m.c, x))(lib.clone(m, variables=False))
     (lambda x: (x.a is pair.a, x.b[0] is x.a, x.b is pair.b, x))(lib.clone(pair, variables=False))
-    lib.pop(m, lib.Param, lib.BatchStat)
     lib.pop([m, n], lib.BatchStat, lib.Param)
     lib.pop(m, lib.Cache, lib.Param)
     lib.pop(m, lib.Param, ...)
     lib.pop(m)
-    lib.jit(swaps)(m, n)
     lib.jit(adds)(m).new is m.new
     lib.jit(Counted)(3.0)  # newer
     lib.jit(Counted.make)(3.0)
     lib.make_jaxpr(call, graph_updates=False)(m, 2.0).jaxpr.eqns[0].primitive.name
-    lib.cached_partial(lib.jit(call), m)(2.0)
     lib.cached_partial(lib.jit(lambda m, n, x: (m, n(x))), m)(n, 2.0)[0] is m
     lib.cached_partial(lib.jit(lambda m: setattr(m, 'size', 3)), m)()
     lib.cached_partial(lib.jit(adds), m)()
@@ -169,27 +136,21 @@ lines(
     lib.cached_partial(lib.vmap(read, in_axes=(None, 0)), m)(xs)
     lib.custom_vjp(lambda m: m.w * 1.0)(m)
     lib.grad(lambda a: a[0] * a[1].w)([m.w, m])
-    lib.grad(lambda a: a[0].w * a[1])([m, m.w])
     lib.grad(lambda v, m: v * m.w, argnums=(0, 1))(m.w, m)
     lib.grad(lambda ms: ms[0].w * ms[1].w, argnums=lib.DiffState(0, lib.Param))([m, m])
-    lib.grad(lambda d: d['a'] * d['b'] * 3)({'a': m.w, 'b': m.w})
     lib.grad(lambda x, a, b: x * a * b * 3, argnums=(2, 1))(1.0, m.w, m.w)
     lib.grad(lambda s: s['a'] * s['b'])(lib.State({'a': m.w, 'b': m.w}))
-    lib.fori_loop(0, 2, lambda i, c: Counted(c.w * 2), m) is m
     lib.fori_loop(0, 2, lambda i, c: (n, c[1] + i), (m, 0))[0] is n
     lib.fori_loop(0, 2, lambda i, m: adds(m), m)
-    lib.while_loop(lambda m: False, adds, m)
     lib.fori_loop(0, 2, lambda i, m: (setattr(m, 'size', 3), m)[1], m)
     lib.scan(lambda m, x: adds(m, x))(m, xs)
     lib.scan(lambda c, x: (c, m))(0.0, xs)
     lib.cond(True, adds, one, m)
     lib.cond(True, lambda _: n, lambda m: m, m)
-    [lib.cond(f, lambda: m, lambda: n).w[...] for f in (True, False)]
     lib.split_rngs(splits=3)(lib.vmap(lambda r: r.dropout.normal(())))(rngs)
     lib.vmap(lambda m: m.w * 1, in_axes=(lib.StateAxes({lib.Param: 0}),))(single)
     lib.vmap(lambda a, b: 1.0, in_axes=(lib.StateAxes({lib.Param: 0, ...: None}), 0))(vec, vec)
     lib.scan(lambda c, x: (jax.tree.map(lambda a: a + x, c), x))(lib.Cache(1.0), xs)
-    lib.scan(lambda c, x: (lib.Param(c + 1), x))(lib.Cache(1.0), xs)
     lib.scan(lambda c, x: (lib.Cache(c + 1, note=2), x))(lib.Cache(1.0), xs)
     lib.scan(lambda c, x: (c + 1, x))(lib.Cache(1.0), xs)
     lib.scan(lambda c, k: (c + 1, lib.Linear(2, 2, rngs=lib.Rngs(k))))(0, jax.random.split(rngs(), 3))
@@ -202,7 +163,6 @@ lines(
     "without updates",
     small,
     """
-    lib.switch(i, [lambda m: m.w * 2, lambda m: m.w * 3], m, **mode)
     lib.jvp(lambda x, y: (x * y, {'y': y * 2}), (2.0, 3.0), (1.0, 0.5), has_aux=True, **mode)
     lib.jvp(lambda m, x: (m.w * x, m(x)), (m, 2.0), (jax.tree.map(jnp.ones_like, m), 0.5), has_aux=True, **mode)
     lib.jvp(lambda x: x, (2.0,), (1.0,), has_aux=True, **mode)
@@ -211,8 +171,6 @@ lines(
     lib.jvp(lambda *x: 1.0, (1.0,), (1.0, 2.0), **mode)
     lib.jvp(lambda *x: 1.0, (1.0,), (jnp.ones(2),), **mode)
     lib.jvp(lambda *x: 1.0, (1,), (1,), **mode)
-    lib.jit(lambda m: m, **mode)(m)
-    lib.jit(lambda m: {'w': m.w}, **mode)(m)
     lib.jit(lambda m: (m, m), **mode)(m)
     lib.jit(lambda a, b: a.w * b.w, **mode)(m, m)
     lib.jit(two, **mode)(v, v)
@@ -220,16 +178,12 @@ lines(
     lib.vmap(two, **mode)(v, v)
     lib.scan(lambda c, a: (c, a[...]), **mode)(v, v)
     lib.cond(True, two, two, v, v, **mode)
-    lib.cond(True, lambda m: m, lambda m: m, m, **mode)
     lib.remat(two, **mode)(v, v)
-    lib.remat(lambda m: m.w, **mode)(m)
     lib.vjp(two, v, v, **mode)[0]
     lib.checkify(two, **mode)(v, v)[1]
-    lib.checkify(lambda m: m.w, **mode)(m)[1]
     lib.vmap(lambda m: m, in_axes=None, axis_size=2, **mode)(m)
     lib.grad(lambda m: (m.w * 1.0, m), has_aux=True, **mode)(m)
     lib.fori_loop(0, 2, lambda i, c: m, n, **mode)
-    lib.jit(lambda m: 1, **mode)(pair)
     lib.jit(grows, **mode)(a)[0].name
     lib.remat(grows, **mode)(a)[1][0].a
     lib.vmap(grows, **mode)(a)[0].a
@@ -245,14 +199,8 @@ lines(
     """
     lib.eval_shape(two, v, v, graph=False)
     lib.split(pair, graph=False)
-    lib.state(pair, graph=False)
-    lib.clone(pair, graph=False)
     [x.w is m.w for x in (lib.clone(m, variables=False, graph=False), lib.clone(m, graph=False))]
-    list(lib.iter_modules(pair, graph=False))
-    lib.merge(*lib.split(m, lib.Param, ..., graph=False))
-    lib.map(lambda path, x: x[...] * 2, m, graph=False).w
     [(p, type(x).__name__) for p, x in lib.iter_graph(m, graph=False) if isinstance(x, lib.Variable)]
-    lib.recursive_map(lambda path, x: x, m, graph=False).w
     lib.split_rngs(rngs, splits=2, graph=False) is rngs
     lib.reseed(rngs, default=3, graph=False)
     lib.prefix(m, {lib.Param: 0}, graph=False)
@@ -277,7 +225,6 @@ lines(
     lib.cond(True, one, lambda m: jnp.ones(2), m, **mode)
     lib.cond(True, one, lambda m: (1.0,), m, **mode)
     lib.cond(True, one, lambda m: (shape(m), 1.0)[1], m, **mode)
-    lib.cond(True, one, fails, m, **mode)
     lib.cond(jnp.ones(2), one, one, m, **mode)
     lib.cond('yes', one, one, m, **mode)
     lib.cond(True, one, one, **mode)
@@ -286,12 +233,10 @@ lines(
     lib.switch(0, [], m, **mode)
     lib.switch(0.5, [one, one], m, **mode)
     lib.switch(index=0, branches=[lambda: 1.0, lambda: 2.0], **mode)
-    lib.switch(7, [lambda m: m.w * 2, lambda m: m(1.0)], m, **mode)
     lib.while_loop(lambda m: False, shape, m, **mode)
     lib.fori_loop(0, 2, lambda i, m: shape(m), m, **mode)
     lib.while_loop(lambda m: False, drift, m, **mode)
     lib.fori_loop(0, 2, lambda i, m: drift(m), m, **mode)
-    lib.fori_loop(0, 2, lambda i, m: fails(m), m, **mode)
     lib.fori_loop(0, 2, lambda i, x: x > 0, 1.0, **mode)
     lib.fori_loop(0, 2, lambda i, x: jnp.ones(2), 1.0, **mode)
     lib.while_loop(lambda x: False, lambda x: (x, x), 1.0, **mode)
@@ -300,7 +245,6 @@ lines(
     lib.fori_loop(0, 2.5, lambda i, x: x, 1.0, **mode)
     lib.fori_loop(0, 2, lambda i, x: x, 'text', **mode)
     lib.fori_loop(lower=0, upper=2, body_fun=lambda i, m: (m(1.0), m)[1], init_val=m, **mode).c
-    lib.while_loop(lambda v: v[...] < 3, lambda v: (v.set_value(v + 1), v)[1], i, **mode)
     lib.while_loop(lambda c: (c[1].normal() > -3.0) & (c[0] < 4.0), lambda c: (c[0] + 1.0, c[1]), (0.0, rngs), **mode)
     """,
     "updates",
@@ -323,18 +267,14 @@ lines(
     lib.vmap(read, out_axes=2, **mode)(vec, xs)
     lib.vmap(call, **mode)(single, xs)
     lib.vmap(lambda m, x: 'text', **mode)(vec, xs)
-    lib.vmap(lambda m, x: m.missing, **mode)(vec, xs)
     lib.vmap(lambda m, x: setattr(m.c, 'value', x), in_axes=(None, 0), **mode)(single, xs)
-    lib.vmap(captured, **mode)(xs)
     lib.vmap(lambda a, b: jnp.ones(()), in_axes=(0, None), axis_size=3, **mode)(vec, vec)
     lib.vmap(lambda a, b: jnp.ones(()), in_axes=(0, {'x': None}), **mode)(vec, {'x': vec.w})
     lib.vmap(lambda m, d: m.w * d['a'] + d['b'][0], in_axes=(None, {'a': 0, 'b': [1]}), **mode)(vec, {'a': xs, 'b': [jnp.ones((3, 3))]})
     lib.vmap(lambda m, d: m.w * d['a'], in_axes=(None, {'b': 0}), **mode)(vec, {'a': xs})
-    lib.vmap(lambda x: {'a': x, 'b': (x, x)}, out_axes={'a': 0, 'b': 0}, **mode)(xs)
     lib.vmap(lambda x: (x, 1.0), out_axes=(0, None), **mode)(xs)
     lib.vmap(lambda x: x, in_axes=-1, out_axes=-1, **mode)(jnp.ones((2, 3)))
     lib.vmap(lambda: 1.0, axis_size=2, **mode)()
-    lib.vmap(lambda x: None, **mode)(xs)
     lib.vmap(lambda m, x, k=0.0: m(x) + k, **mode)(vec, x=xs, k=xs)
     lib.vmap(lambda s: s, out_axes=1, **mode)(lib.State({'a': jnp.ones((2, 3))}))
     lib.pmap(read, in_axes=(None, 0), **mode)(single, jnp.ones(99))
@@ -345,7 +285,6 @@ lines(
     lib.shard_map(lambda m, x: x * 1, mesh=mesh, in_specs=(P(),), out_specs=P('data'), **mode)(m, jnp.ones(4))
     lib.shard_map(lambda m, x: x * m.w, mesh=mesh, in_specs=(P(), P('data')), out_specs=P('data'), **mode)(m, jnp.ones(4))
     lib.scan(step, **mode)(0.0, (jnp.ones(2), xs))
-    lib.scan(step, length=2, **mode)(0.0, xs)
     lib.scan(lambda c: c, in_axes=C, out_axes=C, **mode)(0.0)
     lib.scan(step, **mode)(0.0, 1.0)
     lib.scan(step, out_axes=(0, 0), **mode)(0.0, xs)
@@ -360,15 +299,12 @@ lines(
     lib.scan(step, in_axes=(C, 0, 0), **mode)(0.0, xs)
     lib.scan(step, in_axes=(C, 2), **mode)(0.0, xs)
     lib.scan(lambda c, x: (Vector(c=jnp.zeros(3)), x), **mode)(vec, xs)
-    lib.scan(lambda c, x: (c, x.w * 1), **mode)(vec, vec)
     lib.scan(lambda m, x: shape(m, x), **mode)(single, xs)
-    lib.scan(lambda c, x: (c * 0.5 + x, c), reverse=True, unroll=2, **mode)(1.0, jnp.arange(4.0))
     lib.scan(lambda m, x, c: (m.w * x, c + x, jnp.stack([c, x])), in_axes=(None, 0, C), out_axes=(0, C, 1), **mode)(single, xs, 0.0)
     lib.scan(lambda x, m: m.w * x, in_axes=(0, None), out_axes=1, **mode)(xs, single)
     lib.scan(lambda c, x: (c + 1, None), **mode)(0, xs)
     lib.scan(step, **mode)(0.0, None)
     lib.scan(lambda c, x: (c + 1, x), **mode)(0.0, jnp.ones(0))
-    lib.scan(lambda r, x: r.normal((2,)) + x, in_axes=(None, 0), out_axes=0, **mode)(rngs, xs)
     lib.scan(lambda c, r, x: (c + r.normal(), r.fork().normal() + x), in_axes=(C, None, 0), **mode)(0.0, rngs, xs)
     """,
     *TWO,
