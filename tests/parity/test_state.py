@@ -195,6 +195,7 @@ lines(
     "edits",
     states,
     """
+    s.split(lib.Param)
     s['new'] = {'x': {'y': 1}}
     s.new = 1
     s['a']['mean'] = 1

@@ -143,6 +143,10 @@ lines(
     lib.fori_loop(0, 2, lambda i, c: (n, c[1] + i), (m, 0))[0] is n
     lib.fori_loop(0, 2, lambda i, m: adds(m), m)
     lib.fori_loop(0, 2, lambda i, m: (setattr(m, 'size', 3), m)[1], m)
+    lib.while_loop(lambda m: False, adds, m)
+    lib.fori_loop(0, 2, lambda i, c: Counted(c.w * 2), m) is m
+    [lib.cond(f, lambda: m, lambda: n).w[...] for f in (True, False)]
+    lib.scan(lambda c, x: (lib.Param(c + 1), x))(lib.Cache(1.0), xs)
     lib.scan(lambda m, x: adds(m, x))(m, xs)
     lib.scan(lambda c, x: (c, m))(0.0, xs)
     lib.cond(True, adds, one, m)
