@@ -1,4 +1,4 @@
-"""A model with all that can be in one, its optimizer, and a training step."""
+"""Models with all that can be in one, a training step, and the ways to save and to read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import nnxlite as nnx
 class Net(nnx.Module):
     """Layers with statistics and noise, a shared layer, a cycle, bare arrays, pytrees in Variables."""
 
-    def __init__(self, rngs: nnx.Rngs, tied: bool = True):
+    def __init__(self, rngs, tied=True):
         self.blocks = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(2)])
         self.last = self.blocks[0] if tied else nnx.Linear(4, 4, rngs=rngs)
         self.norm = nnx.BatchNorm(4, rngs=rngs)
@@ -34,34 +34,41 @@ class Net(nnx.Module):
         return self.last(self.norm(x))
 
 
-def build(seed: int = 0, **kwargs) -> tuple[Net, nnx.Optimizer]:
+def build(seed=0, **kwargs):
+    """A `Net` and its optimizer."""
     model = Net(nnx.Rngs(seed), **kwargs)
+    adam = optax.inject_hyperparams(optax.adamw)
     tx = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.inject_hyperparams(optax.adamw)(learning_rate=optax.cosine_decay_schedule(0.1, 100)),
+        optax.clip_by_global_norm(1.0), adam(learning_rate=optax.cosine_decay_schedule(0.1, 100))
     )
-    return model, nnx.Optimizer(
-        model, tx, wrt=nnx.All(nnx.Param, nnx.Not(nnx.PathContains("empty")))
-    )
+    trained = nnx.All(nnx.Param, nnx.Not(nnx.PathContains("empty")))
+    return model, nnx.Optimizer(model, tx, wrt=trained)
 
 
 @nnx.jit
-def step(model: Net, optimizer: nnx.Optimizer, metrics: nnx.MultiMetric, x: jax.Array) -> jax.Array:
+def step(model, optimizer, metrics, x):
     def loss_of(model):
         return jnp.mean((model(x) - jnp.sin(x)) ** 2)
 
-    parameters = nnx.DiffState(0, optimizer.wrt)
-    loss, grads = nnx.value_and_grad(loss_of, argnums=parameters)(model)
+    loss, grads = nnx.value_and_grad(loss_of, argnums=nnx.DiffState(0, optimizer.wrt))(model)
     optimizer.update(model, grads)
     metrics.update(loss=loss)
     return loss
 
 
-def batch(position: int) -> jax.Array:
+def batch(position):
     return jax.random.normal(jax.random.key(position), (8, 4))
 
 
-def bits(*nodes) -> dict:
+def linear(seed=0, features=3, **kwargs):
+    return nnx.Linear(2, features, rngs=nnx.Rngs(seed), **kwargs)
+
+
+def params(**arrays):
+    return nnx.Dict({name: nnx.Param(jnp.asarray(value)) for name, value in arrays.items()})
+
+
+def bits(*nodes):
     """Every leaf as bytes, by path."""
     found = {}
     for path, leaf in nnx.to_flat_state(nnx.state(list(nodes))):
@@ -69,8 +76,19 @@ def bits(*nodes) -> dict:
         for keys, part in jax.tree_util.tree_leaves_with_path(value):
             if isinstance(part, jax.Array) and jnp.issubdtype(part.dtype, jax.dtypes.prng_key):
                 part = jax.random.key_data(part)
-            found[(*path, *map(str, keys))] = (
-                str(np.asarray(part).dtype),
-                np.asarray(part).tobytes(),
-            )
+            array = np.asarray(part)
+            found[(*path, *map(str, keys))] = (str(array.dtype), array.tobytes())
     return found
+
+
+SAVE = {
+    "checkpoint": lambda folder, model: nnx.checkpoint.save(folder / "c", model=model),
+    "safetensors": lambda folder, model: nnx.save_safetensors(folder / "s", model),
+}
+READ = {
+    "checkpoint": lambda folder, model, **how: nnx.checkpoint.restore(
+        folder / "c", model=model, **how
+    ),
+    "safetensors": lambda folder, model, **how: nnx.load_safetensors(folder / "s", model, **how),
+}
+"""The two formats, of one object in a folder."""

@@ -64,16 +64,56 @@ def round_trip(mapping: Mapping, model) -> dict[str, np.ndarray]:
     return foreign
 
 
-def test_a_linear_layer_of_pytorch():
-    model = params(fc0__kernel=(2, 3), fc0__bias=(3,))
-    mapping = Mapping([
-        Rule("net.{i}.weight", "fc{i}.kernel", "o i -> i o"),
-        Rule("net.{i}.bias", "fc{i}.bias"),
-    ])  # fmt: skip
-    foreign = round_trip(mapping, model)
-    assert list(foreign) == ["net.0.weight", "net.0.bias"]
-    assert foreign["net.0.weight"].tolist() == [[0, 3], [1, 4], [2, 5]]
-    assert foreign["net.0.bias"].tolist() == [100, 101, 102]
+GATES = {"gate": [[0, 6], [1, 7], [2, 8]], "up": [[3, 9], [4, 10], [5, 11]]}
+STACKED = {"one": [0, 1, 2, 3, 4, 5], "two": [6, 7, 8, 9, 10, 11]}
+QKV = [[0, 1, 100, 101, 200, 201], [2, 3, 102, 103, 202, 203]]
+NETS = [Rule("net.{i}.weight", "fc{i}.kernel", "o i -> i o"), Rule("net.{i}.bias", "fc{i}.bias")]
+LINEAR = {"net.0.weight": [[0, 2], [1, 3]], "net.0.bias": [100, 101]}
+MERGED = ["gate", "up"]
+THREE = {"q": (2, 2), "k": (2, 2), "v": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "rules", "foreign"),
+    [
+        ({"fc0__kernel": (2, 2), "fc0__bias": (2,)}, NETS, LINEAR),
+        (THREE, [Rule("qkv", [*THREE], Split(1))], {"qkv": QKV}),
+        (THREE, [Rule("qkv", [*THREE], "d (n x) -> n d x", Unstack())], {"qkv": QKV}),
+        (THREE, [Rule("qkv", [*THREE], "d (n x) -> d x n", Unstack(-1))], {"qkv": QKV}),
+        ({"w": (2, 6)}, [Rule(MERGED, "w", "o i -> i o", Concatenate(-1))], GATES),
+        ({"w": (2, 6)}, [Rule(["one", "two"], "w", Stack())], STACKED),
+        (
+            {"w": (1, 3)},
+            [Rule(MERGED, "w", Concatenate(1, sizes=(1, 2)))],
+            {"gate": [[0]], "up": [[1, 2]]},
+        ),
+        (
+            {"moe__a__w": (2, 1), "moe__b__w": (2, 1)},
+            [Rule([f"{{m}}.experts.{e}.w" for e in range(2)], "moe.{m}.w", Stack())],
+            {
+                "a.experts.0.w": [0],
+                "a.experts.1.w": [1],
+                "b.experts.0.w": [100],
+                "b.experts.1.w": [101],
+            },
+        ),
+        (
+            {"encoder__a__w": (1,), "encoder__b": (1,), "head": (1,)},
+            [Rule("m.enc.**", "encoder.**"), Rule("*_x", "*")],
+            {"m.enc.a.w": [0], "m.enc.b": [100], "head_x": [200]},
+        ),
+    ],
+    ids=lambda x: repr(x)[:40],
+)
+def test_arrays_are_renamed_and_converted_and_back(shapes, rules, foreign):
+    found = round_trip(Mapping(rules), params(**shapes))
+    assert {name: array.tolist() for name, array in found.items()} == foreign
+
+
+def test_parts_of_different_sizes_are_split_and_then_rearranged():
+    model = params(q=(4, 2, 3), k=(4, 1, 3))
+    rule = Rule("qk", ["q", "k"], Split(0), "(h x) d -> d h x")
+    assert round_trip(Mapping([rule]), model)["qk"].shape == (9, 4)
 
 
 @pytest.mark.parametrize(
@@ -104,48 +144,6 @@ def test_arrays_are_rearranged_and_back(pattern, sizes, ours, foreign):
         assert np.array_equal(array, einsum[pattern](np.asarray(model.w[...])))
 
 
-@pytest.mark.parametrize(
-    "operations",
-    [(Split(1),), ("d (n x) -> n d x", Unstack()), ("d (n x) -> d x n", Unstack(-1))],
-    ids=str,
-)
-def test_one_array_is_split_into_three(operations):
-    model = params(q=(2, 3), k=(2, 3), v=(2, 3))
-    foreign = round_trip(Mapping([Rule("qkv", ["q", "k", "v"], *operations)]), model)
-    assert foreign["qkv"].tolist() == np.concatenate([model.q, model.k, model.v], 1).tolist()
-
-
-def test_parts_of_different_sizes_are_split_and_then_rearranged():
-    model = params(q=(4, 2, 3), k=(4, 1, 3))
-    rule = Rule("qk", ["q", "k"], Split(0), "(h x) d -> d h x")
-    assert round_trip(Mapping([rule]), model)["qk"].shape == (9, 4)
-
-
-def test_arrays_are_merged():
-    model = params(gate_up=(2, 6))
-    rule = Rule(["gate", "up"], "gate_up", "o i -> i o", Concatenate(-1))
-    foreign = round_trip(Mapping([rule]), model)
-    assert {name: array.shape for name, array in foreign.items()} == {"gate": (3, 2), "up": (3, 2)}
-    rule = Rule(["gate", "up"], "gate_up", Concatenate(1, sizes=(1, 5)))
-    assert round_trip(Mapping([rule]), model)["up"].shape == (2, 5)
-    rule = Rule(["one", "two"], "gate_up", Stack())
-    assert round_trip(Mapping([rule]), model)["two"].tolist() == [6, 7, 8, 9, 10, 11]
-
-
-def test_listed_names_may_have_wildcards():
-    model = params(moe__a__w=(11, 2), moe__b__w=(11, 2))
-    rule = Rule([f"{{m}}.experts.{e}.w" for e in range(11)], "moe.{m}.w", Stack())
-    foreign = round_trip(Mapping([rule]), model)
-    assert list(foreign)[:3] == ["a.experts.0.w", "a.experts.1.w", "a.experts.2.w"]
-    assert len(foreign) == 22 and foreign["b.experts.10.w"].tolist() == [120, 121]
-
-
-def test_wildcards_carry_over():
-    model = params(encoder__a__w=(1,), encoder__b=(2,), head=(1,))
-    foreign = round_trip(Mapping([Rule("m.enc.**", "encoder.**"), Rule("*_x", "*")]), model)
-    assert sorted(foreign) == ["head_x", "m.enc.a.w", "m.enc.b"]
-
-
 def test_several_foreign_names_of_one_array():
     model = params(embedding=(2, 2))
     mapping = Mapping([Rule(["wte", "head"], "embedding", Tie())])
@@ -157,9 +155,7 @@ def test_several_foreign_names_of_one_array():
     assert values(loaded) == values(model)
     foreign["wte"] = foreign["head"] + 1
     loaded = zeros_like(model)
-    with pytest.raises(
-        MismatchError, match="The dictionary has different values for 'wte' and 'head'"
-    ):
+    with pytest.raises(MismatchError, match="dictionary has different values for 'wte' and 'head'"):
         mapping.load(foreign, loaded)
     assert not loaded.embedding[...].any()
     with pytest.raises(MismatchError, match=r"missing, 1: embedding \(as wte\)"):
@@ -177,7 +173,7 @@ def test_several_of_our_arrays_under_one_foreign_name():
         changed = nnx.clone(model)
         changed.kernel[...] = 0
         with pytest.raises(
-            MappingError, match="are tied, as both are saved as 'wte', and differ.* Share one"
+            MappingError, match="tied, as both are saved as 'wte', and differ.* Share"
         ):
             mapping.export(changed)
     model = params(table=(2, 3), double=(3,))
@@ -189,17 +185,13 @@ def test_several_of_our_arrays_under_one_foreign_name():
     model = params(a=(2,), b=(2,))
     mapping = Mapping([Rule("both", ["a", "b"], Tie())])
     with pytest.raises(
-        MappingError, match=r"a, b are tied by Rule\('both'.*, and differ\. .* Share one V"
+        MappingError, match=r"a, b are tied by Rule\('both'.*, and differ\. .* Share"
     ):
         mapping.export(model)
     model.b[...] = model.a[...]
     round_trip(mapping, model)
-
-
-def test_nans_are_equal_when_they_are_tied():
-    model = params(a=(2,), b=(2,))
     model.a[...] = model.b[...] = jnp.array([jnp.nan, 1])
-    assert np.isnan(Mapping([Rule("both", ["a", "b"], Tie())]).export(model)["both"][0])
+    assert np.isnan(mapping.export(model)["both"][0])  # NaNs are equal
 
 
 def test_a_shared_array_is_one_whatever_name_a_rule_uses():
@@ -225,23 +217,13 @@ def test_a_cast_holds_for_the_foreign_side():
 def test_what_only_one_side_has():
     model = nnx.Dict(norm0=params(mean=(2,)), norm1=params(mean=(2,)), rngs=nnx.Rngs(0))
     key = model.rngs.default.key[...]
-    mapping = Mapping([
-        Rule("bn{i}.mean", "norm{i}.mean"),
-        Ignore("*.mask"),
-        Keep("rngs.**"),
-    ])  # fmt: skip
+    mapping = Mapping([Rule("bn{i}.mean", "norm{i}.mean"), Ignore("*.mask"), Keep("rngs.**")])
     foreign = mapping.export(model)
     assert sorted(foreign) == ["bn0.mean", "bn1.mean"]
     foreign["bn0.mask"] = np.zeros(5)
-    report = mapping.load(foreign, zeros_like_norms(model))
+    report = mapping.load(foreign, model)
     assert report.complete and report.restored == ("norm0.mean", "norm1.mean")
     assert model.rngs.default.key[...] == key
-
-
-def zeros_like_norms(model):
-    for norm in (model.norm0, model.norm1):
-        norm.mean[...] = 0
-    return model
 
 
 def test_random_keys_keep_their_kind():

@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nnxlite as nnx
-from tests.checkpoint.models import bits
+from nnxlite.checkpoint import CheckpointError, DamagedError, MismatchError
+from tests.checkpoint.models import bits, linear
 
 checkpoint = nnx.checkpoint
 
@@ -34,17 +35,8 @@ class Registered:
     rate: float = 0.1
 
 
-class Mode(enum.Enum):
-    FAST = 1
-
-
-class Text(str):
-    pass
-
-
-def linear(seed=0):
-    return nnx.Linear(2, 3, rngs=nnx.Rngs(seed))
-
+Mode = enum.Enum("Mode", "FAST")
+Text = type("Text", (str,), {})
 
 SIMPLE = st.one_of(
     st.none(),
@@ -66,10 +58,6 @@ PLAIN = st.recursive(
     ),
     max_leaves=8,
 )
-
-
-def same(a, b) -> bool:
-    return repr(a) == repr(b)  # also of what is inside: 1 and True, 0.0 and -0.0
 
 
 def blank(value):
@@ -100,7 +88,7 @@ def test_plain_data_comes_back_as_it_was(tmp_path, items):
     for values in (found, report.values, given.values):
         assert set(values) == {"model", *items} and len(values) == 1 + len(items)
         for name, value in items.items():
-            assert same(values[name], value)
+            assert repr(values[name]) == repr(value)  # tells 1 from True, 0.0 from -0.0
     np.testing.assert_array_equal(found["model"]["kernel"], model.kernel)
 
 
@@ -127,31 +115,33 @@ def test_plain_data_comes_back_as_it_was(tmp_path, items):
         (object(), "x", "object"),
     ],
 )
-@pytest.mark.parametrize("call", ["save", "Manager.save", "restore"])
-def test_what_cannot_be_stored_is_refused_by_path(tmp_path, call, value, path, what):
-    model = linear()
-    checkpoint.save(tmp_path / "there", model=model)
+def test_what_cannot_be_stored_is_refused_by_path(tmp_path, saved, value, path, what):
+    model = linear(1)
     before = bits(model)
-    with checkpoint.Manager(tmp_path / "run") as manager:
-        functions = {
-            "save": lambda **items: checkpoint.save(tmp_path / "c", **items),
-            "Manager.save": lambda **items: manager.save(1, **items),
-            "restore": lambda **items: checkpoint.restore(tmp_path / "there", **items),
-        }
-        with pytest.raises(
-            checkpoint.CheckpointError, match=rf"'{path}' is a {what}, which a checkpoint cannot"
-        ):
-            functions[call](model=model, x=value)
-    assert bits(model) == before and not (tmp_path / "c").exists() and manager.steps == []
+    manager = checkpoint.Manager(tmp_path / "run")
+    for call in (
+        lambda **items: checkpoint.save(tmp_path / "c", **items),
+        lambda **items: manager.save(1, **items),
+        lambda **items: checkpoint.restore(saved, **items),
+    ):
+        message = rf"'{path}' is a {what}, which a checkpoint cannot"
+        with pytest.raises(CheckpointError, match=message):
+            call(model=model, x=value)
+    assert bits(model) == before and not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "c"
+    checkpoint.save(path, model=linear())
+    return path
 
 
 def test_a_filter_leaves_out_what_cannot_be_stored(tmp_path):
     checkpoint.save(tmp_path / "c", only=nnx.Param, model=linear(), x={"a": len, "b": None})
     assert set(checkpoint.values(tmp_path / "c")) == {"model"}
-    only = nnx.Not(nnx.PathContains("f"))
-    checkpoint.save(
-        tmp_path / "d", only=only, x={"f": len, "b": None}, v=nnx.Dict(f=nnx.Variable(len))
-    )
+    items = {"x": {"f": len, "b": None}, "v": nnx.Dict(f=nnx.Variable(len))}
+    checkpoint.save(tmp_path / "d", only=nnx.Not(nnx.PathContains("f")), **items)
     assert dict(checkpoint.values(tmp_path / "d")) == {"x": {"b": None}}
 
 
@@ -186,27 +176,22 @@ def test_an_item_is_read_when_it_is_asked_for(tmp_path, monkeypatch):
     checkpoint.save(tmp_path / "c", **items, step=np.int64(3))
     report = checkpoint.restore(tmp_path / "c", model=linear(1))
     found = checkpoint.values(tmp_path / "c")
-    assert found["step"] == report.values["step"] == 3 and report.values["arr"].tolist() == [
-        0,
-        1,
-        2,
-    ]
+    assert found["step"] == report.values["step"] == 3
+    assert report.values["arr"].tolist() == [0, 1, 2]
     np.testing.assert_array_equal(found["again"][0]["kernel"], model.kernel)
     assert found["key"] == items["key"]
     with pytest.raises(KeyError):
         found["other"]
     shutil.rmtree(tmp_path / "c/arrays")
     assert found["step"] == 3
-    with pytest.raises(checkpoint.DamagedError, match="c is damaged"):
+    with pytest.raises(DamagedError, match="c is damaged"):
         found["arr"]
 
 
 def test_a_history_that_has_grown(tmp_path):
     """The template of another length is refused, with the way to read it."""
     checkpoint.save(tmp_path / "c", history=[1.0, 2.0], **{"a.b": [1], "a/c": 2})
-    with pytest.raises(
-        checkpoint.MismatchError, match=r"without history=, report.values\['history'\]"
-    ):
+    with pytest.raises(MismatchError, match=r"without history=, report.values\['history'\]"):
         checkpoint.restore(tmp_path / "c", history=[])
     report = checkpoint.restore(tmp_path / "c", **{"a/c": 0})
     assert dict(report.values) == {"history": [1.0, 2.0], "a.b": [1], "a/c": 2}
@@ -215,7 +200,7 @@ def test_a_history_that_has_grown(tmp_path):
 def test_what_differs_is_named(tmp_path):
     checkpoint.save(tmp_path / "c", x={"a": None, "b": b"1", "c": [], "d": 2})
     other = {"a": 1, "b": "1", "c": (), "d": None}
-    with pytest.raises(checkpoint.MismatchError) as caught:
+    with pytest.raises(MismatchError) as caught:
         checkpoint.restore(tmp_path / "c", x=other, cast=True)
     for text in (
         "x.a: stored None, wanted Python int",

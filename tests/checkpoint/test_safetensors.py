@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -30,6 +31,8 @@ from nnxlite.checkpoint import (
     Tie,
 )
 from nnxlite.checkpoint import _safetensors as files
+from tests.checkpoint.models import bits, linear
+from tests.checkpoint.models import params as one
 
 safetensors = pytest.importorskip("safetensors")
 from safetensors.numpy import load_file, save_file  # noqa: E402
@@ -45,25 +48,8 @@ class Model(nnx.Module):
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
 
 
-def leaves(model) -> dict[str, np.ndarray]:
-    def plain(x):
-        return np.asarray(
-            jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-        )
-
-    return {
-        ".".join(map(str, path)): plain(leaf[...])
-        for path, leaf in nnx.to_flat_state(nnx.state(model))
-    }
-
-
-def same(a, b) -> bool:
-    a, b = leaves(a), leaves(b)
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
-
-
-def one(**arrays) -> nnx.Dict:
-    return nnx.Dict({name: nnx.Param(jnp.asarray(value)) for name, value in arrays.items()})
+def same(a, b):
+    return bits(a) == bits(b)
 
 
 def files_of(folder: Path) -> list[str]:
@@ -71,25 +57,18 @@ def files_of(folder: Path) -> list[str]:
 
 
 def test_a_file_has_plain_names_and_the_kind_of_random_keys(tmp_path):
-    model = Model()
+    model, other = Model(), Model(1)
     nnx.save_safetensors(tmp_path / "m.safetensors", model)
     assert files_of(tmp_path) == ["m.safetensors"]
     stored = load_file(tmp_path / "m.safetensors")
-    assert sorted(stored) == [
-        "again.bias",
-        "again.kernel",
-        "dropout.rngs.count",
-        "dropout.rngs.key",
-        "layers.1.bias",
-        "layers.1.kernel",
-    ]
+    names = (
+        "again.bias again.kernel dropout.rngs.count dropout.rngs.key layers.1.bias layers.1.kernel"
+    )
+    assert sorted(stored) == names.split()
     assert np.array_equal(stored["again.kernel"], model.layers[0].kernel[...])
     with safetensors.safe_open(tmp_path / "m.safetensors", "np") as file:
-        assert file.metadata() == {
-            "format": "pt",
-            "nnxlite.keys": '{"dropout.rngs.key": "threefry2x32"}',
-        }
-    other = Model(1)
+        keys = '{"dropout.rngs.key": "threefry2x32"}'
+        assert file.metadata() == {"format": "pt", "nnxlite.keys": keys}
     assert not same(model, other)
     report = nnx.load_safetensors(tmp_path / "m.safetensors", other)
     assert report.complete and len(report.restored) == 6
@@ -126,20 +105,17 @@ def test_every_dtype(tmp_path):
 
 
 def test_what_the_format_does_not_have(tmp_path):
-    for value, text in (
-        (np.array([1j]), "complex128[1]"),
-        (jnp.zeros(2, "int4"), "int4[2]"),
-        ("a", "Python str"),
+    abstract = nnx.eval_shape(lambda: linear(use_bias=False))
+    unknown = "; safetensors files have arrays of bool, int8, uint8,"
+    for model, options, message in (
+        (nnx.Dict(x=nnx.Variable(np.array([1j]))), {}, f"'x' is complex128[1]{unknown}"),
+        (nnx.Dict(x=nnx.Variable(jnp.zeros(2, "int4"))), {}, f"'x' is int4[2]{unknown}"),
+        (nnx.Dict(x=nnx.Variable("a")), {}, f"'x' is Python str{unknown}"),
+        (abstract, {}, "'kernel' is abstract, and has no value to be saved."),
+        (Model(), {"max_shard_bytes": 0}, "max_shard_bytes is 0; pass at least 1"),
     ):
-        message = f"'x' is {text}; safetensors files have arrays of bool, int8, uint8,"
-        with pytest.raises(nnx.checkpoint.CheckpointError, match=re.escape(message)):
-            nnx.save_safetensors(tmp_path, nnx.Dict(x=nnx.Variable(value)))
-    with pytest.raises(ValueError, match="'kernel' is abstract, and has no value to be saved."):
-        nnx.save_safetensors(
-            tmp_path, nnx.eval_shape(lambda: nnx.Linear(1, 1, use_bias=False, rngs=nnx.Rngs(0)))
-        )
-    with pytest.raises(ValueError, match="max_shard_bytes is 0; pass at least 1"):
-        nnx.save_safetensors(tmp_path, Model(), max_shard_bytes=0)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            nnx.save_safetensors(tmp_path, model, **options)
     assert files_of(tmp_path) == []
 
 
@@ -165,9 +141,7 @@ def test_only_some_variables(tmp_path):
     with pytest.raises(MismatchError, match=r"missing, 2: dropout.rngs.count, dropout.rngs.key"):
         nnx.load_safetensors(tmp_path, other)
     for call in (nnx.save_safetensors, nnx.load_safetensors):
-        with pytest.raises(
-            CheckpointError, match="only=LoRAParam matches none of the 6 leaves of Mo"
-        ):
+        with pytest.raises(CheckpointError, match="only=LoRAParam matches none of the 6 leaves of"):
             call(tmp_path, model, only=nnx.LoRAParam)
 
 
@@ -216,8 +190,8 @@ def test_of_a_sharded_array_only_the_parts_that_are_needed_are_read(tmp_path, mo
             read.append(part.shape)
             return part.view(np.ndarray)
 
-    read_file = files.Files._read
-    monkeypatch.setattr(files.Files, "_read", lambda *args: read_file(*args).view(Watched))
+    mapped = np.memmap
+    monkeypatch.setattr(files.np, "memmap", lambda *args: mapped(*args).view(Watched))
     nnx.load_safetensors(tmp_path, model, mapping=Mapping([Rule("w", "k", "o i -> i o")]))
     assert read == [(8, 1)] * 8
     assert np.array_equal(model.k[...], values.T) and model.k[...].sharding == sharding
@@ -225,44 +199,49 @@ def test_of_a_sharded_array_only_the_parts_that_are_needed_are_read(tmp_path, mo
 
 def test_several_files_with_an_index(tmp_path):
     model = one(a=jnp.arange(4.0), b=jnp.ones(3), c=jnp.ones(2, "bfloat16"), d=jnp.zeros(100))
-    nnx.save_safetensors(tmp_path / "new" / "m.safetensors", model, max_shard_bytes=20)
     folder = tmp_path / "new"
-    assert files_of(folder) == [
-        *(f"m-0000{i}-of-00003.safetensors" for i in (1, 2, 3)),
-        "m.safetensors.index.json",
-    ]
+    nnx.save_safetensors(folder / "m.safetensors", model, max_shard_bytes=20)
+    shards = [f"m-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    assert files_of(folder) == [*shards, "m.safetensors.index.json"]
     index = json.loads((folder / "m.safetensors.index.json").read_text())
     assert index["metadata"] == {"total_size": 16 + 12 + 4 + 400}
-    assert index["weight_map"] == {
-        name: f"m-0000{i}-of-00003.safetensors" for name, i in zip("abcd", (1, 2, 2, 3))
-    } and list(index["weight_map"]) == ["a", "b", "c", "d"]
+    owners = [shards[0], shards[1], shards[1], shards[2]]
+    assert list(index["weight_map"].items()) == list(zip("abcd", owners))
     for path in (folder, folder / "m.safetensors.index.json", folder / "m.safetensors"):
         other = one(a=jnp.zeros(4), b=jnp.zeros(3), c=jnp.zeros(2, "bfloat16"), d=jnp.ones(100))
         report = nnx.load_safetensors(str(path), other)
         assert same(model, other) and report.source == str(folder / "m.safetensors.index.json")
 
 
+def pair(value):
+    return one(a=jnp.full(4, value), b=jnp.full(4, value))
+
+
+def loaded(folder):
+    model = pair(7.0)
+    nnx.load_safetensors(folder, model)
+    return model
+
+
+LEFT = [  # of saves that were killed
+    "model-00001-of-00003-r7.safetensors",
+    ".model.safetensors.0123abcd.tmp",
+    ".model.safetensors.tmp",
+    ".model-00002-of-00003.safetensors.0123abcd.tmp",
+    ".model.safetensors.index.json.0123abcd.tmp",
+]
+
+
 def test_saving_again_leaves_one_set_of_files(tmp_path):
-    first, second = one(a=jnp.zeros(4), b=jnp.zeros(4)), one(a=jnp.ones(4), b=jnp.ones(4))
+    first, second = pair(0.0), pair(1.0)
     nnx.save_safetensors(tmp_path, first)
-    for name in (
-        "model-00001-of-00003-r7.safetensors",
-        ".model.safetensors.0123abcd.tmp",
-        ".model.safetensors.tmp",
-        ".model-00002-of-00003.safetensors.0123abcd.tmp",
-        ".model.safetensors.index.json.0123abcd.tmp",
-    ):  # a save was killed
-        (tmp_path / name).write_text("unfinished")
-    (tmp_path / "mine.txt").write_text("keep")
-    (tmp_path / "other.safetensors").write_text("keep")
+    for name in (*LEFT, "mine.txt", "other.safetensors"):
+        (tmp_path / name).write_text("unfinished, or of others")
     kept = ["mine.txt", "model.safetensors.index.json", "other.safetensors"]
     for model, again in ((second, ""), (first, "-r2"), (second, "")):
         nnx.save_safetensors(tmp_path, model, max_shard_bytes=16)
         shards = [f"model-0000{i}-of-00002{again}.safetensors" for i in (1, 2)]
-        assert files_of(tmp_path) == sorted([*kept, *shards])
-        loaded = one(a=jnp.full(4, 7.0), b=jnp.full(4, 7.0))
-        nnx.load_safetensors(tmp_path, loaded)
-        assert same(loaded, model)
+        assert files_of(tmp_path) == sorted([*kept, *shards]) and same(loaded(tmp_path), model)
     nnx.save_safetensors(tmp_path, first)
     assert files_of(tmp_path) == ["mine.txt", "model.safetensors", "other.safetensors"]
 
@@ -271,45 +250,52 @@ def test_saving_again_leaves_one_set_of_files(tmp_path):
 @pytest.mark.parametrize("limit", [None, 16])
 def test_a_save_that_fails_leaves_the_old_files(tmp_path, monkeypatch, step, limit):
     """The disk is full at one of the steps: of three files, or of one."""
-    old, new = one(a=jnp.zeros(4), b=jnp.zeros(4)), one(a=jnp.ones(4), b=jnp.ones(4))
+    old, new = pair(0.0), pair(1.0)
     nnx.save_safetensors(tmp_path, old, max_shard_bytes=16)
-    before = files_of(tmp_path)
-    calls = iter(range(100))
-    real = os.replace
+    before, calls, replace = files_of(tmp_path), iter(range(100)), os.replace
 
     def full(*args):
         if next(calls) == step:
             raise OSError(28, "No space left on device")
-        return real(*args)
+        return replace(*args)
 
     monkeypatch.setattr(os, "replace", full)
-    failed = False
-    try:
+    fails = step == 0 or limit is not None
+    with pytest.raises(OSError, match="No space") if fails else contextlib.nullcontext():
         nnx.save_safetensors(tmp_path, new, max_shard_bytes=limit)
-    except OSError as error:
-        failed = True
-        assert error.errno == 28
-    monkeypatch.undo()
-    loaded = one(a=jnp.full(4, 7.0), b=jnp.full(4, 7.0))
-    nnx.load_safetensors(tmp_path, loaded)
-    assert same(loaded, old if failed else new)
-    assert not failed or files_of(tmp_path) == before
-    assert failed == (step == 0 or limit is not None)
+    assert same(loaded(tmp_path), old if fails else new)
+    assert not fails or files_of(tmp_path) == before
+
+
+def test_an_interrupt_after_the_index_was_replaced_keeps_its_shards(tmp_path, monkeypatch):
+    nnx.save_safetensors(tmp_path, pair(1.0), max_shard_bytes=16)
+    replace = os.replace
+
+    def interrupted(source, target):
+        replace(source, target)
+        if str(target).endswith(".json"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        nnx.save_safetensors(tmp_path, pair(2.0), max_shard_bytes=16)
+    assert same(loaded(tmp_path), pair(2.0))
 
 
 def test_a_mapping_for_files(tmp_path):
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    model, other = linear(), linear(1)
     mapping = Mapping([Rule("fc.weight", "kernel", "o i -> i o"), Rule("fc.bias", "bias")])
     nnx.save_safetensors(tmp_path, model, mapping=mapping, metadata={"made by": "me"})
-    stored = load_file(tmp_path / "model.safetensors")
-    assert stored["fc.weight"].shape == (3, 2)
+    assert load_file(tmp_path / "model.safetensors")["fc.weight"].shape == (3, 2)
     with safetensors.safe_open(tmp_path / "model.safetensors", "np") as file:
         assert file.metadata() == {"made by": "me"}
-    other = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
     report = nnx.load_safetensors(tmp_path, other, mapping=mapping)
     assert report.renamed == (("fc.weight", "kernel"), ("fc.bias", "bias")) and same(model, other)
     with pytest.raises(ValueError, match="Pass `mapping` or `rename`, not both"):
         nnx.load_safetensors(tmp_path, other, mapping=mapping, rename={"fc.*": "*"})
+    nnx.save_safetensors(tmp_path, nnx.Dict(old=model))
+    nnx.load_safetensors(tmp_path, other := linear(2), rename={"old.**": "**"})
+    assert same(model, other)
 
 
 def test_dtypes_of_the_file_may_stay(tmp_path):
@@ -318,37 +304,24 @@ def test_dtypes_of_the_file_may_stay(tmp_path):
     for mapping in (None, Mapping([Rule("*", "*")])):
         model = one(a=jnp.zeros(2), b=jnp.zeros(2, "float16"))
         with pytest.raises(
-            MismatchError, match="(?s)b: stored float32.*cast=None keeps the stored dtypes"
+            MismatchError, match="(?s)b: stored float32.*cast=None keeps the stored"
         ):
             nnx.load_safetensors(tmp_path, model, mapping=mapping)
         report = nnx.load_safetensors(tmp_path, model, mapping=mapping, cast=None)
-        assert report.complete and not report.cast
-        assert (
-            model.a[...].dtype == "bfloat16"
-            and model.b[...].dtype == "float32"
-            and same(model, stored)
+        assert report.complete and not report.cast and same(model, stored)
+        assert nnx.load_safetensors(tmp_path, model, mapping=mapping).complete and same(
+            model, stored
         )
-        report = nnx.load_safetensors(tmp_path, model, mapping=mapping)
-        assert report.complete and model.a[...].dtype == "bfloat16"
-
-
-def test_names_are_changed_by_rename(tmp_path):
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    nnx.save_safetensors(tmp_path, nnx.Dict(old=model))
-    other = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
-    nnx.load_safetensors(tmp_path, other, rename={"old.**": "**"})
-    assert same(model, other)
 
 
 def test_states_and_pytrees_of_objects(tmp_path):
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    tree = {"model": model, "x": [jnp.arange(3.0)], "n": 3}
-    nnx.save_safetensors(tmp_path, tree)
-    other = {"model": nnx.Linear(2, 3, rngs=nnx.Rngs(1)), "x": [jnp.zeros(3)], "n": 0}
+    model = linear()
+    nnx.save_safetensors(tmp_path, {"model": model, "x": [jnp.arange(3.0)], "n": 3})
+    other = {"model": linear(1), "x": [jnp.zeros(3)], "n": 0}
     report = nnx.load_safetensors(tmp_path, other)
     assert report.restored == ("model.bias", "model.kernel", "n", "x.0")
     assert same(other["model"], model) and other["n"] == 3 and other["x"][0].tolist() == [0, 1, 2]
-    state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(2)))
+    state = nnx.state(linear(2))
     nnx.load_safetensors(tmp_path, state, mapping=Mapping([Rule("model.*", "*")]), strict=False)
     assert np.array_equal(state["kernel"][...], model.kernel[...])
 
@@ -365,7 +338,7 @@ def test_a_mismatch_leaves_the_model_as_it_was(tmp_path):
     model, other = Model(), Model(1)
     nnx.save_safetensors(tmp_path, model)
     other.layers[1] = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
-    before = leaves(other)
+    before = bits(other)
     with pytest.raises(MismatchError) as caught:
         nnx.load_safetensors(tmp_path, other)
     assert str(caught.value).startswith(
@@ -373,7 +346,7 @@ def test_a_mismatch_leaves_the_model_as_it_was(tmp_path):
         "  misshapen, 2: layers.1.bias: stored float32[2], wanted float32[4], "
         "layers.1.kernel: stored float32[3,2], wanted float32[3,4]\n"
     )
-    assert all(np.array_equal(before[name], array) for name, array in leaves(other).items())
+    assert bits(other) == before
     report = nnx.load_safetensors(tmp_path, other, strict=False)
     assert len(report.misshapen) == 2 and len(report.restored) == 4
     assert np.array_equal(other.again.bias[...], model.again.bias[...])
@@ -412,13 +385,12 @@ def test_a_value_that_cannot_be_put_together_changes_nothing(tmp_path):
 
 
 def test_a_reference_keeps_its_dtype(tmp_path):
-    model = nnx.Dict(
-        a=nnx.Param(jnp.zeros(2)), r=nnx.array_ref(jnp.zeros(2)), z=nnx.Param(jnp.zeros(2))
-    )
+    model = one(a=jnp.zeros(2), z=jnp.zeros(2))
+    model.r = nnx.array_ref(jnp.zeros(2))
     arrays = {name: np.full(2, 3, "i4" if name == "r" else "f4") for name in "arz"}
     save_file(arrays, tmp_path / "m.safetensors")
     with pytest.raises(
-        CheckpointError, match="'r' is a reference to float32, which cannot become int32"
+        CheckpointError, match="'r' is a reference to float32, which cannot become i"
     ):
         nnx.load_safetensors(tmp_path, model, cast=None)
     assert not any(array[...].any() for array in (model.a, model.r, model.z))
@@ -470,21 +442,15 @@ def test_files_that_are_damaged_or_of_another_kind(tmp_path, kind, monkeypatch):
 
 
 def test_paths_with_nothing_to_load(tmp_path):
-    model = one(a=jnp.zeros(2))
-    cases = [
-        (tmp_path / "no" / "m.safetensors", f"No such file: {tmp_path}/no/m.safetensors."),
-        (
-            tmp_path,
-            f"The folder {tmp_path} has no model.safetensors; there is no file. Pickles, such",
-        ),
-    ]
-    for path, message in cases:
-        with pytest.raises(FileNotFoundError, match=re.escape(message)):
-            nnx.load_safetensors(path, model)
+    def refused(path, message):
+        with pytest.raises(NotFoundError, match=re.escape(message)):
+            nnx.load_safetensors(path, one(a=jnp.zeros(2)))
+
+    refused(tmp_path / "no" / "m.safetensors", f"No such file: {tmp_path}/no/m.safetensors.")
+    refused(tmp_path, f"The folder {tmp_path} has no model.safetensors; there is no file. Pickles,")
     for name in "xy":
         (tmp_path / f"{name}.safetensors").write_bytes(b"")
-    with pytest.raises(NotFoundError, match=r"there is x.safetensors, y.safetensors. Pass one of"):
-        nnx.load_safetensors(tmp_path, model)
+    refused(tmp_path, "there is x.safetensors, y.safetensors. Pass one of")
 
 
 def test_a_repository_of_the_hub(tmp_path, monkeypatch):
@@ -596,39 +562,10 @@ print((saved - start) / array, (peak() - before) / array - count)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's figures")
 def test_memory_stays_near_the_largest_array(tmp_path):
     """Beyond the result: the array that is read, the pages of its file, and little more."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, tmp_path / "m.safetensors"],
-        env={
-            **os.environ,
-            "XLA_FLAGS": "",
-            "PYTHONPATH": str(Path(nnx.__file__).parents[1]),
-            "MALLOC_MMAP_THRESHOLD_": "1000000",
-        },  # so that freed arrays are given back
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(Path(nnx.__file__).parents[1])}
+    env["MALLOC_MMAP_THRESHOLD_"] = "1000000"  # so that freed arrays are given back
+    command = [sys.executable, "-c", MEMORY, tmp_path / "m.safetensors"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     saving, loading = map(float, done.stdout.split())  # in arrays; the whole model is 24
     assert saving < 6 and loading < 4
-
-
-def test_an_interrupt_after_the_index_was_replaced_keeps_its_shards(tmp_path, monkeypatch):
-    make = lambda value: nnx.Dict(
-        a=nnx.Param(jnp.full(50, value)), b=nnx.Param(jnp.full(50, value))
-    )
-    nnx.save_safetensors(tmp_path / "w", make(1.0), max_shard_bytes=200)
-    replace = os.replace
-
-    def interrupted(source, target):
-        replace(source, target)
-        if str(target).endswith(".json"):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        nnx.save_safetensors(tmp_path / "w", make(2.0), max_shard_bytes=200)
-    monkeypatch.undo()
-    model = make(0.0)
-    nnx.load_safetensors(tmp_path / "w", model)
-    assert {*model.a[...].tolist(), *model.b[...].tolist()} == {2.0}

@@ -19,6 +19,10 @@ import nnxlite as nnx
 X = np.linspace(-1, 1, 10, dtype=np.float32).reshape(5, 2)
 
 
+def near(a, b):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 class Net(nnx.Module):
     def __init__(self):
         rngs = nnx.Rngs(0)
@@ -50,7 +54,7 @@ def exported(net):
 def test_a_module_with_any_batch_size(net, exported):
     assert exported.num_programs == 0
     for rows in (5, 3):
-        np.testing.assert_allclose(exported(X[:rows]), net(X[:rows]), rtol=1e-5, atol=1e-6)
+        near(exported(X[:rows]), net(X[:rows]))
     assert exported.num_programs == 2
     np.testing.assert_array_equal(exported(jnp.asarray(X)), exported(X.astype(float)))
     assert repr(exported) == "Exported(Net: x=float32[b,2], platforms=cpu, weights=8)"
@@ -62,7 +66,7 @@ def test_a_module_with_any_batch_size(net, exported):
 def test_weights_can_be_put_in(net):
     exported = nnx.export(net, X)
     exported.weights["linear.kernel"] = jnp.zeros((2, 3))
-    np.testing.assert_allclose(exported(X), jnp.zeros((5, 3)), atol=1e-6)
+    near(exported(X), jnp.zeros((5, 3)))
     assert net.linear.kernel[...].any()
 
 
@@ -71,15 +75,13 @@ def both(one, x, two):
 
 
 def test_methods_functions_and_several_objects(net):
-    np.testing.assert_allclose(nnx.export(net.scores, X)(X), net(X), rtol=1e-5, atol=1e-6)
+    near(nnx.export(net.scores, X)(X), net(X))
 
     twice = nnx.export(functools.partial(net.scores, factor=2.0), X)
-    np.testing.assert_allclose(twice(X), 2 * net(X), rtol=1e-5, atol=1e-6)
+    near(twice(X), 2 * net(X))
     exported = nnx.export(both, net, X, net.linear, shapes=["b, ..."])
     assert "one.norm.mean" in exported.weights and len(exported.weights) == 8
-    np.testing.assert_allclose(
-        exported(X[:2]), net(X[:2]) - net.linear(X[:2]), rtol=1e-5, atol=1e-6
-    )
+    near(exported(X[:2]), net(X[:2]) - net.linear(X[:2]))
     assert nnx.export(lambda x: {"twice": 2 * x}, X)(X)["twice"].shape == (5, 2)
 
 
@@ -99,10 +101,9 @@ def test_trees_keys_and_scalars(net, tmp_path):
     for call in (exported, nnx.load_exported(tmp_path / "call")):
         out = call({"x": X[:4], "n": None}, key, 2.0)
         assert jax.tree.structure(out) == jax.tree.structure(expected)
-        np.testing.assert_allclose(out[0][0], expected[0][0], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(
-            out[0][1][1]["sum"], expected[0][1][1]["sum"], rtol=1e-4, atol=1e-5
-        )
+        near(out[0][0], expected[0][0])
+        sums = (tree[0][1][1]["sum"] for tree in (out, expected))
+        np.testing.assert_allclose(*sums, rtol=1e-4, atol=1e-5)
         assert (out[1] == expected[1]).all()
 
 
@@ -148,24 +149,18 @@ def test_a_fresh_process_without_the_class(net, tmp_path):
     assert run.returncode == 0, run.stderr
     text = "Exported(Net: x=float32[b,2], platforms=cpu/tpu, weights=8)\n(5, 2)\n"
     assert run.stdout == text
-    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), net(X), rtol=1e-5, atol=1e-6)
+    near(np.load(tmp_path / "out.npy"), net(X))
 
 
-def test_donated_arguments():
-    exported = nnx.export(lambda state, x: state + x, jnp.ones(3), jnp.ones(3), donate=0)
-    state, x = jnp.ones(3), jnp.ones(3)
-    assert exported(state, x).tolist() == [2, 2, 2]
-    assert state.is_deleted() and not x.is_deleted()
-
-
-def test_donated_arguments_after_loading(tmp_path):
-    tree = {"a": jnp.ones(3), "b": jnp.zeros(3)}
-    exported = nnx.export(lambda x, tree: (x - tree["a"], tree["b"]), jnp.ones(3), tree, donate=1)
+def test_donated_arguments_also_after_loading(tmp_path):
+    exported = nnx.export(
+        lambda x, tree: (x - tree["a"], tree["b"]), 0.0, {"a": 0.0, "b": 0.0}, donate=1
+    )
     exported.save(tmp_path / "a")
-    x = 3 * jnp.ones(3)
-    difference, b = nnx.load_exported(tmp_path / "a")(x, tree)
-    assert difference.tolist() == [2, 2, 2] and b.tolist() == [0, 0, 0]
-    assert tree["a"].is_deleted() and tree["b"].is_deleted() and not x.is_deleted()
+    for call in (exported, nnx.load_exported(tmp_path / "a")):
+        x, tree = jnp.float32(3), {"a": jnp.float32(1), "b": jnp.float32(0)}
+        assert [float(out) for out in call(x, tree)] == [2, 0]
+        assert tree["a"].is_deleted() and tree["b"].is_deleted() and not x.is_deleted()
 
 
 def test_constraints():
@@ -188,14 +183,11 @@ def with_weight(exported, path, value):
         (lambda e: e(X[0]), r"^Exported Net: Rank mismatch for kwargs\['x'\].*\(b, 2\).*\(2,\)"),
         (lambda e: e(X[:, :1]), r"Exported Net: Shape mismatch for kwargs\['x'\].shape\[1\]"),
         (lambda e: e(X.astype(int)), r"Dtype mismatch for kwargs\['x'\].*float32 .* int32"),
-        (lambda e: e({"a": X}), r"Exported Net: (.|\n)*'Net'(.|\n)*kwargs\['x'\] is a .*dict"),
-        (
-            lambda e: with_weight(e, "linear.bias", jnp.ones(2)),
-            r"Shape mismatch for args\[0\]\['linear.bias'\].*\(3,\) and called with \(2,\)",
-        ),
+        (lambda e: e({"a": X}), r"(?s)Exported Net: .*'Net'.*kwargs\['x'\] is a .*dict"),
+        (lambda e: with_weight(e, "linear.bias", jnp.ones(2)), r"\(3,\) and called with \(2,\)"),
         (
             lambda e: with_weight(e, "linear.other", jnp.ones(2)),
-            r"differ(.|\n)*args\[0\](.|\n)*'linear.other'",
+            r"(?s)differ.*args\[0\].*ar.other'",
         ),
     ],
 )
@@ -215,55 +207,38 @@ def grows(net, x):
     return x
 
 
+def same(x):
+    return x
+
+
+WRITES = r"export: Net writes drop\.rngs\.count, norm\.mean, norm\.var\. .* call model\.eval\(\)"
+NUMBERED = r"the argument one of both has a dict with the keys \[1\]; keys have to be strings"
+OF_A_CLASS = "the result of .* has a State, which a process without this class could not make"
+SHAPES = r"shapes needs an entry for each of the 1 arguments of .* not objects \(x\)"
+KEYWORD = r"both carries objects by keyword: \['two'\]"
+
+
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("error", "call", "message"),
     [
+        (ValueError, lambda: nnx.export(Net(), X), WRITES),
+        (ValueError, lambda: nnx.export(grows, Net(), X), "grows changes the structure of an obj"),
+        (TypeError, lambda: nnx.export(both, {1: X}, X, X), NUMBERED),
+        (TypeError, lambda: nnx.export(lambda x: nnx.State({}), X), OF_A_CLASS),
         (
-            lambda: nnx.export(Net(), X),
-            ValueError,
-            r"export: Net writes drop\.rngs\.count, norm\.mean, norm\.var\. .* call model\.eval\(\)",
-        ),
-        (
-            lambda: nnx.export(grows, Net(), X),
-            ValueError,
-            "grows changes the structure of an object",
-        ),
-        (
-            lambda: nnx.export(both, {1: X}, X, X),
             TypeError,
-            r"the argument one of both has a dict with the keys \[1\]; keys have to be strings",
-        ),
-        (
-            lambda: nnx.export(lambda x: nnx.State({}), X),
-            TypeError,
-            "the result of .* has a State, which a process without this class could not make",
-        ),
-        (
             lambda: nnx.export(lambda x: "no", X),
-            TypeError,
             "returned a value of type <class 'str'>",
         ),
-        (lambda: nnx.export(both, X, "y", X), TypeError, r"type <class 'str'> .*'x'"),
-        (
-            lambda: nnx.export(lambda x: x, X, shapes=["b, 2", None]),
-            ValueError,
-            r"shapes needs an entry for each of the 1 arguments of .* not objects \(x\)",
-        ),
-        (
-            lambda: nnx.export(lambda x: x, X, shapes="b, 3"),
-            ValueError,
-            "different size 3 for known",
-        ),
-        (lambda: nnx.export(lambda x: x, {"a": X}, shapes=[{"b": "b"}]), ValueError, r"\['x'\]"),
-        (lambda: nnx.export(lambda x: x, X, donate=1), ValueError, "donate is 1, and .* has 1 arg"),
-        (
-            lambda: nnx.export(functools.partial(both, two=Net()), Net(), X),
-            TypeError,
-            r"both carries objects by keyword: \['two'\]",
-        ),
+        (TypeError, lambda: nnx.export(both, X, "y", X), r"type <class 'str'> .*'x'"),
+        (ValueError, lambda: nnx.export(same, X, shapes=["b, 2", None]), SHAPES),
+        (ValueError, lambda: nnx.export(same, X, shapes="b, 3"), "different size 3 for known"),
+        (ValueError, lambda: nnx.export(same, {"a": X}, shapes=[{"b": "b"}]), r"\['x'\]"),
+        (ValueError, lambda: nnx.export(same, X, donate=1), "donate is 1, and .* has 1 arg"),
+        (TypeError, lambda: nnx.export(functools.partial(both, two=Net()), Net(), X), KEYWORD),
     ],
 )
-def test_calls_that_cannot_be_exported(call, error, message):
+def test_calls_that_cannot_be_exported(error, call, message):
     with pytest.raises(error, match=message):
         call()
 
@@ -290,6 +265,9 @@ def rewritten(path, to, **changed):
     return to
 
 
+OTHER_JAX = {"program": np.zeros(9, np.uint8), "jax": "9.9"}
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -298,10 +276,7 @@ def rewritten(path, to, **changed):
         ({"signature": None}, "is not an exported call, or damaged: 'signature'"),
         ({"signature": "{"}, "is not an exported call, or damaged: Expecting"),
         ({"signature": "[]"}, "is not an exported call, or damaged: 'str' object cannot be"),
-        (
-            {"program": np.zeros(9, np.uint8), "jax": "9.9"},
-            r"its program was written with JAX 9\.9, and JAX .* cannot read it",
-        ),
+        (OTHER_JAX, r"its program was written with JAX 9\.9, and JAX .* cannot read it"),
     ],
     ids=str,
 )
