@@ -36,28 +36,28 @@ def test_a_batch_goes_to_all_devices_and_comes_back():
         assert isinstance(back["y"], np.ndarray) and back["y"].tolist() == list(range(16))
 
 
-def test_a_batch_that_does_not_divide():
+def test_batches_and_shardings_that_do_not_go_together():
+    rows, to_global = nnx.distributed.local_rows, nnx.distributed.to_global
     sharding = over("data", data=4, model=2)
-    with pytest.raises(ValueError) as error:
-        nnx.distributed.local_rows(sharding, 10)
-    text = str(error.value)
-    assert text.startswith("nnx.distributed.local_rows: a batch of 10 rows does not divide on the ")
-    assert "mesh data=4, model=2: " in text and "4 times" in text
-    assert text.endswith("Take another number of rows, or pad the last batch.")
-    with pytest.raises(ValueError, match=r"batch\['x'\]: .*axis 0 is partitioned 4 times"):
-        nnx.distributed.to_global({"x": np.ones(10)}, sharding)
-    with pytest.raises(
-        ValueError, match=r"batch\['b'\]: .* is one of a batch of shape \(8, 2\), and size is 4"
-    ):
-        nnx.distributed.to_global({"a": np.ones(4), "b": np.ones((8, 2))}, sharding, size=4)
     two = NamedSharding(sharding.mesh, P("data", "model"))
-    with pytest.raises(ValueError, match="batch: .* only valid for values of rank at least 2"):
-        nnx.distributed.to_global(np.ones(8), two)
-
-
-def test_a_sharding_has_to_have_a_mesh():
+    odd = {"a": np.ones(4), "b": np.ones((8, 2))}
+    whole = (
+        r"^nnx.distributed.local_rows: a batch of 10 rows does not divide on the mesh data=4, mod"
+    )
+    of_b = r"batch\['b'\]: .* is one of a batch of shape \(8, 2\), and size is 4"
+    for call, message in (
+        (lambda: rows(sharding, 10), whole + r"el=2: .*4 times.* rows, or pad the last batch\.$"),
+        (
+            lambda: to_global({"x": np.ones(10)}, sharding),
+            r"batch\['x'\]: .*axis 0 is part.* 4 times",
+        ),
+        (lambda: to_global(odd, sharding, size=4), of_b),
+        (lambda: to_global(np.ones(8), two), "batch: .* only valid for values of rank at least 2"),
+    ):
+        with pytest.raises(ValueError, match=f"(?s){message}"):
+            call()
     with pytest.raises(TypeError, match="sharding is a SingleDeviceSharding; pass a NamedSharding"):
-        nnx.distributed.local_rows(SingleDeviceSharding(jax.devices()[0]), 4)
+        rows(SingleDeviceSharding(jax.devices()[0]), 4)
 
 
 # Arguments ----------------------------------------------------------------------------------------
@@ -85,15 +85,11 @@ def test_what_is_not_passed_comes_from_the_environment(unset):
     unset.setattr(
         jax.distributed, "initialize", lambda *known, **given: seen.append((known, given))
     )
-    for name, value in {"COORDINATOR_ADDRESS": "host:1", "NUM_PROCESSES": "3"}.items():
-        unset.setenv(f"JAX_{name}", value)
+    unset.setenv("JAX_COORDINATOR_ADDRESS", "host:1")
+    unset.setenv("JAX_NUM_PROCESSES", "3")
     nnx.distributed.initialize(process_id=2, initialization_timeout=5)
-    assert seen == [
-        (
-            ("host:1", 3, 2),
-            {"initialization_timeout": 5, "cluster_detection_method": "deactivate"},
-        )
-    ]
+    options = {"initialization_timeout": 5, "cluster_detection_method": "deactivate"}
+    assert seen == [(("host:1", 3, 2), options)]
 
 
 def test_alone_nothing_happens(unset):
@@ -108,20 +104,35 @@ def test_alone_nothing_happens(unset):
 
 
 class Service:
-    """Stands for JAX's coordination service, in which the others are not there."""
+    """JAX's coordination service, as process 0 sees it; the others say what is given, or are away."""
+
+    def __init__(self, *others):
+        self.others = others
 
     def key_value_set(self, key, text):
         self.pairs = [(key, text)]
 
-    def wait_at_barrier(self, name, milliseconds):
-        raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out.")
+    def wait_at_barrier(self, folder, milliseconds):
+        if not self.others:
+            raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out.")
+        texts = enumerate(self.others, start=1)
+        self.pairs += [(f"{folder}/{index}", json.dumps(text)) for index, text in texts]
 
     def key_value_dir_get(self, folder):
         return self.pairs
 
+    def key_value_delete(self, key):
+        pass
+
+
+def answered_by(monkeypatch, *others):
+    """As process 0 of several, of which the others give these texts when they exchange."""
+    seen = Service(*others), len(others) + 1, 0
+    monkeypatch.setattr(_processes, "coordination", lambda: seen)
+
 
 def test_an_error_is_not_hidden_by_those_that_do_not_come(monkeypatch):
-    monkeypatch.setattr("nnxlite.sharding._processes.coordination", lambda: (Service(), 3, 1))
+    monkeypatch.setattr(_processes, "coordination", lambda: (Service(), 3, 1))
     with pytest.raises(TimeoutError) as late, nnx.distributed.agreed("reading", timeout=5):
         pass
     assert str(late.value).startswith(
@@ -132,36 +143,13 @@ def test_an_error_is_not_hidden_by_those_that_do_not_come(monkeypatch):
 
 
 def test_a_new_shape_that_not_all_have(monkeypatch):
-    monkeypatch.setattr("nnxlite.sharding._processes.coordination", lambda: (Service(), 2, 0))
+    monkeypatch.setattr(_processes, "coordination", lambda: (Service(), 2, 0))
     with pytest.raises(TimeoutError) as error:
         nnx.distributed.to_global({"x": np.ones((24, 5), "float32")}, over("data", data=8))
     assert str(error.value).startswith(
         "nnx.distributed.to_global: this process has a batch of a new shape, batch['x'] float32[24, 5] "
         "of [24, 5], and not all others do. Give each batch the same number of rows in all processes."
     )
-
-
-class Answering(Service):
-    """The coordination service of processes that all come; the others say what is given."""
-
-    def __init__(self, *others):
-        self.others = others
-
-    def wait_at_barrier(self, name, milliseconds):
-        (key, _), folder = self.pairs[0], name
-        assert key == f"{folder}/0"
-        texts = enumerate(self.others, start=1)
-        self.pairs += [(f"{folder}/{index}", json.dumps(text)) for index, text in texts]
-
-    def key_value_delete(self, key):
-        pass
-
-
-def answered_by(monkeypatch, *others):
-    """As process 0 of several, of which the others give these texts when they exchange."""
-    service = Answering(*others)
-    count = len(others) + 1
-    monkeypatch.setattr("nnxlite.sharding._processes.coordination", lambda: (service, count, 0))
 
 
 def test_what_failed_elsewhere_fails_here(monkeypatch):
@@ -173,21 +161,16 @@ def test_what_failed_elsewhere_fails_here(monkeypatch):
     assert caught.value.kind == "OSError"
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
+def test_a_checkpoint_that_failed_elsewhere_fails_here_with_an_error_of_the_class(monkeypatch):
+    for name, kind in (
         ("DamagedError", nnx.checkpoint.DamagedError),
         ("FileExistsError", FileExistsError),
         ("OSError", nnx.checkpoint.CheckpointError),
-    ],
-)
-def test_a_checkpoint_that_failed_elsewhere_fails_here_with_an_error_of_the_class(
-    monkeypatch, name, kind
-):
-    answered_by(monkeypatch, f"{name}: it is cut short")
-    with pytest.raises(kind, match=f"^reading: process 1 failed: {name}: it is cut short$"):
-        with together("reading"):
-            pass
+    ):
+        answered_by(monkeypatch, f"{name}: it is cut short")
+        with pytest.raises(kind, match=f"^reading: process 1 failed: {name}: it is cut short$"):
+            with together("reading"):
+                pass
 
 
 def test_parts_that_differ_between_processes(monkeypatch):
@@ -218,9 +201,7 @@ def test_arrays_that_this_process_has_no_part_of(monkeypatch):
     with pytest.raises(ValueError, match="batch: this array is global already; pass the part of t"):
         nnx.distributed.to_global(whole, sharding)
     monkeypatch.setattr(NamedSharding, "addressable_devices", frozenset())
-    with pytest.raises(
-        ValueError, match="the mesh data=8 has no device of process 0. Make it of j"
-    ):
+    with pytest.raises(ValueError, match="mesh data=8 has no device of process 0. Make it of j"):
         nnx.distributed.to_global(np.ones(8), sharding)
     monkeypatch.setattr(type(whole), "addressable_shards", [])
     message = r"to_local: array\['loss'\]: no part of it is on the devices of this process"
@@ -257,21 +238,23 @@ def test_processes_that_save_different_things(monkeypatch):
         assert len(asked[0]) == 64  # one hash, unless something differs
         return str(caught.value), json.loads(asked[1])
 
-    first, mine = refusal({})
-    assert first.startswith(
-        "'w' is on no mesh of all processes, and differs: in process 0 it is float32["
-    )
-    assert ", in process 1 not saved. A checkpoint has one value for all. Save the same" in first
-    text = refusal({**mine, "b": "Python int 3"})[0]
-    assert (
-        text.startswith("'b' is on no mesh") and "not saved, in process 1 Python int 3. A" in text
-    )
-    assert "it is float32[2] of hash " in (text := refusal({"w": "float32[3]"})[0])
-    assert ", in process 1 float32[3]. A checkpoint" in text
+    _, mine = refusal({})
+    start = "is on no mesh of all processes, and differs: in process 0 it is"
+    for theirs, first, second in (
+        (
+            {},
+            f"'w' {start} float32[2] of hash ",
+            ", in process 1 not saved. A checkpoint has one v",
+        ),
+        ({**mine, "b": "Python int 3"}, f"'b' {start} not saved", ", in process 1 Python int 3. A"),
+        ({"w": "float32[3]"}, f"'w' {start} float32[2] of hash", ", in process 1 float32[3]. A c"),
+    ):
+        text, _ = refusal(theirs)
+        assert text.startswith(first) and second in text
 
 
 def test_a_part_that_cannot_be_written(monkeypatch, tmp_path):
-    ocp = pytest.importorskip("orbax.checkpoint")
+    pytest.importorskip("orbax.checkpoint")
     content = _orbax.content_of(contents_of({"w": jnp.ones(2)}))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     answered_by(monkeypatch, "OSError: No space left on device")
@@ -281,4 +264,4 @@ def test_a_part_that_cannot_be_written(monkeypatch, tmp_path):
     )
     with pytest.raises(nnx.checkpoint.CheckpointError, match=message):
         _orbax.begin(path, content)()
-    assert ocp and list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
