@@ -89,7 +89,7 @@ def check_options(call: str, **options: tp.Any) -> None:
                 good = table is not None and all(np.size(x) == 1 for x in table.values())
             case _:
                 good = isinstance(value, (bool, np.bool_))
-        if not good and (value is not None or name == "only"):
+        if not good and value is not None:
             way = (
                 f'Restore such an item under another name: rename={{"{name}.**": "other.**"}}, other=...'
                 if "restore" in call

@@ -201,12 +201,13 @@ class Manager:
             complete()
             self._delete(None)
 
-        thread = ThreadPoolExecutor(1)
-        self._writing = future, _ = thread.submit(write), step
-        _WRITING[future] = self.directory
-        thread.shutdown(wait=False)
         self._metrics[step] = numbers
         self._at = step
+        thread = ThreadPoolExecutor(1)
+        future = thread.submit(write)
+        thread.shutdown(wait=False)
+        self._writing = future, step
+        _WRITING[future] = self.directory
         if not self._asynchronous:
             self.wait()
         return True

@@ -218,14 +218,11 @@ def test_array_references(folder):
 
 
 TRANSFORMATIONS = {
-    "adafactor": lambda: optax.adafactor(1e-2, min_dim_size_to_factor=2),
-    "lion": lambda: optax.lion(1e-2),
     "lbfgs": lambda: optax.lbfgs(1e-2, memory_size=2, linesearch=None),
     "multi steps": lambda: optax.MultiSteps(optax.sgd(1e-2, momentum=0.9), 2),
     "by path": lambda: nnx.by_path({"kernel": optax.adam(1e-2), "**": optax.sgd(1e-2)}),
     "masked": lambda: optax.masked(optax.adam(1e-2), nnx.State({"bias": True, "kernel": False})),
     "noise": lambda: optax.noisy_sgd(1e-2, key=jax.random.key(3)),
-    "nesterov": lambda: optax.apply_if_finite(optax.sgd(1e-2, momentum=0.9, nesterov=True), 3),
 }
 
 
