@@ -6,6 +6,7 @@ between, `restore` and the next `save` find it there.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import typing as tp
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ import numpy as np
 from nnxlite._base.errors import short_type
 from nnxlite._base.text import human_bytes
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._contents import KINDS, Contents, below, name_of, other_names
+from nnxlite.checkpoint._contents import KINDS, Contents, Table, below, name_of, other_names
 from nnxlite.checkpoint._loading import Renaming, load
 from nnxlite.checkpoint._report import CheckpointError, Report, printable, together
 from nnxlite.filters import Filter
@@ -68,7 +69,7 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
         contents = contents_of(items, only)
         if first:
             _make_room(target, overwrite)
-    _orbax.begin(_beside(target), _orbax.content_of(contents))()
+    _orbax.write(_beside(target), _orbax.content_of(contents))
     with together(f"nnx.checkpoint.save: {target}"):
         if first:
             _settle(target)
@@ -78,18 +79,19 @@ def check_options(call: str, **options: tp.Any) -> None:
     """Refuse an option whose value is meant as an item: `overwrite=model`, `metrics=MultiMetric()`."""
     for name, value in options.items():
         parts = value if isinstance(value, (list, tuple)) else [value]
-        is_table = isinstance(value, Mapping) and not is_graph_node(value)
-        table: tp.Any = value if is_table else None
+        table = value if isinstance(value, Mapping) and not is_graph_node(value) else None
         match name:
             case "only":
                 good = not any(isinstance(x, Mapping) or is_graph_node(x) for x in parts)
-            case "rename":
-                good = table is not None and all(isinstance(new, str) for new in table.values())
-            case "metrics":
-                good = table is not None and all(np.size(x) == 1 for x in table.values())
+            case "rename" if table is not None:
+                good = all(isinstance(new, str) for new in table.values())
+            case "metrics" if table is not None:
+                good = all(np.size(number) == 1 for number in table.values())
+            case "rename" | "metrics":
+                good = value is None
             case _:
-                good = isinstance(value, (bool, np.bool_))
-        if not good and value is not None:
+                good = value is None or isinstance(value, (bool, np.bool_))
+        if not good:
             way = (
                 f'Restore such an item under another name: rename={{"{name}.**": "other.**"}}, other=...'
                 if "restore" in call
@@ -202,7 +204,7 @@ def restore(
     place = locate(_orbax.folder(path))
     with together(f"nnx.checkpoint.restore: {place}"):
         contents = contents_of(dict(items), only)
-        source = _orbax.read_folder(place, items).with_keys(contents)
+        source = _orbax.Folder(place, items).with_keys(contents)
         new, report = load(source, contents, rename=rename, strict=strict, cast=cast, within=items)
     contents.write(new)
     return dataclasses.replace(report, values=Values(source, contents.root))
@@ -266,13 +268,13 @@ def info(path: tp.Any, /) -> Info:
     >>> found.leaves["model.kernel"], found.values["step"], found.classes["model"]
     ('float32[2,3]', 7, 'Linear')
     """
-    found = _orbax.read_folder(locate(_orbax.folder(path)))
+    found = _orbax.Folder(locate(_orbax.folder(path)))
     return Info(
         str(found.path),
         {name: str(spec) for name, spec in found.specs.items()},
-        dict(found.values),
-        dict(found.aliases),
-        dict(found.classes),
+        found.values,
+        found.aliases,
+        found.classes,
         sum(spec.nbytes for spec in found.specs.values()),
     )
 
@@ -300,7 +302,7 @@ def values(path: tp.Any, /) -> tp.Mapping[str, tp.Any]:
     >>> found["settings"], found["model"]["kernel"].shape
     ({'features': (2, 3), 'seed': None}, (2, 3))
     """
-    return Values(_orbax.read_folder(locate(_orbax.folder(path))))
+    return Values(_orbax.Folder(locate(_orbax.folder(path))))
 
 
 class Values(Mapping[str, tp.Any]):
@@ -313,12 +315,15 @@ class Values(Mapping[str, tp.Any]):
 
     def __init__(self, source: _orbax.Folder, ready: tp.Mapping[str, tp.Any] = {}) -> None:
         self._source = source
+        self._names: dict[str, list[str]] = collections.defaultdict(list)
+        for name in [*source.table, *source.specs]:
+            self._names[_item(name)].append(name)
         self._ready = dict(ready)
-        self._all = dict.fromkeys((*map(_item, (*source.table, *source.specs)), *ready))
+        self._all = {**self._names, **ready}
 
     def __getitem__(self, name: str) -> tp.Any:
         if name not in self._ready and name in self._all:
-            self._ready[name] = self._read(name)
+            self._ready[name] = self._read(name, self._names[name])
         return self._ready[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -331,14 +336,17 @@ class Values(Mapping[str, tp.Any]):
         shown = (f"{n!r}: {self._ready[n]!r}" if n in self._ready else f"{n!r}: ..." for n in self)
         return f"{{{', '.join(shown)}}}"
 
-    def _read(self, item: str) -> tp.Any:
-        source, stored = self._source, dict[str, str]()
-        for name in source.specs:
-            for known in (name, *other_names(name, source.aliases)):
-                if _item(known) == item:
-                    stored.setdefault(known, name)
-        read = source.open(dict.fromkeys(stored.values()))
-        leaves = {known: read(name) for known, name in stored.items()}
+    def _read(self, item: str, names: list[str]) -> tp.Any:
+        source = self._source
+        shared = [first for alias, first in source.aliases.items() if _item(alias) == item]
+        names = [*names, *(name for name in source.specs for first in shared if below(name, first))]
+        wanted = dict.fromkeys(name for name in names if name in source.specs)
+        read = source.open(wanted)
+        leaves = {name: read(name) for name in wanted}
+        for name in wanted:
+            for other in other_names(name, source.aliases):
+                if _item(other) == item:
+                    leaves.setdefault(other, leaves[name])
         return rebuilt(name_of((item,)), source.table, lambda name: _tree(name, leaves))
 
 
@@ -362,10 +370,10 @@ def _tree(name: str, leaves: tp.Mapping[str, tp.Any]) -> tp.Any:
     return tree
 
 
-def rebuilt(name: str, table: tp.Mapping[str, tp.Any], value_of: Callable[[str], tp.Any]) -> tp.Any:
+def rebuilt(name: str, table: Table, value_of: Callable[[str], tp.Any]) -> tp.Any:
     """A container as it was saved, or what else there is of a name."""
     if name not in table:
         return value_of(name)
     kind, children = table[name]
     parts = [(key, rebuilt(child, table, value_of)) for key, child in children]
-    return dict(parts) if kind == "dict" else KINDS[kind](part for _, part in parts)
+    return dict(parts) if kind == "dict" else KINDS[kind][0](part for _, part in parts)

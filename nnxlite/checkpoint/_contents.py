@@ -19,7 +19,7 @@ import collections
 import dataclasses
 import math
 import typing as tp
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -39,13 +39,15 @@ from nnxlite.graph._walk import find_duplicates, iter_graph
 from nnxlite.sharding import abstract_with_sharding
 from nnxlite.variables._variable import Variable
 
-KINDS: dict[str, tp.Any] = {"dict": dict, "list": list, "tuple": tuple}
-"""The types of plain containers that are read."""
+KINDS = {
+    "dict": (dict, collections.OrderedDict, collections.defaultdict),
+    "list": (list,),
+    "tuple": (tuple,),
+}
+"""The types of plain containers; what is read is of the first one of a kind."""
 
-_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
-_KIND_OF |= dict.fromkeys((collections.OrderedDict, collections.defaultdict), "dict")
-
-FIXED: dict[str, tp.Any] = {"None": type(None), **{f"empty {k}": KINDS[k] for k in KINDS}}
+EMPTY = {f"empty {kind}": types[0] for kind, types in KINDS.items()}
+FIXED: dict[str, tp.Any] = {"None": type(None), **EMPTY}
 """Types of leaves that have no other value than the one that their name says."""
 
 NUMBERS_AND_TEXT = (bool, int, float, complex, str)
@@ -62,7 +64,8 @@ Table: tp.TypeAlias = dict[str, tuple[str, list[tuple[tp.Any, str]]]]
 
 def kind_name(value: tp.Any) -> str | None:
     """`dict`, `list` or `tuple` for a plain container; None for anything else, also a named tuple."""
-    return _KIND_OF.get(type(value))
+    cls = type(value)
+    return next((name for name, types in KINDS.items() if cls in types), None)
 
 
 def leaf_name(value: tp.Any) -> str | None:
@@ -78,6 +81,16 @@ def leaf_name(value: tp.Any) -> str | None:
 def entries(container: tp.Any) -> Iterator[tuple[tp.Any, tp.Any]]:
     """The keys or indices of a plain container with what is there."""
     yield from container.items() if isinstance(container, dict) else enumerate(container)
+
+
+def walk(items: Mapping[str, tp.Any]) -> Iterator[tuple[Path, tp.Any]]:
+    """Everything in some items that is in plain containers only, containers before their entries."""
+    todo: list[tuple[Path, tp.Any]] = [((name,), value) for name, value in items.items()]
+    while todo:
+        path, value = todo.pop()
+        yield path, value
+        if kind_name(value):
+            todo += [((*path, key), child) for key, child in entries(value)]
 
 
 def refused(value: tp.Any) -> tp.Any:
@@ -471,16 +484,12 @@ KEYS = (str, int, float, bool, type(None))
 def _plain_leaves(items: dict[str, tp.Any], known: set[Path]) -> tp.Iterator[Found]:
     """What is in plain data of some items beside the leaves that are known, also what is refused."""
     above = {path[:n] for path in known for n in range(1, len(path))}
-    todo: list[tuple[Path, tp.Any]] = [((name,), value) for name, value in items.items()]
-    while todo:
-        path, value = todo.pop()
+    for path, value in walk(items):
         if path in known:
             continue
         if leaf_name(value):
             yield path, path, value, None, value
-        elif kind_name(value):
-            todo += [((*path, key), child) for key, child in entries(value)]
-        elif path not in above and (part := refused(value)) is not None:
+        elif not kind_name(value) and path not in above and (part := refused(value)) is not None:
             yield path, path, value, None, part
 
 

@@ -28,24 +28,28 @@ Renaming: tp.TypeAlias = tp.Mapping[str, str]
 """Patterns of stored names, and what each becomes: `{"encoder.**": "backbone.**"}`."""
 
 
-@dataclasses.dataclass
-class Source:
+class Source(tp.Protocol):
     """Where arrays come from.
 
     Attributes:
         text: what it is, for messages.
         specs: shape and dtype of each array, by name.
-        open: given the names that will be asked for, each with the sharding it will have, or None, a
-            function from a name to its value, which is copied if it is to stay. A value may have this
-            sharding already; of random keys there may be the data.
         aliases, table: further names, and the containers of plain data, as in `Contents`.
     """
 
     text: str
     specs: dict[str, Spec]
-    open: Callable[[tp.Mapping[str, tp.Any]], Callable[[str], tp.Any]]
-    aliases: tp.Mapping[str, str] = dataclasses.field(default_factory=dict)
-    table: tp.Mapping[str, tp.Any] = dataclasses.field(default_factory=dict)
+    aliases: dict[str, str]
+    table: tp.Any
+
+    def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], tp.Any]:
+        """A function from the name of an array to its value, which is copied if it is to stay.
+
+        Args:
+            wanted: the names that will be asked for, each with the sharding it will have, or None. A
+                value may have this sharding already.
+        """
+        ...
 
 
 def load_model(source: Source, model: tp.Any, only: Filter, **options: tp.Any) -> Report:

@@ -7,14 +7,15 @@ those that came after it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
-import json
+import functools
 import math
 import os
 import threading
+import types
 import typing as tp
-from concurrent.futures import Future
-from concurrent.futures.thread import ThreadPoolExecutor  # so that it ends after `_finish`
+import weakref
 
 import jax
 
@@ -25,24 +26,32 @@ from nnxlite.checkpoint._loading import Renaming
 from nnxlite.checkpoint._report import DamagedError, NotFoundError, Report, together
 from nnxlite.filters import Filter
 
-METRICS = "metrics/metrics"
-"""The file of a checkpoint's metrics, as Orbax's own manager has it."""
-
-_WRITING: dict[Future[None], tp.Any] = {}
-"""What is being written in the background, with its folder, until an error of it is raised."""
+_opened: weakref.WeakSet[tp.Any] = weakref.WeakSet()
+"""Orbax's managers that are there, or whose threads still write."""
 
 
-def _finish() -> None:
+def _finish(process: int) -> None:
     """Complete what is being written when the program ends; raises what could not be written."""
-    errors = [future.exception() for future in tuple(_WRITING)]
-    for error in filter(None, errors):
+    if os.getpid() != process:  # a fork has none of the threads
+        return
+    errors = []
+    for manager in tuple(_opened):
+        try:
+            manager.wait_until_finished()
+        except Exception as error:
+            errors.append(_orbax.not_written(manager.directory, error))
+    for error in errors:
         raise error
 
 
-# `atexit` would be too late: before it, Python ends the executors that the threads of Orbax need.
-getattr(threading, "_register_atexit", atexit.register)(_finish)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_WRITING.clear)  # a fork has none of the threads
+@functools.cache
+def _finish_at_exit(process: int) -> None:
+    """Have `_finish` called at the end of this process, once.
+
+    `atexit` would be too late: before it, Python ends the executors that the threads of Orbax need.
+    """
+    at_exit = getattr(threading, "_register_atexit", atexit.register)
+    at_exit(functools.partial(_finish, process))
 
 
 class Manager:
@@ -106,26 +115,49 @@ class Manager:
         self._policies = (keep, keep_best, keep_every)
         self._every = every
         self._asynchronous = asynchronous
-        self._metrics: dict[int, dict[str, float]] = {}  # what has been read or saved
-        self._writing: tuple[Future[None], int] | None = None  # with its step, until `wait`
+        self._orbax: tp.Any = None
+        self._saved = False
+        self._unfinished: dict[int, dict[str, float]] = {}  # metrics of a step, until `wait`
         self._at: int | None = None  # the step that this manager saved or restored last
 
-    def _surplus(self) -> list[int]:
-        """The steps to be deleted; of equally good ones the first is kept, see `should_stop`."""
+    def _open(self) -> tp.Any:
+        """Orbax's manager."""
+        if self._orbax is None:
+            ocp = _orbax.orbax()
+            _finish_at_exit(os.getpid())
+            options = ocp.CheckpointManagerOptions(
+                save_interval_steps=self._every,
+                preservation_policy=types.SimpleNamespace(should_preserve=self._kept),
+                enable_async_checkpointing=self._asynchronous,
+                best_fn=self._rank,  # without one Orbax keeps no metrics
+            )
+            handlers = _orbax.registry() if jax.process_count() > 1 else None
+            self._orbax = ocp.CheckpointManager(
+                self.directory, options=options, handler_registry=handlers
+            )
+            _opened.add(self._orbax)
+        return self._orbax
+
+    def _kept(self, checkpoints: tp.Sequence[tp.Any], *, context: tp.Any) -> list[bool]:
+        """Which checkpoints are kept: of equally good ones the first, from which `should_stop` counts.
+
+        Orbax's own policy keeps the last.
+        """
         keep, keep_best, keep_every = self._policies
-        steps = _orbax.complete_steps(self.directory)
+        steps = [checkpoint.step for checkpoint in checkpoints]
         kept = set(steps if keep is None else steps[-keep:])
         if self.best_metric is not None:
-            found = [(self.metrics(step), -step) for step in steps]
-            ranked = sorted((self._rank(metrics), step) for metrics, step in found if metrics)
-            kept |= {-step for _, step in ranked[-keep_best:]}
+            ranked = [
+                (self._rank(c.metrics), -c.step) for c in checkpoints if c.metrics is not None
+            ]
+            kept |= {-step for _, step in sorted(ranked)[-keep_best:]}
         if keep_every is not None:
             kept |= {step for step in steps if step % keep_every == 0}
-        return [step for step in steps if step not in kept]
+        return [step in kept for step in steps]
 
-    def _rank(self, metrics: tp.Mapping[str, float]) -> float:
+    def _rank(self, metrics: tp.Any) -> float:
         """A number that is larger for a better checkpoint; the lowest for one that has none."""
-        value = metrics.get(tp.cast(str, self.best_metric))
+        value = (metrics or {}).get(self.best_metric)
         if value is None or math.isnan(value):
             return -math.inf
         return value if self.mode == "max" else -value
@@ -169,10 +201,12 @@ class Manager:
                 f"Manager.save: checkpoints are compared by {self.best_metric!r}, and the metrics are "
                 f"{sorted(numbers)}. Pass metrics={{{self.best_metric!r}: ...}}."
             )
-        due = step % self._every == 0 or (self._at is None and not self.steps)
-        if not (force or due or _orbax.orbax().multihost.reached_preemption(step)):
+        manager = self._open()
+        there = manager.all_steps()
+        due = step % self._every == 0 or not there or manager.reached_preemption(step)
+        if not force and not due:
             return False
-        later = [other for other in self.steps if other >= step]
+        later = [other for other in there if other >= step]
         if later and (self._at is None or self._at >= step):
             self.wait()  # a save that failed is the reason to try its step again
             raise ValueError(
@@ -180,50 +214,35 @@ class Manager:
                 f"{max(later)}. Each save needs a later step. To go back, restore the checkpoint to go "
                 "on from first (Manager.restore, nnx.training.resume); or save into another folder."
             )
+        if not self._saved:
+            with together(f"nnx.checkpoint.Manager: {self.directory}"):
+                for other in tuple(_opened):  # another one of this process may still write
+                    if other.directory == self.directory:
+                        with contextlib.suppress(Exception):  # for those who use that one
+                            other.wait_until_finished()
+                if jax.process_index() == 0:
+                    for unfinished in self.directory.glob("*.orbax-checkpoint-tmp*"):
+                        unfinished.rmtree()  # of a process that was ended
+            self._saved = True
         with together(f"nnx.checkpoint.Manager.save: step {step}"):
             contents = contents_of(items, only)
-        content = _orbax.content_of(contents)
+        args = _orbax.content_of(contents).as_arguments()
         self.wait()
         if later:
             warn_user(
                 f"Manager.save: the run went back to step {self._at}, so step {step} replaces the later "
                 f"checkpoints {sorted(later)}. To keep both, save into another folder."
             )
-        for future, directory in tuple(_WRITING.items()):
-            if directory == self.directory:  # another manager's, whose error is for its users
-                future.exception()
-        self._delete(sorted(later, reverse=True))
-        if numbers:
-            content.texts[METRICS] = numbers
-        complete = _orbax.begin(self.directory / str(step), content)
 
         def write() -> None:
-            complete()
-            self._delete(None)
+            for other in sorted(later, reverse=True):
+                manager.delete(other)
+            manager.save(step, args=args, metrics=numbers, force=True)
 
-        self._metrics[step] = numbers
+        self._unless_failed(write)
+        self._unfinished[step] = numbers
         self._at = step
-        thread = ThreadPoolExecutor(1)
-        future = thread.submit(write)
-        thread.shutdown(wait=False)
-        self._writing = future, step
-        _WRITING[future] = self.directory
-        if not self._asynchronous:
-            self.wait()
         return True
-
-    def _delete(self, steps: tp.Sequence[int] | None) -> None:
-        """Delete checkpoints, by default those that are not kept, and what ended processes left."""
-        try:
-            with together(f"nnx.checkpoint.Manager: deleting in {self.directory}"):
-                if jax.process_index() == 0:
-                    for step in self._surplus() if steps is None else steps:
-                        path = self.directory / str(step)
-                        path.rename(f"{path}{_orbax.UNFINISHED}")  # it is gone whole, or there
-                    for unfinished in self.directory.glob(f"*{_orbax.UNFINISHED}*"):
-                        unfinished.rmtree()
-        except Exception as error:
-            raise _orbax.not_written(self.directory, error) from error
 
     def restore(
         self,
@@ -285,7 +304,7 @@ class Manager:
         that raises the error removes it. Other managers list it when it is complete.
         """
         complete = _orbax.complete_steps(self.directory) if self.directory.exists() else []
-        return sorted({*complete, *([self._writing[1]] if self._writing else [])})
+        return sorted({*complete, *self._unfinished})
 
     @property
     def latest(self) -> int | None:
@@ -309,10 +328,7 @@ class Manager:
         Args:
             step: its number.
         """
-        file = self.directory / str(step) / METRICS
-        if step not in self._metrics and file.exists():
-            self._metrics[step] = json.loads(file.read_text())
-        return dict(self._metrics.get(step, {}))
+        return dict(self._unfinished.get(step) or self._open().metrics(step) or {})
 
     def should_stop(self, patience: int) -> bool:
         """Whether training has gone on for too long since the best checkpoint.
@@ -325,19 +341,27 @@ class Manager:
 
     def wait(self) -> None:
         """Wait until what is being written is complete; CheckpointError if it cannot be written."""
-        if self._writing is None:
-            return
-        future, step = self._writing
-        error = future.exception()
-        self._writing = None
-        del _WRITING[future]
-        if error is not None:
-            self._metrics.pop(step)
-            raise error
+        if self._orbax is not None:
+            self._unless_failed(self._orbax.wait_until_finished)
+        self._unfinished.clear()
+
+    def _unless_failed(self, call: tp.Callable[[], tp.Any]) -> None:
+        """Call Orbax; after an error its list of steps is wrong, and is read from the folder again."""
+        try:
+            call()
+        except Exception as error:
+            with contextlib.suppress(Exception):  # its threads may still write
+                self._orbax.close()
+            self._orbax, self._saved = None, False
+            self._unfinished.clear()
+            raise _orbax.not_written(self.directory, error) from error
 
     def close(self) -> None:
         """Wait, and end the threads that write; CheckpointError if a checkpoint cannot be written."""
         self.wait()
+        if self._orbax is not None:
+            self._orbax.close()
+            self._orbax = None
 
     def __enter__(self) -> tp.Self:
         return self

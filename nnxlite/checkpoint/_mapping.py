@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import typing as tp
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec, spec_of
-from nnxlite.checkpoint._loading import Source, load_model
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, Table, spec_of
+from nnxlite.checkpoint._loading import load_model
 from nnxlite.checkpoint._report import CheckpointError, Report
 from nnxlite.checkpoint._rules import Conversion, Entry, MappingError, conversions, same_bits
 from nnxlite.filters import Filter
@@ -91,9 +91,8 @@ class Mapping:
 
         See the example of the class.
         """
-        return load_model(
-            in_memory(arrays), model, only, entries=self.entries, strict=strict, cast=cast
-        )
+        source = Arrays(arrays)
+        return load_model(source, model, only, entries=self.entries, strict=strict, cast=cast)
 
     def export(self, model: tp.Any, *, only: Filter = ...) -> dict[str, tp.Any]:
         """The arrays of a model under their foreign names and in their foreign layout.
@@ -119,20 +118,29 @@ class Mapping:
         }
 
 
-def in_memory(arrays: tp.Mapping[str, tp.Any]) -> Source:
-    """Arrays that are there; CheckpointError for a value that is not an array."""
-    flat, specs = dict(_flattened(arrays, "")), dict[str, Spec]()
-    for name, array in flat.items():
-        spec = spec_of(array)
-        if spec is None or spec.dtype == "Python str":
-            raise CheckpointError(f"'{name}' is a {type(array).__name__}, not an array.")
-        specs[name] = spec
+class Arrays:
+    """Arrays in memory, a `Source`; CheckpointError for a value that is not an array."""
 
-    def read(name: str) -> np.ndarray:
-        array = flat[name]
-        return np.asarray(jax.random.key_data(array) if specs[name].key_impl else array)
+    text = "The dictionary"
+    aliases: dict[str, str] = {}
+    table: Table = {}
 
-    return Source("The dictionary", specs, lambda wanted: read)
+    def __init__(self, arrays: tp.Mapping[str, tp.Any]) -> None:
+        self._arrays = dict(_flattened(arrays, ""))
+        self.specs: dict[str, Spec] = {}
+        for name, array in self._arrays.items():
+            spec = spec_of(array)
+            if spec is None or spec.dtype == "Python str":
+                raise CheckpointError(f"'{name}' is a {type(array).__name__}, not an array.")
+            self.specs[name] = spec
+
+    def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], np.ndarray]:
+        """See `Source`; of random keys, their data."""
+        return self._read
+
+    def _read(self, name: str) -> np.ndarray:
+        array = self._arrays[name]
+        return np.asarray(jax.random.key_data(array) if self.specs[name].key_impl else array)
 
 
 def _flattened(arrays: tp.Mapping[str, tp.Any], prefix: str) -> Iterator[tuple[str, tp.Any]]:

@@ -9,32 +9,29 @@ Orbax writes into a folder of another name and renames it when it is complete.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
-import dataclasses
 import hashlib
 import json
 import typing as tp
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from nnxlite._base.errors import importing
 from nnxlite._base.jax import key_name
-from nnxlite.checkpoint._contents import FIXED, Contents, Spec, name_of
-from nnxlite.checkpoint._loading import Source
+from nnxlite.checkpoint._contents import FIXED, Contents, Spec, Table, name_of
 from nnxlite.checkpoint._report import CheckpointError, DamagedError, NotFoundError, together
 from nnxlite.checkpoint._safetensors import PICKLES
-from nnxlite.distributed import exchange
+from nnxlite.distributed import agreed, exchange
 
-ARRAYS, ABOUT, UNFINISHED = "arrays", "nnxlite", ".orbax-checkpoint-tmp"
+ARRAYS, ABOUT = "arrays", "nnxlite"
 FORMAT = 3
 """Formats 1 and 2 have a checksum for each array, which is not read, and 1 has no plain data."""
 
 if tp.TYPE_CHECKING:
+    import orbax.checkpoint as ocp
     from etils import epath
 
 
@@ -57,10 +54,18 @@ def folder(path: tp.Any) -> epath.Path:
 
 
 class Content(tp.NamedTuple):
-    """What is to be saved: arrays by name, and JSON by the name of its file."""
+    """What is to be saved: arrays by name, and JSON that describes them."""
 
     arrays: dict[str, tp.Any]
-    texts: dict[str, tp.Any]
+    about: dict[str, tp.Any]
+
+    def as_arguments(self) -> ocp.args.Composite:
+        """The same for a manager of Orbax."""
+        args = orbax().args
+        items = {ABOUT: args.JsonSave(self.about)}
+        if self.arrays:  # Orbax refuses an empty item
+            items[ARRAYS] = args.PyTreeSave(self.arrays)
+        return args.Composite(**items)
 
 
 def content_of(contents: Contents) -> Content:
@@ -102,7 +107,7 @@ def content_of(contents: Contents) -> Content:
     }
     if jax.process_count() > 1:
         check_same_in_all(same, {name: arrays[name] for name in mine})
-    return Content(arrays, {f"{ABOUT}/metadata": about})
+    return Content(arrays, about)
 
 
 def _as_json(value: tp.Any, spec: Spec) -> tp.Any:
@@ -152,63 +157,80 @@ def check_same_in_all(parts: dict[str, str], mine: tp.Mapping[str, tp.Any]) -> N
     )
 
 
-def begin(path: epath.Path, content: Content) -> Callable[[], None]:
-    """Start to write a new folder, which is there when it is complete.
-
-    Arrays have been copied when this returns: the objects may change, and donate them.
+def write(path: epath.Path, content: Content) -> None:
+    """Save into a new folder, which is there when it is complete; CheckpointError if it cannot be.
 
     Of several processes each writes its part of the arrays, and the first one all else. What one
     cannot do, all report: they agree after each step, and inside a step none waits for another.
-
-    Returns:
-        A function that waits, and completes the folder; it may run in another thread.
-
-    Both raise CheckpointError if it cannot be written; then nothing of it is left.
     """
-    unfinished = path.parent / f"{path.name}{UNFINISHED}"
+    unfinished = path.parent / f"{path.name}.orbax-checkpoint-tmp"
     first = jax.process_index() == 0
-    handler = orbax().PyTreeCheckpointHandler()
-    futures: list[tp.Any] = []
-
-    @contextlib.contextmanager
-    def agreeing(what: str) -> Iterator[None]:
-        try:
-            with together(f"nnx.checkpoint: {what} {path}"):
-                yield
-        except Exception as error:
-            handler.close()
-            if first and unfinished.exists():
-                unfinished.rmtree()
-            raise not_written(path.parent, error) from error
-
-    with agreeing("making"):
+    # Orbax refuses an empty tree.
+    args = orbax().args.PyTreeSave(content.arrays) if content.arrays else None
+    try:
+        with contextlib.closing(orbax().PyTreeCheckpointHandler()) as handler:
+            with together(f"nnx.checkpoint: making {unfinished}"):
+                if first and unfinished.exists():
+                    unfinished.rmtree()  # of a process that was ended
+                if first:
+                    (unfinished / ABOUT).mkdir(parents=True)
+                    if args is not None:
+                        (unfinished / ARRAYS).mkdir()
+            with together(f"nnx.checkpoint: writing {path}"):
+                if args is not None:
+                    handler.save(unfinished / ARRAYS, args=args)
+            with together(f"nnx.checkpoint: completing {path}"):
+                if first and args is not None:
+                    handler.finalize(unfinished / ARRAYS)
+                if first:
+                    (unfinished / ABOUT / "metadata").write_text(json.dumps(content.about))
+                    unfinished.rename(path)
+    except Exception as error:
         if first and unfinished.exists():
-            unfinished.rmtree()  # of a process that was ended
-        if first:
-            for name in (ABOUT, ARRAYS):
-                (unfinished / name).mkdir(parents=True)
-    with agreeing("copying"):
-        if content.arrays:  # Orbax refuses an empty tree
-            args = orbax().args.PyTreeSave(content.arrays)
-            saving = handler.async_save(unfinished / ARRAYS, args=args)
-            with ThreadPoolExecutor(1) as thread:  # the caller's may have an event loop of its own
-                futures += thread.submit(asyncio.run, saving).result() or ()
+            unfinished.rmtree()
+        raise not_written(path.parent, error) from error
 
-    def complete() -> None:
-        with agreeing("writing"):
-            for future in futures:
-                future.result()
-        with agreeing("completing"):
-            if first and content.arrays:
-                handler.finalize(unfinished / ARRAYS)
-            if first:
-                for name, text in content.texts.items():
-                    (unfinished / name).parent.mkdir(exist_ok=True)
-                    (unfinished / name).write_text(json.dumps(text))
-                unfinished.rename(path)
-        handler.close()
 
-    return complete
+def registry() -> tp.Any:
+    """Handlers for Orbax's manager that write in the background, and fail in all processes or in none.
+
+    With those of Orbax (0.12), a process whose disk is full raises, the others time out, and the next
+    save waits in a collective operation without an end.
+    """
+    ocp = orbax()
+    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    args = ocp.args
+    for item, base, save, restore in (
+        (ARRAYS, ocp.PyTreeCheckpointHandler, args.PyTreeSave, args.PyTreeRestore),
+        (ABOUT, ocp.JsonCheckpointHandler, args.JsonSave, args.JsonRestore),
+    ):
+
+        class Agreeing(base):
+            async def async_save(
+                self, directory: tp.Any, *args: tp.Any, **kwargs: tp.Any
+            ) -> tp.Any:
+                return [_Together(await super().async_save(directory, *args, **kwargs) or [])]
+
+        handler = Agreeing()
+        handlers.add(item, save, handler)
+        handlers.add(item, restore, handler)
+    return handlers
+
+
+class _Together:
+    """What is being written in the background; done when it is in all processes."""
+
+    def __init__(self, futures: tp.Sequence[tp.Any]) -> None:
+        self.futures = futures
+
+    def result(self, timeout: float | None = None) -> None:
+        with agreed("nnx.checkpoint.Manager: writing in the background"):
+            for future in self.futures:
+                future.result(timeout)
+
+    def cancel(self) -> None:
+        for future in self.futures:
+            future.cancel()
 
 
 def not_written(folder: epath.Path, error: Exception) -> CheckpointError:
@@ -224,37 +246,19 @@ def not_written(folder: epath.Path, error: Exception) -> CheckpointError:
 
 def complete_steps(path: epath.Path) -> list[int]:
     """The steps in the folder of a manager whose checkpoints are complete, in ascending order."""
-    return sorted(int(found.name) for found in path.iterdir() if found.name.isdecimal())
+    return sorted(found.step for found in orbax().path.step.standard_name_format().find_all(path))
 
 
-@dataclasses.dataclass
-class Folder(Source):
+class Folder:
     """A checkpoint: what a folder contains, without its arrays, which `open` reads.
 
     Attributes:
         path: of the folder.
+        text: what it is, for messages.
+        specs: shape and dtype of each leaf, by name.
         values: numbers and texts, by name.
-        classes: see `Contents`.
-        is_foreign: whether Orbax wrote it without nnxlite.
-    """
-
-    path: epath.Path = dataclasses.field(kw_only=True)
-    values: tp.Mapping[str, tp.Any] = dataclasses.field(default_factory=dict)
-    classes: tp.Mapping[str, str] = dataclasses.field(default_factory=dict)
-    is_foreign: bool = False
-
-    def with_keys(self, contents: Contents) -> tp.Self:
-        """The same, with random keys in place of their data, which Orbax does not tell apart."""
-        for name in self.specs if self.is_foreign else ():
-            leaf, data = contents.leaves.get(name), self.specs[name]
-            form = leaf.spec.shape if leaf is not None and leaf.spec.key_impl else None
-            if leaf is not None and data.dtype == "uint32" and data.shape[:-1] == form:
-                self.specs[name] = leaf.spec
-        return self
-
-
-def read_folder(path: epath.Path, items: tp.Collection[str] = ()) -> Folder:
-    """The checkpoint in a folder.
+        aliases, classes: see `Contents`.
+        table: of the containers of plain data.
 
     Args:
         path: of the folder.
@@ -265,91 +269,100 @@ def read_folder(path: epath.Path, items: tp.Collection[str] = ()) -> Folder:
         DamagedError: where it cannot be read.
         CheckpointError: for a later format.
     """
-    about = path / ABOUT / "metadata"
-    try:
+
+    def __init__(self, path: epath.Path, items: tp.Collection[str] = ()) -> None:
+        self.path = path
+        self.specs: dict[str, Spec] = {}
+        self.values: dict[str, tp.Any] = {}
+        self.aliases: dict[str, str] = {}
+        self.classes: dict[str, str] = {}
+        self.table: Table = {}
+        self._arrays: dict[str, tp.Any] | None = None  # all of them, of a tree that Orbax wrote
+        about = path / ABOUT / "metadata"
         if about.exists():
-            return _described(path, json.loads(about.read_text()))
-    except CheckpointError:
-        raise
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(
-            f"{path}: {ABOUT}/metadata is damaged ({type(error).__name__}: {error})."
-        ) from error
-    if not (path / "_METADATA").exists():
-        raise NotFoundError(f"No checkpoint at {path}: {_what_is(path)}.")
-    arrays = _read_tree(path, items)
-    specs = {name: Spec(x.shape, x.dtype.name) for name, x in arrays.items()}
-    reads = lambda wanted: arrays.__getitem__
-    return Folder(_text(path, specs), specs, reads, path=path, is_foreign=True)
-
-
-def _text(path: epath.Path, names: tp.Iterable[str]) -> str:
-    return f"The checkpoint {path} (of {', '.join(items_of(names))})"
-
-
-def _described(path: epath.Path, about: tp.Any) -> Folder:
-    """The folder that a description, which `content_of` made, is of."""
-    if about["format"] > FORMAT:
-        raise CheckpointError(
-            f"{path} was written by a later version of nnxlite (format {about['format']}; "
-            f"this version reads {FORMAT}). Upgrade nnxlite."
-        )
-    leaves = about["leaves"]
-    specs = {name: Spec(tuple(entry["shape"]), entry["dtype"]) for name, entry in leaves.items()}
-    python = {name: spec for name, spec in specs.items() if spec.is_python}
-    values = {name: _of_json(leaves[name]["value"], spec) for name, spec in python.items()}
-
-    def read(wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], tp.Any]:
-        arrays = _read_arrays(path, specs, wanted)
-        return lambda n: values[n] if n in values else _checked(path, n, specs[n], arrays.get(n))
-
-    known = {"aliases": about["aliases"], "table": about.get("containers", {})}
-    known |= {"values": values, "classes": about["classes"]}
-    return Folder(_text(path, specs), specs, read, path=path, **known)
-
-
-def _read_arrays(
-    path: epath.Path, specs: dict[str, Spec], wanted: tp.Mapping[str, tp.Any]
-) -> dict[str, tp.Any]:
-    """Some of the arrays, in the dtypes that they were stored in.
-
-    Args:
-        path: of the checkpoint.
-        specs: what each is.
-        wanted: their names, each with a sharding, or None for a NumPy array.
-    """
-    ocp = orbax()
-    args: dict[str, tp.Any] = {}
-    several = jax.process_count() > 1
-    for name, sharding in wanted.items():
-        spec = specs[name]
-        if spec.is_python or 0 in spec.shape:
-            continue
-        whole = sharding is None or (several and sharding.is_fully_addressable)
-        if whole or spec.key_impl or jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
-            args[name] = ocp.RestoreArgs(restore_type=np.ndarray)
+            try:
+                self._describe(json.loads(about.read_text()))
+            except CheckpointError:
+                raise
+            except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+                raise DamagedError(
+                    f"{path}: {ABOUT}/metadata is damaged ({type(error).__name__}: {error})."
+                ) from error
+        elif (path / "_METADATA").exists():
+            self._arrays = _read_tree(path, items)
+            self.specs = {name: Spec(x.shape, x.dtype.name) for name, x in self._arrays.items()}
         else:
-            args[name] = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=spec.shape)
-    if not args:
-        return {}
-    item = dict.fromkeys(args, 0)
-    partial = ocp.args.PyTreeRestore(item, restore_args=args, partial_restore=True)
-    return _read(path, path / ARRAYS, lambda _: partial)
+            raise NotFoundError(f"No checkpoint at {path}: {_what_is(path)}.")
+        self.text = f"The checkpoint {path} (of {', '.join(items_of(self.specs))})"
 
+    def _describe(self, given: tp.Any) -> None:
+        if given["format"] > FORMAT:
+            raise CheckpointError(
+                f"{self.path} was written by a later version of nnxlite (format {given['format']}; "
+                f"this version reads {FORMAT}). Upgrade nnxlite."
+            )
+        for name, entry in given["leaves"].items():
+            self.specs[name] = spec = Spec(tuple(entry["shape"]), entry["dtype"])
+            if spec.is_python:
+                self.values[name] = _of_json(entry["value"], spec)
+        self.aliases, self.classes = given["aliases"], given["classes"]
+        tables = given.get("containers", {}).items()
+        self.table = {name: (kind, children) for name, (kind, children) in tables}
 
-def _checked(path: epath.Path, name: str, spec: Spec, array: tp.Any) -> tp.Any:
-    """An array that was read; DamagedError where it is not what the description says."""
-    dtype, shape = spec.raw
-    if 0 in spec.shape:
-        array = np.zeros(shape, dtype)
-    if not hasattr(array, "dtype"):  # Orbax leaves what it was given where it found nothing
-        raise DamagedError(f"{path} is damaged: '{name}' is not what was saved.")
-    if (array.dtype, array.shape) != (dtype, shape):
-        got = f"{array.dtype}{list(array.shape)}, saved as {spec}"
-        raise DamagedError(f"{path} is damaged: '{name}' is not what was saved ({got}).")
-    if spec.key_impl:
-        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=spec.key_impl)
-    return array
+    def with_keys(self, contents: Contents) -> tp.Self:
+        """The same, with random keys in place of their data, which Orbax does not tell apart."""
+        for name in self._arrays or ():
+            leaf, data = contents.leaves.get(name), self.specs[name]
+            form = leaf.spec.shape if leaf is not None and leaf.spec.key_impl else None
+            if leaf is not None and data.dtype == "uint32" and data.shape[:-1] == form:
+                self.specs[name] = leaf.spec
+        return self
+
+    def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], tp.Any]:
+        """Read some of the leaves, in the dtypes that they were stored in.
+
+        Args:
+            wanted: their names, each with a sharding, or None for a NumPy array.
+
+        Returns:
+            A function from a name to its value. It raises DamagedError, naming an array, for one that is
+            not what the description says.
+        """
+        ocp = orbax()
+        args: dict[str, tp.Any] = {}
+        several = jax.process_count() > 1
+        for name, sharding in wanted.items():
+            spec = self.specs[name]
+            if spec.is_python or 0 in spec.shape:
+                continue
+            whole = sharding is None or (several and sharding.is_fully_addressable)
+            if whole or spec.key_impl or jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
+                args[name] = ocp.RestoreArgs(restore_type=np.ndarray)
+            else:
+                args[name] = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=spec.shape)
+        arrays = self._arrays or {}
+        if args and self._arrays is None:
+            item = dict.fromkeys(args, 0)
+            partial = ocp.args.PyTreeRestore(item, restore_args=args, partial_restore=True)
+            arrays = _read(self.path, self.path / ARRAYS, lambda _: partial)
+        return lambda name: self._checked(name, arrays.get(name))
+
+    def _checked(self, name: str, array: tp.Any) -> tp.Any:
+        """One leaf as it was stored; DamagedError where it is not what the description says."""
+        spec = self.specs[name]
+        if spec.is_python:
+            return self.values[name]
+        if 0 in spec.shape:
+            return np.zeros(spec.shape, jax.numpy.dtype(spec.dtype))
+        if not hasattr(array, "dtype"):  # Orbax leaves what it was given where it found nothing
+            array = None
+        form = (spec.shape, jax.numpy.dtype(spec.dtype)) if not spec.key_impl else None
+        if array is None or (form and (array.shape, array.dtype) != form):
+            got = "" if array is None else f" ({array.dtype}{list(array.shape)}, saved as {spec})"
+            raise DamagedError(f"{self.path} is damaged: '{name}' is not what was saved{got}.")
+        if spec.key_impl and array.dtype == np.uint32:
+            return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=spec.key_impl)
+        return array
 
 
 def _read(path: epath.Path, item: epath.Path, args: Callable[[tp.Any], tp.Any]) -> tp.Any:
@@ -406,7 +419,7 @@ def _what_is(path: epath.Path) -> str:
     if not path.is_dir():
         return f"it is a file, not a folder; nnx.load_safetensors reads files of safetensors. {PICKLES}"
     names = sorted(p.name for p in path.iterdir())
-    if steps := complete_steps(path):
-        shown = ", ".join(map(str, steps[-3:]))
+    if steps := [name for name in names if name.isdecimal()]:
+        shown = ", ".join(sorted(steps, key=int)[-3:])
         return f"it is a folder of several (steps {shown}): open it with nnx.checkpoint.Manager"
     return f"the folder contains {', '.join(names[:5])}" if names else "the folder is empty"

@@ -18,7 +18,7 @@ import os
 import re
 import struct
 import typing as tp
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import importing
-from nnxlite.checkpoint._contents import Spec
-from nnxlite.checkpoint._loading import Source, load_model
+from nnxlite.checkpoint._contents import Spec, Table
+from nnxlite.checkpoint._loading import load_model
 from nnxlite.checkpoint._mapping import Mapping, exported
 from nnxlite.checkpoint._report import CheckpointError, DamagedError, NotFoundError, Report
 from nnxlite.filters import Filter
@@ -176,36 +176,44 @@ def load_safetensors(
     """
     entries = None if mapping is None else mapping.entries
     options = {"entries": entries, "rename": rename, "strict": strict, "cast": cast}
-    return load_model(files(path), model, only, **options)
+    return load_model(Files(path), model, only, **options)
 
 
 Stored: tp.TypeAlias = tuple[Path, int, Spec]
 """An array in a file, with the position where it begins."""
 
 
-def files(path: str | os.PathLike[str]) -> Source:
+class Files:
     """The arrays of a safetensors file, a folder with one, an index and its files, or a repository.
 
-    An array is mapped from its file when it is asked for.
+    It is a `Source`.
 
     Raises:
         NotFoundError: if there is nothing at the path, or a file of the index is missing.
         DamagedError: for anything but valid files.
         ImportError: without the package `safetensors`.
     """
-    name = os.fspath(path)
-    found = located(_downloaded(name) if name.startswith(HUB) else Path(name))
-    stored = indexed(found) if found.name.endswith(".json") else stored_in(found)
 
-    def read(name: str) -> np.ndarray:
-        path, offset, spec = stored[name]
+    aliases: dict[str, str] = {}
+    table: Table = {}
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        name = os.fspath(path)
+        found = located(_downloaded(name) if name.startswith(HUB) else Path(name))
+        self.text = str(found)
+        self._stored = indexed(found) if found.name.endswith(".json") else stored_in(found)
+        self.specs = {name: spec for name, (_, _, spec) in self._stored.items()}
+
+    def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], np.ndarray]:
+        """See `Source`; an array is mapped from its file when it is asked for."""
+        return self._read
+
+    def _read(self, name: str) -> np.ndarray:
+        path, offset, spec = self._stored[name]
         dtype, shape = spec.raw
         if math.prod(shape) == 0:
             return np.empty(shape, jnp.dtype(dtype))
         return np.memmap(path, jnp.dtype(dtype), "r", offset, shape)
-
-    specs = {name: spec for name, (_, _, spec) in stored.items()}
-    return Source(str(found), specs, lambda wanted: read)
 
 
 def _downloaded(name: str) -> Path:

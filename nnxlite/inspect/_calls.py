@@ -374,8 +374,9 @@ def flops_of(fun: tp.Callable[..., tp.Any], *args: tp.Any) -> int:
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS names other backends only
         device = None
+    traced = jax.jit(fun).trace(*args)  # here: for another device JAX would trace all layers again
     with jax.default_device(device):
-        lowered = jax.jit(fun).lower(*args)
+        lowered = traced.lower()
     cost = lowered.cost_analysis() or lowered.compile().cost_analysis() or {}
     return int(cost.get("flops", 0))
 

@@ -788,7 +788,7 @@ def test_a_disk_that_fails_leaves_nothing(tmp_path, folder, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "async_save", fail)
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "save", fail)
     message = f"could not be written into {tmp_path}, and those .* No space left on device"
     with pytest.raises(CheckpointError, match=message):
         checkpoint.save(folder, model=linear())

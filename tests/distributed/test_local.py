@@ -263,5 +263,5 @@ def test_a_part_that_cannot_be_written(monkeypatch, tmp_path):
         f"could not be written into {tmp_path}, and .*process 1 failed: OSError: No space left"
     )
     with pytest.raises(nnx.checkpoint.CheckpointError, match=message):
-        _orbax.begin(path, content)()
+        _orbax.write(path, content)
     assert list(tmp_path.iterdir()) == []

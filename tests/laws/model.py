@@ -367,7 +367,9 @@ def take_away(owner: tp.Any, number: int) -> None:
 
 
 def content(leaf: tp.Any) -> tp.Any:
-    """A leaf as something whose `==` compares values."""
+    """A leaf as something whose `==` compares values; `sow` makes tuples of arrays in Variables."""
+    if type(leaf) in (list, tuple):
+        return type(leaf), [content(part) for part in leaf]
     if not is_array(leaf):
         return type(leaf), leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
