@@ -77,7 +77,8 @@ def write(w: World, here: tp.Any, a: int, b: int, c: int) -> None:
     if found := variables(here):
         chosen = pick(found, a)
         new = w.computed(chosen.get_value(), c)
-        if b % 3 == 0 and isinstance(chosen, nnx.Variable):
+        fits = dtype(new) == dtype(chosen.get_value())  # else JAX warns of `[...] =`
+        if b % 3 == 0 and isinstance(chosen, nnx.Variable) and fits:
             chosen[...] = new
         elif b % 3 == 1 and isinstance(chosen, nnx.Variable):
             chosen.value = new
