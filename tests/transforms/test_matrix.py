@@ -444,7 +444,7 @@ def allowed(outer, inner):
 
 
 PAIRS = [(a, b) for a in TRANSFORMS for b in TRANSFORMS if allowed(a, b)][::5]
-"""A fifth of them, with each transform outside and inside; `reliability/machine.py` draws others."""
+"""A fifth of them, with each transform outside and inside; `laws/machine.py` draws others."""
 
 
 @pytest.mark.parametrize(
