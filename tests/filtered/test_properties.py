@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 import nnxlite as nnx
 from tests.laws import model
 from tests.laws.model import content, references
-from tests.laws.programs import pairs, variables
+from tests.laws.programs import pairs
 
 KINDS = [nnx.Param, nnx.BatchStat, nnx.Variable, ..., False, nnx.is_array, nnx.is_inexact_array]
+
+
+def variables(tree) -> list[nnx.Variable]:
+    """All Variables of a tree, those without a value among them."""
+    return [x for x in references(tree) if model.is_variable(x)]
 
 
 @settings(max_examples=60)
