@@ -41,7 +41,7 @@ from nnxlite.graph._defs import (
     define,
     define_container,
     define_custom,
-    fill_shell,
+    new_shell,
     static_def,
     values_getter,
 )
@@ -455,7 +455,7 @@ def new_node(definition: ObjectDef, trace: tp.Any) -> tp.Any:
     """An object that a definition describes, or an instance of a registered class, unfilled."""
     if CUSTOM_NODES and definition.type in CUSTOM_NODES:
         return CUSTOM_NODES[definition.type].create_empty(definition.metadata)
-    return fill_shell(object.__new__(definition.type), definition, trace)
+    return new_shell(definition.type, definition, trace)
 
 
 def build_nodes(
@@ -492,7 +492,7 @@ def build_nodes(
 
 
 def _is_of_an_equal(variable: Variable[tp.Any], definition: VariableDef) -> bool:
-    """Whether a Variable has metadata that another one keeps for itself, equal to those wanted.
+    """Whether a Variable keeps metadata for itself that are equal to those of a private definition.
 
     A State that comes from a program of `jax.jit` has those of the call that was traced.
     """

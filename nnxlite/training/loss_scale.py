@@ -150,9 +150,9 @@ class StaticLossScale(Pytree):
             (_, (loss, aux)), grads = differentiate(*args, **kwargs)
             finite = all_finite(self.unscale(grads))
             write_together(
-                (variable, _select(finite, read(variable), old))
-                for variable, old in zip(variables, before, strict=True)
-                if read(variable) is not old and _same_forms(read(variable), old)
+                (variable, _select(finite, new, old))
+                for variable, new, old in zip(variables, map(read, variables), before, strict=True)
+                if new is not old and _same_forms(new, old)
             )
             return ((loss, aux) if has_aux else loss), grads
 

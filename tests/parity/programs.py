@@ -22,7 +22,7 @@ import nnxlite as nnx  # isort: skip
 
 TREE = {"graph": False}
 PLAIN = {"graph_updates": False}
-MODES = {"updates": {}, "plain": PLAIN, "tree": TREE, "both": {**TREE, **PLAIN}}
+MODES = {"updates": {}, "plain": PLAIN, "tree": TREE}
 SETTINGS = {"hijax", "ref", "eager_sharding", "mesh"}
 """Metadata that either library keeps for itself."""
 X = np.arange(6.0, dtype=np.float32).reshape(3, 2)
