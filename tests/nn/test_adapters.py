@@ -204,7 +204,7 @@ WITH_KERNELS = [name for name in ROWS if name.split(",")[0] in KINDS and "decodi
 
 
 def with_random_adapters(layer, **options):
-    inject(layer, ..., **options)
+    inject(layer, ..., a_initializer=nnx.initializers.zeros, **options)
     for path, leaf in nnx.to_flat_state(nnx.state(layer, nnx.LoRAParam)):
         leaf[...] = jax.random.normal(jax.random.key(len(path)), leaf.shape)
     return layer
