@@ -459,7 +459,7 @@ class _Comparison:
         if moves or (is_carry and is_object and self.is_scan and loop.updates):
             return loop.puts(call, f"a new {kind.type.__name__}", path)
         # In `scan` static attributes may differ.
-        form = lambda definition: (definition.type, definition.layout.data)
+        form = lambda definition: (definition.type, definition.names.data)
         same = kind is known or (self.is_scan and is_object and form(known) == form(kind))
         return None if same else self.became(NodeCode(old), NodeCode(new), path)
 

@@ -246,7 +246,7 @@ def _note_refill(
         return
     check_trace(node)
     after = definition.fresh_template()
-    for name, code in zip(definition.layout.data, decoded.children[number]):
+    for name, code in zip(definition.names.data, decoded.children[number]):
         after[name] = resolve(code, nodes, leaves)
     before = children_by_name(node)
     removed = tuple(name for name in before if name not in after)

@@ -222,15 +222,15 @@ def _edits(
         new_def: ObjectDef = decoded.node_defs[number]
         old_def: ObjectDef = came_in.node_defs[old]
         before = dict(came_in.below(NodeCode(old)))
-        changes = {n: moved(before.get(n), code) for n, code in zip(new_def.layout.data, codes)}
+        changes = {n: moved(before.get(n), code) for n, code in zip(new_def.names.data, codes)}
         for change in changes.values():
             moves.update(change or ())
         names = [name for name, change in changes.items() if change is None]
         if new_def is not old_def:
             names += [name for name in new_def.template if new_def.differs(name, old_def)]
-        same = new_def.layout is old_def.layout and alike(new_def.metadata, old_def.metadata)
+        same = new_def.names is old_def.names and alike(new_def.metadata, old_def.metadata)
         if names or not same:
-            removed = tuple(n for n in old_def.layout.status if n not in new_def.layout.status)
+            removed = tuple(n for n in old_def.names.status if n not in new_def.names.status)
             edits.append((number, tuple(names), removed))
     return tuple(edits), moves
 

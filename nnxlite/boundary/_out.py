@@ -423,7 +423,7 @@ def note_changes(
     for name in removed:
         writes.add(attributes.pop, name, None)
     for name, value in values.items():
-        held = attributes.get(name) if name in node_def.layout.data else None
+        held = attributes.get(name) if name in node_def.names.data else None
         if type(held) is list and type(value) is list:
             writes.add(held.__setitem__, slice(None), value)
         elif type(held) is dict and type(value) is dict:
@@ -431,7 +431,7 @@ def note_changes(
             writes.add(held.update, value)
         else:
             writes.add(attributes.__setitem__, name, value)
-    writes.add(_set_status, node, node_def.layout.status)
+    writes.add(_set_status, node, node_def.names.status)
     # One that is private has values of the trace, where the object keeps its own.
     note_definition_of(writes, node, node_def if node_def.public is None else None)
 
@@ -486,8 +486,8 @@ def structure_changed(node: tp.Any, names: tuple[tp.Any, ...]) -> str:
 # Groups, and the axis that a transform maps --------------------------------------------------------
 
 
-class Layout(tp.NamedTuple):
-    """The layout of outputs in groups, without their values.
+class OutputGroups(tp.NamedTuple):
+    """Outputs in groups, without their values.
 
     Attributes:
         definition: what leaves.
@@ -503,11 +503,11 @@ class Layout(tp.NamedTuple):
     def of(
         cls, out: Outputs, settings: tp.Sequence[tp.Any], order: tuple[tp.Any, ...]
     ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
-        """Outputs as JAX is given them: their layout, and a group for each setting in `order`."""
+        """Outputs as JAX is given them: which groups, and the values of each, in `order`."""
         axes = tuple(settings)
         labels = axes if {*axes} <= {*order} else tuple([x if x in order else 0 for x in axes])
-        layout = cls(out.definition, Partition(labels, order), axes)
-        return Fixed(layout), layout.partition.split(out.values)
+        groups = cls(out.definition, Partition(labels, order), axes)
+        return Fixed(groups), groups.partition.split(out.values)
 
     def outputs(self, groups: tp.Sequence[tp.Sequence[tp.Any]]) -> Outputs:
         """The outputs, from their groups."""

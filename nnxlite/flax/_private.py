@@ -78,7 +78,7 @@ def _set_state(node: tp.Any, state: tp.Any) -> None:
 
 def _statuses(node: tp.Any) -> tp.Mapping[str, bool]:
     """Which attributes are data, by name; its own two names included, as in Flax."""
-    status = definition(node).layout.status
+    status = definition(node).names.status
     return _Statuses({"_pytree__state": True, **status, "_pytree__nodes": False})
 
 

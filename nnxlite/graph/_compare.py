@@ -259,7 +259,7 @@ def _walk(
         inside: tuple[tp.Any, tp.Any] | None = None  # what else objects or containers consist of
         if a is None or b is None:
             yield Difference(path, "added" if a is None else "removed", *kinds)
-        elif isinstance(a, Status) and isinstance(b, Status):
+        elif isinstance(a, StaticValue) and isinstance(b, StaticValue):
             if a.is_data != b.is_data:  # equal or not
                 yield Difference(path, "retyped", a, b)
             elif _differ(a.value, b.value):
@@ -298,7 +298,7 @@ def _walk(
 
 
 def _stated(code: Code) -> tp.Any:
-    return Status(True, code.value) if isinstance(code, StaticDef) else code
+    return StaticValue(True, code.value) if isinstance(code, StaticDef) else code
 
 
 def _below(side: Decoded, code: tp.Any) -> dict[tp.Any, tp.Any]:
@@ -307,9 +307,9 @@ def _below(side: Decoded, code: tp.Any) -> dict[tp.Any, tp.Any]:
     definition = side.node_defs[code.number] if isinstance(code, NodeCode) else None
     if definition is None:
         return below
-    settings = {name: Status(False, value) for name, value in definition.template.items()}
+    settings = {name: StaticValue(False, value) for name, value in definition.template.items()}
     every = below | settings
-    return {name: every[name] for name in definition.layout.status}
+    return {name: every[name] for name in definition.names.status}
 
 
 def _metadata(
@@ -321,11 +321,11 @@ def _metadata(
         yield Difference(path, "metadata", before, after)
 
 
-def kind_at(side: Decoded, code: Code | Status | None) -> tp.Any:
+def kind_at(side: Decoded, code: Code | StaticValue | None) -> tp.Any:
     """A class, or the value of what is static."""
     if code is None:
         return None
-    if isinstance(code, (StaticDef, Status)):
+    if isinstance(code, (StaticDef, StaticValue)):
         return code.value
     if isinstance(code, ContainerCode):
         return code.definition.type
@@ -344,7 +344,7 @@ def _differ(a: tp.Any, b: tp.Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Status:
+class StaticValue:
     """A static value: one among the data, or in a static attribute."""
 
     is_data: bool

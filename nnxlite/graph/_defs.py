@@ -1,7 +1,7 @@
 """Definitions: the static side of an object graph, interned.
 
-* `Layout`: attribute names and which of them are data; shared by all objects that look alike.
-* `ObjectDef`: class, layout and static values of one object.
+* `AttributeNames`: names of attributes and which of them are data; shared by objects that look alike.
+* `ObjectDef`: class, names and static values of one object.
 * `ContainerDef`: kind and keys of a plain container or pytree node that contains data.
 * `StaticDef`: a static value inside such a container.
 * `VariableDef` (from the variables package): class and metadata of a Variable.
@@ -61,7 +61,7 @@ from nnxlite.graph._kinds import (
 )
 from nnxlite.variables._definition import VariableDef
 
-Status = tp.Mapping[tp.Any, bool]
+IsData = tp.Mapping[tp.Any, bool]
 """Which attributes are data: by name."""
 
 Values = tp.Callable[[tp.Any], tuple[tp.Any, ...]]
@@ -77,7 +77,7 @@ def values_getter(names: tuple[tp.Any, ...]) -> Values:
     return operator.itemgetter(*names)
 
 
-class Layout:
+class AttributeNames:
     """Sorted names of data and static attributes; `status` maps each name to "is data".
 
     Rebuilt objects hold `status` as their own until it changes, so it is read-only.
@@ -85,31 +85,31 @@ class Layout:
 
     __slots__ = ("__weakref__", "data", "data_values", "key", "static", "static_values", "status")
 
-    def __init__(self, names: list[tp.Any], status: Status, key: tp.Any) -> None:
+    def __init__(self, names: list[tp.Any], status: IsData, key: tp.Any) -> None:
         self.key = key
-        self.status: Status = types.MappingProxyType({name: status[name] for name in names})
+        self.status: IsData = types.MappingProxyType({name: status[name] for name in names})
         self.data = tuple(n for n in names if status[n])
         self.static = tuple(n for n in names if not status[n])
         self.data_values = values_getter(self.data)
         self.static_values = values_getter(self.static)
 
     def __reduce__(self) -> tp.Any:
-        return layout_of, (dict(self.status),)
+        return names_of, (dict(self.status),)
 
 
-_layouts: Table[Layout] = Table("key")
+_names: Table[AttributeNames] = Table("key")
 
 
-def layout_of(status: Status) -> Layout:
-    """The interned layout for a status mapping, whatever its order."""
+def names_of(status: IsData) -> AttributeNames:
+    """The interned names for a status mapping, whatever its order."""
     status = dict(status)  # another thread may be editing it
     names = sorted_keys(status)
     key = (*names, *[status[n] for n in names])
-    return _layouts.find(key) or _layouts.add(key, Layout(names, status, key))
+    return _names.find(key) or _names.add(key, AttributeNames(names, status, key))
 
 
 class ObjectDef(Definition):
-    """Class, layout and static values of a graph object, and last the metadata of a foreign one.
+    """Class, names and static values of a graph object, and last the metadata of a foreign one.
 
     Attributes:
         template: the static attributes, by name, with copies of the builtin containers among them.
@@ -119,9 +119,9 @@ class ObjectDef(Definition):
     def __init__(self, *content: tp.Any) -> None:
         super().__init__(*content)
         self.type: tp.Any
-        self.layout: Layout
-        self.type, self.layout = self.head
-        names, self.metadata = self.layout.static, self.values[-1]
+        self.names: AttributeNames
+        self.type, self.names = self.head
+        names, self.metadata = self.names.static, self.values[-1]
         self.template = dict(zip(names, self.values))
         self.watched = [(names[i], i) for i in self.mutable if i < len(names)]
 
@@ -137,7 +137,7 @@ class ObjectDef(Definition):
 
         What is known of the other values is taken over: it is why a change of mode is quick.
         """
-        at = self.layout.static.index(name)
+        at = self.names.static.index(name)
         values = (*self.values[:at], value, *self.values[at + 1 :])
         return ObjectDef.of(
             self.head, values, (*self.facts[:at], facts(value), *self.facts[at + 1 :])
@@ -172,11 +172,11 @@ class ObjectDef(Definition):
 
 
 def intern_object(
-    cls: type, layout: Layout, statics: tuple[tp.Any, ...], metadata: tp.Any = None
+    cls: type, names: AttributeNames, statics: tuple[tp.Any, ...], metadata: tp.Any = None
 ) -> ObjectDef:
     """The definition for these facts."""
     # Copied before the key is made: another thread may be editing them.
-    return ObjectDef.of((cls, layout), (*map(own_copy, statics), metadata))
+    return ObjectDef.of((cls, names), (*map(own_copy, statics), metadata))
 
 
 def definition(node: GraphNode) -> ObjectDef:
@@ -199,7 +199,7 @@ def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
         current = _look_up(node)
         _warn_of_hidden(node, current)
         _set_def(node, current)
-        _set_status(node, current.layout.status)  # shared: half of what a small module takes
+        _set_status(node, current.names.status)  # shared: half of what a small module takes
         return current
     start = epoch.now
     version = observe(node)
@@ -276,10 +276,10 @@ def _look_up(node: GraphNode) -> ObjectDef:
     except (TypeError, ValueError):  # a static value that cannot be hashed, or compared
         cached = None
     if cached is None:
-        layout = layout_of(status)
-        for name in layout.static:
+        names = names_of(status)
+        for name in names.static:
             refuse_hidden_data(node, name, by_name[name])
-        cached = intern_object(type(node), layout, layout.static_values(by_name))
+        cached = intern_object(type(node), names, names.static_values(by_name))
         if len(status) <= DEFINITIONS_PER_CLASS and all(map(is_constant, statics)):
             if not cache or len(cache) >= DEFINITIONS_PER_CLASS:
                 type(node)._nnx_definitions = cache = {}
@@ -316,7 +316,7 @@ def fill_shell(
 ) -> tp.Any:
     """What `new_shell` makes of an instance that has nothing yet."""
     _set_def(new, definition)
-    _set_status(new, {} if definition is None else definition.layout.status)
+    _set_status(new, {} if definition is None else definition.names.status)
     _set_trace(new, trace)
     _set_version(new, 0)
     _set_plans(new, None)
@@ -359,7 +359,7 @@ def own_status(node: GraphNode) -> dict[tp.Any, bool]:
     Call it before the attributes change: what another thread then adopts goes to the same mapping.
     """
     status = node._nnx_status
-    if type(status) is not dict:  # shared with others, see `Layout.status`
+    if type(status) is not dict:  # shared with others, see `AttributeNames.status`
         status = dict(status)
         _set_status(node, status)
     return status
@@ -481,9 +481,8 @@ def children_of(value: tp.Any, static: bool = True) -> list[tuple[tp.Any, tp.Any
     """The (name, child) pairs of a value in traversal order, with or without static attributes."""
     kind = kind_of(value)
     if kind == Kind.OBJECT:
-        attributes, layout = value._nnx_dict, definition(value).layout
-        names = layout.status if static else layout.data
-        return [(name, attributes[name]) for name in names]
+        attributes, names = value._nnx_dict, definition(value).names
+        return [(name, attributes[name]) for name in (names.status if static else names.data)]
     if kind == Kind.CUSTOM:
         return list(CUSTOM_NODES[type(value)].flatten(value)[0])
     return items_of(value, kind) if kind in CONTAINERS else []
@@ -563,6 +562,6 @@ def define_custom(value: tp.Any) -> tuple[tp.Any, list[tp.Any]]:
     pairs, metadata = custom.flatten(value)
     attributes = dict(pairs)
     status = {k: not is_setting(v) for k, v in attributes.items()}
-    layout = layout_of(status)
-    definition = intern_object(type(value), layout, layout.static_values(attributes), metadata)
-    return definition, [attributes[name] for name in layout.data]
+    names = names_of(status)
+    definition = intern_object(type(value), names, names.static_values(attributes), metadata)
+    return definition, [attributes[name] for name in names.data]

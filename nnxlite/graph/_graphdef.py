@@ -307,7 +307,7 @@ class GraphDef(Shown, tp.Generic[N]):
                     continue
                 if flag is not None and definition.template.get(name) is flag:
                     have.append(number)
-                elif name in definition.layout.status or computes(definition.type):
+                elif name in definition.names.status or computes(definition.type):
                     found.append(number)
             return (*have[:1], *found)
 

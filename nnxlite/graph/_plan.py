@@ -189,7 +189,7 @@ class Plan:
             if (
                 new is None
                 or new.mutable
-                or (type(new) is ObjectDef and new.layout is not old.layout)
+                or (type(new) is ObjectDef and new.names is not old.names)
             ):
                 return None
             versions[number], tokens[decoded.node_tokens[number]] = version, new

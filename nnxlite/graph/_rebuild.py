@@ -206,13 +206,13 @@ def traverse(
                     token = value._nnx_def
                     if (
                         token is None
-                        or len(token.layout.status) != len(value._nnx_dict)
+                        or len(token.names.status) != len(value._nnx_dict)
                         or token.mutable
                     ):
                         token = define(value)
                     if token.mutable:
                         traversal.mutable.append((number, token))
-                    parts = token.layout.data_values(value._nnx_dict)
+                    parts = token.names.data_values(value._nnx_dict)
                 elif kind == CUSTOM:
                     traversal.exact = False
                     token, parts = define_custom(value)
@@ -222,7 +222,7 @@ def traverse(
                     leaves.append(value)
                     level[name] = value
                     continue
-                names = token.layout.data
+                names = token.names.data
                 if not names:
                     continue
                 opened, inner = 0, inner_loose
@@ -344,7 +344,7 @@ class Decoded:
                 if kind is ObjectDef:
                     number = self._node(token, here, -1)
                     codes.append(NodeCode(number))
-                    names = iter(tp.cast(ObjectDef, token).layout.data)
+                    names = iter(tp.cast(ObjectDef, token).names.data)
                     codes, frame, owner = [], len(self.frames) - 1, number
                     self.children[number] = codes
                 else:
@@ -390,7 +390,7 @@ class Decoded:
             return [*zip(code.definition.keys, code.codes)]
         if not isinstance(code, NodeCode) or code.number not in self.children:
             return []
-        names = self.node_defs[code.number].layout.data
+        names = self.node_defs[code.number].names.data
         return [*zip(names, self.children[code.number])]
 
     def leaf_of(self, code: Code) -> int:
@@ -508,9 +508,9 @@ def check_trace(node: tp.Any) -> None:
 def fill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> None:
     """Give an empty object its attributes."""
     attributes = definition.fresh_template()
-    attributes.update(zip(definition.layout.data, values))
+    attributes.update(zip(definition.names.data, values))
     if CUSTOM_NODES and definition.type in CUSTOM_NODES:
-        pairs = tuple((k, attributes[k]) for k in definition.layout.status)
+        pairs = tuple((k, attributes[k]) for k in definition.names.status)
         CUSTOM_NODES[definition.type].init(node, pairs)
     else:
         _set_dict(node, attributes)

@@ -299,7 +299,7 @@ def _with_children(value: tp.Any, copy: tp.Any, children: list[tuple[tp.Any, tp.
     if kind == Kind.OBJECT:
         form: ObjectDef = definition(value)
         attributes = dict(children)
-        fill(copy, form, [attributes[name] for name in form.layout.data])
+        fill(copy, form, [attributes[name] for name in form.names.data])
         for name, old in form.template.items():
             new = attributes.get(name, old)
             if new is not old and facts(new).key != facts(old).key:

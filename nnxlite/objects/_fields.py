@@ -326,7 +326,7 @@ def register(cls: type[tp.Any]) -> None:
 
     def flatten_with_keys(node: tp.Any) -> tuple[KeyedChildren, ObjectDef | ByShared]:
         children, found = flatten(node)
-        names = definition(node).layout.data
+        names = definition(node).names.data
         return [(cls._nnx_key(name), child) for name, child in zip(names, children)], found
 
     def unflatten(found: tp.Any, children: tp.Iterable[tp.Any]) -> tp.Any:
@@ -335,7 +335,7 @@ def register(cls: type[tp.Any]) -> None:
         new = new_shell(cls, found, trace_state.value, 0)
         children = tuple(children)
         attributes = found.fresh_template()
-        attributes.update(zip(found.layout.data, children))
+        attributes.update(zip(found.names.data, children))
         _set_dict(new, attributes)
         if not _OPENED.isdisjoint(map(kinds.get, map(type, children))):
             _release(new)
@@ -359,14 +359,14 @@ def keyed_children(
         also: which static fields of a frozen module are among them.
     """
     found, key = definition(node), type(node)._nnx_key
-    pairs = [(key(n), v) for n, v in zip(found.layout.data, _children(node, found))]
-    fields = found.layout.static if node._nnx_frozen else ()
+    pairs = [(key(n), v) for n, v in zip(found.names.data, _children(node, found))]
+    fields = found.names.static if node._nnx_frozen else ()
     return pairs + [(key(n), v) for n in fields if also(v := node._nnx_dict[n])]
 
 
 def _children(node: tp.Any, found: ObjectDef) -> tuple[tp.Any, ...]:
     """The data attributes of an object, with `Held` in the place of static values in containers."""
-    values = found.layout.data_values(node._nnx_dict)
+    values = found.names.data_values(node._nnx_dict)
     for value in values:
         if kind_by_type.get(type(value)) in _TO_BE_SEEN:
             break
@@ -377,7 +377,7 @@ def _children(node: tp.Any, found: ObjectDef) -> tuple[tp.Any, ...]:
     def held(path: Path, child: tp.Any) -> tp.Any:
         return child if path in leaves else Held(child)
 
-    return tuple([_with_statics(held, v, (name,)) for name, v in zip(found.layout.data, values)])
+    return tuple([_with_statics(held, v, (name,)) for name, v in zip(found.names.data, values)])
 
 
 def _with_statics(change: tp.Callable[[Path, tp.Any], tp.Any], value: tp.Any, path: Path) -> tp.Any:
@@ -416,7 +416,7 @@ def _release(node: tp.Any) -> None:
         return part
 
     attributes = node._nnx_dict
-    for name in node._nnx_def.layout.data:
+    for name in node._nnx_def.names.data:
         attributes[name] = _with_statics(released, attributes[name], (name,))
     if odd:
         _set_leaves(node, frozenset(odd))
@@ -465,7 +465,7 @@ def _below(value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
     kind = kind_of(value)
     if kind == Kind.OBJECT:
         attributes = value._nnx_dict
-        pairs = [(name, attributes[name]) for name in definition(value).layout.data]
+        pairs = [(name, attributes[name]) for name in definition(value).names.data]
     elif kind == Kind.VARIABLE:
         pairs = [("value", value._box.value)]
     else:

@@ -36,7 +36,7 @@ from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import broadcast, by_path, labels, mentioned, output_settings
 from nnxlite.boundary._leave import leave, refuse_non_arrays
 from nnxlite.boundary._out import (
-    Layout,
+    OutputGroups,
     Outputs,
     replay,
     write_leaves,
@@ -154,7 +154,7 @@ class JitProgram:
             of_leaves = call.by_side([sharding for _, sharding in partition.labels])[1]
             asked, name = self.options.out_shardings, "out_shardings"
             settings = output_settings(call, out, of_leaves, roots, asked, name, None)
-        return Layout.of(out, settings, self.out_order)
+        return OutputGroups.of(out, settings, self.out_order)
 
     def _outputs(self, call: CallDef, leaves: list[tp.Any]) -> Outputs:
         traced, self._traced = self._traced, None

@@ -37,7 +37,7 @@ from nnxlite.boundary._labels import (
 from nnxlite.boundary._leave import leave, refuse_non_arrays
 from nnxlite.boundary._out import (
     Fixed,
-    Layout,
+    OutputGroups,
     refuse_no_room,
     remove_axis_names,
     replay,
@@ -107,7 +107,7 @@ class Program:
         values: the setting of each leaf of the graph.
         name: of the transform and its function.
         mapped: JAX's transform of the function, between leaves.
-        last: the layout of its outputs in the last trace.
+        last: its outputs in the last trace, in groups.
         warned: random streams that the user was warned of.
     """
 
@@ -122,7 +122,7 @@ class Program:
         self.call, self.warned = call, program(mapped, "warned", set)
         options = self.options = mapped.options
         self._waits = options.make is not jax.vmap and has_several_cpus()  # see `wait_in_turn`
-        self.last: Layout | None = None
+        self.last: OutputGroups | None = None
         self.settings, self.roots = settings, roots
         of_leaf = dict(zip([leaf.graph_leaf for leaf in call.leaves()], settings))
         self.values = [of_leaf.get(leaf) for leaf in range(call.graphdef.num_leaves)]
@@ -150,10 +150,10 @@ class Program:
             raise
 
     @marks_errors
-    def _finish(self, inputs: Inputs, layout: Fixed, groups: tp.Any) -> tp.Any:
+    def _finish(self, inputs: Inputs, fixed: Fixed, groups: tp.Any) -> tp.Any:
         if self.options.by_leaf is not None:  # JAX gives back NumPy arrays that pass through
             groups = [*map(jnp.asarray, groups[0])], groups[1]
-        outputs = layout.value.outputs(groups)
+        outputs = fixed.value.outputs(groups)
         self._move_what_was_read(inputs, groups, outputs.definition.written)
         if self._waits:
             wait_in_turn(groups)
@@ -205,7 +205,7 @@ class Program:
         refuse_no_room(self.name, call, out, settings)
         if options.by_leaf is not None:
             out, settings = options.by_leaf(call, out, settings)
-        fixed, groups = Layout.of(out, settings, options.order)
+        fixed, groups = OutputGroups.of(out, settings, options.order)
         self.last = fixed.value
         return fixed, groups
 
@@ -289,7 +289,7 @@ def explained(program: Program, error: Exception, inputs: Inputs) -> Exception:
         error: JAX's error.
         inputs: the arguments.
     """
-    name, options, layout, axes = program.name, program.options, program.last, program.settings
+    name, options, last, axes = program.name, program.options, program.last, program.settings
     kind = TypeError if isinstance(error, TypeError) else ValueError
     remedy = "Pass an array, or let the function capture the value."
     refuse_non_arrays(name, program.call, inputs.leaves, remedy)
@@ -298,19 +298,19 @@ def explained(program: Program, error: Exception, inputs: Inputs) -> Exception:
         sizes = axis_complaint(arguments, inputs.leaves, axes, options.jax_options["axis_size"])
         if sizes:
             return ValueError(f"{name}: {sizes}")
-    outputs = [] if layout is None else layout.names(program.call)
-    positions = () if layout is None else layout.partition.positions
+    outputs = [] if last is None else last.names(program.call)
+    positions = () if last is None else last.partition.positions
     output = lambda group, number: outputs[positions[int(group)][int(number)]]
     varying = re.search(r"out_axes\[1\]\[(\d+)\]\[(\d+)\]", str(error))
-    if varying is not None and layout is not None:
+    if varying is not None and last is not None:
         return ValueError(
             f"{name}: got axis spec None but output was batched: {output(*varying.groups())} has "
             "axis None, and its value differs between the slices. Give it an axis, in out_axes, or "
             "with nnx.StateAxes in in_axes if it belongs to an argument."
         )
     text = _in_words(str(error), lambda i: repr(arguments[int(i)]), output)
-    if options.out_name in text and layout is not None:
-        each = [f"{output}: {axis!r}" for output, axis in zip(outputs, layout.axes)]
+    if options.out_name in text and last is not None:
+        each = [f"{output}: {axis!r}" for output, axis in zip(outputs, last.axes)]
         what = f"{options.out_name} by output"
     else:
         each = [f"{n!r}: {axis!r}" for n, axis in zip(arguments, axes)]
