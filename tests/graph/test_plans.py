@@ -429,3 +429,35 @@ def test_a_state_that_is_filled_again_is_seen():
     assert len(read(state)) == 2
     state.__init__({"c": nnx.Param(3 * ONE)})
     assert [leaf.tolist() for leaf in read(state)] == [(3 * ONE).tolist()]
+
+
+@pytest.mark.parametrize("as_argument", [False, True])
+def test_an_entry_that_a_state_of_variables_gets_is_seen(as_argument):
+    holder, state = nnx.Dict(), nnx.State({"a": nnx.Param(ONE)})
+    holder.state = state
+    total = nnx.jit(lambda holder, state: sum(x.sum() for x in jax.tree.leaves(state)))
+    read = lambda: float(total(holder, state if as_argument else holder.state))
+    assert read() == read() == 2
+    state["b"] = nnx.Param(TWO + 1)
+    assert read() == 4
+    holder.state["a"] = nnx.Param(3 * ONE)
+    assert read() == 8
+
+
+class Scaled(nnx.Module):
+    def __init__(self, scale, factor):
+        self.scale, self.factor = scale, factor
+
+    def __call__(self):
+        return self.scale * self.factor
+
+
+def test_an_object_at_the_address_of_one_that_is_gone_has_its_own_plan():
+    """The plans of `first` are found by the ids of all arguments, and this one's Variable lives on."""
+    first, scale, ids = nnx.Dict(count=Count(jnp.array(0))), nnx.Param(jnp.array(1.0)), set()
+    read = nnx.jit(lambda first, scaled: scaled())
+    for number in range(12):
+        scaled = Scaled(scale, number % 3)
+        ids.add(id(scaled))
+        assert [float(read(first, scaled)) for _ in range(3)] == [number % 3] * 3
+    assert len(ids) < 12  # some came again
