@@ -80,19 +80,22 @@ def main() -> None:
     run = options(__doc__, processes="start so many on this machine")
     if run.processes:
         sys.exit(start(run.processes, ["--out", str(run.out)] + ["--quick"] * run.quick))
-    nnx.distributed.initialize()  # before anything uses a device; alone, it does nothing
+    if "JAX_NUM_PROCESSES" in os.environ:  # of `start`; under Slurm or Open MPI: initialize()
+        count, number = (int(os.environ[f"JAX_{name}"]) for name in ("NUM_PROCESSES", "PROCESS_ID"))
+        jax.distributed.initialize(num_processes=count, process_id=number)
     mesh = nnx.make_mesh(data=-1)
     over = NamedSharding(mesh, P("data"))
-    mine = nnx.distributed.local_rows(over, BATCH)  # of each batch, those of this process
-    print(f"process {jax.process_index()} has rows {mine[0]} to {mine[-1]} of {BATCH}")
     pixels, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))  # the same in all processes
     images, labels = (pixels[order] / 16).astype("float32"), labels[order].astype("int32")
 
+    def divided(data: np.ndarray, rows: np.ndarray) -> jax.Array:
+        """These rows as a global array, of which this process reads its own."""
+        read = lambda index: data[rows[index[0]]]  # index: a slice for each axis
+        return jax.make_array_from_callback((len(rows), *data.shape[1:]), over, read)
+
     def batch(rows: np.ndarray) -> tuple[jax.Array, jax.Array]:
-        """The global batch with these rows, of which this process reads its own."""
-        local = images[rows[mine]], labels[rows[mine]]
-        return nnx.distributed.to_global(local, over, size=BATCH)
+        return divided(images, rows), divided(labels, rows)
 
     def accuracy(model: Network) -> float:
         metric, model = nnx.metrics.Accuracy(), nnx.view(model, deterministic=True)

@@ -365,14 +365,6 @@ hide_frames("boundary", "filtered", "graph", "objects", "transforms", "variables
 # Processes ----------------------------------------------------------------------------------
 
 
-def in_cluster() -> bool:
-    """Whether JAX can find out by itself which processes belong together (Slurm, Cloud TPU, ...)."""
-    from jax._src.clusters import ClusterEnv
-
-    known = ClusterEnv._cluster_types
-    return any(cluster.is_env_present() for cluster in known if not cluster.opt_in_only_method)
-
-
 def coordination() -> tuple[tp.Any, int, int]:
     """The client of the coordination service, the number of processes, and that of this one.
 

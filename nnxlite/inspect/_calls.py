@@ -104,7 +104,8 @@ class PackedCall:
     def unpack(self, arrays: tp.Sequence[tp.Any]) -> tuple[tp.Any, tp.Any, tp.Any]:
         """A new object, and new positional and keyword arguments, with these arrays."""
         remaining = iter(arrays)
-        leaves = [_with_array(leaf, remaining) for leaf in self._leaves]
+        as_before = lambda leaf, array: new_ref(array) if is_ref(leaf) else array
+        leaves = [as_before(x, next(remaining)) if _is_array(x) else x for x in self._leaves]
         call: tp.Any = merge(self._graphdef, jax.tree.unflatten(self._tree, leaves))
         return tuple(call)
 
@@ -116,14 +117,6 @@ def _result(value: tp.Any) -> tp.Any:
     if isinstance(value, GraphNode):
         return type(value)
     return _abstract(value) if _is_array(value) else value
-
-
-def _with_array(value: tp.Any, arrays: tp.Iterator[tp.Any]) -> tp.Any:
-    """The value, or, if it is an array, the next of `arrays`, in a reference if it was in one."""
-    if not _is_array(value):
-        return value
-    array = next(arrays)
-    return new_ref(array) if is_ref(value) else array
 
 
 # Watching ------------------------------------------------------------------------------------
@@ -236,39 +229,9 @@ def copied_call(
 class _Row:
     """One call while it is recorded."""
 
-    order: int
-    where: Path
-    name: str
-    inputs: str
     packed: PackedCall
     run: tp.Callable[[tp.Any, tp.Any, tp.Any], tp.Any]
     outputs: tp.Any = None
-
-
-class _Recorder:
-    """The calls so far in one run; with `costs`, made by compiled functions."""
-
-    def __init__(self, costs: bool) -> None:
-        self.costs = costs
-        self.rows: dict[tuple[Path, str, str], _Row] = {}
-
-    def call(
-        self, call: tp.Any, where: Path, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
-    ) -> tp.Any:
-        """Make a call, and record it as a row if it is the first with inputs of this form."""
-        inputs = arguments_text(args, kwargs)
-        if (where, name, inputs) in self.rows:
-            return call(obj, *args, **kwargs)
-
-        run: tp.Any = lambda obj, args, kwargs: call(obj, *args, **kwargs)
-        packed = PackedCall(obj, args, kwargs)
-        if self.costs and not packed.has_refs:  # a compiled function cannot take them as arrays
-            run = filter_jit(run)
-        row = _Row(len(self.rows), where, name, inputs, packed, run)
-        self.rows[where, name, inputs] = row
-        outputs = row.run(obj, args, kwargs)
-        row.outputs = jax.tree.map(_result, outputs, is_leaf=_is_object)
-        return outputs
 
 
 def trace_calls(
@@ -283,7 +246,8 @@ def trace_calls(
     """The calls of the objects in a model while `obj.method(*args, **kwargs)` runs on shapes.
 
     Calls are in the order in which they began, one for each object, method and form of the inputs;
-    those with paths longer than `depth` are omitted. `costs` are the names in `_COSTS` to compute.
+    those with paths longer than `depth` are omitted. `costs` are "flops" and "vjp_flops", if wanted:
+    then each call runs as a compiled function.
 
     Raises:
         ValueError: if `obj` is not a module or another graph object.
@@ -301,80 +265,75 @@ def trace_calls(
         )
     nodes = dict(iter_graph(obj))
     packed = PackedCall(obj, args, kwargs)
-    recorder = _Recorder(bool(costs))
+    rows: dict[tuple[Path, str, str], _Row] = {}
+
+    def record(
+        call: tp.Any, where: Path, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
+    ) -> tp.Any:
+        """Make a call, and record it as a row if it is the first with inputs of this form."""
+        inputs = arguments_text(args, kwargs)
+        if (where, name, inputs) in rows:
+            return call(obj, *args, **kwargs)
+        made: tp.Any = lambda obj, args, kwargs: call(obj, *args, **kwargs)
+        row = rows[where, name, inputs] = _Row(PackedCall(obj, args, kwargs), made)
+        if costs and not row.packed.has_refs:  # a compiled function cannot take them as arrays
+            row.run = filter_jit(made)
+        outputs = row.run(obj, args, kwargs)
+        row.outputs = jax.tree.map(_result, outputs, is_leaf=_is_object)
+        return outputs
 
     def run(arrays: list[tp.Any]) -> None:
         copy, copied_args, copied_kwargs = packed.unpack(arrays)
-        with watched([((), copy)], recorder.call, [(type(obj), method)]):
+        with watched([((), copy)], record, [(type(obj), method)]):
             getattr(copy, method)(*copied_args, **copied_kwargs)
 
     jax.eval_shape(run, packed.arrays)
 
     infos = []
-    for row in recorder.rows.values():
-        is_root = row.where == () and row.name == method
-        path = row.where if row.name == "__call__" else (*row.where, row.name)
-        if row.where not in nodes or (depth is not None and len(path) > depth and not is_root):
+    for order, ((where, name, inputs), row) in enumerate(rows.items()):
+        path = where if name == "__call__" else (*where, name)
+        is_root = where == () and name == method
+        if where not in nodes or (depth is not None and len(path) > depth and not is_root):
             continue
-        node = nodes[row.where]
-        given = row.order, id(node), type(node), path, row.inputs, row.outputs
-        infos.append(CallInfo(*given, **{cost: _COSTS[cost](row) for cost in costs}))
+        node = nodes[where]
+        info = CallInfo(order, id(node), type(node), path, inputs, row.outputs)
+        flops = {cost: _flops(row, with_gradient=cost == "vjp_flops") for cost in costs}
+        infos.append(dataclasses.replace(info, **flops))
     return infos
 
 
 # Cost ----------------------------------------------------------------------------------------
 
 
-def _run(row: _Row, arrays: tp.Sequence[tp.Any]) -> list[tp.Any]:
-    """The arrays that the call returns."""
-    obj, args, kwargs = row.packed.unpack(arrays)
-    with hidden_kept([node for _, node in iter_graph(obj)]):
-        outputs = row.run(obj, args, kwargs)
-    return [x for x in jax.tree.leaves(outputs) if _is_array(x) and not is_ref(x)]
-
-
-def _is_real(array: tp.Any) -> bool:
-    return jnp.issubdtype(array.dtype, jnp.inexact)
-
-
-def call_flops(row: _Row) -> int:
-    """Floating-point operations needed for the results of one call, as XLA counts them unoptimised."""
-    return flops_of(lambda arrays: _run(row, arrays), row.packed.arrays)
-
-
-def vjp_flops(row: _Row) -> int:
-    """The same for the call together with its gradient, for all floating inputs and parameters."""
-
-    def gradient(arrays: list[tp.Any], cotangents: list[tp.Any]) -> tp.Any:
-        real = [x for x in arrays if _is_real(x)]
-
-        def outputs(real: list[tp.Any]) -> list[tp.Any]:
-            remaining = iter(real)
-            replaced = [next(remaining) if _is_real(x) else x for x in arrays]
-            return [x for x in _run(row, replaced) if _is_real(x)]
-
-        values, pull_back = jax.vjp(outputs, real)
-        return values, pull_back(cotangents)
-
-    results = jax.eval_shape(lambda arrays: _run(row, arrays), row.packed.arrays)
-    cotangents = [_abstract(x) for x in results if _is_real(x)]
-    return flops_of(gradient, row.packed.arrays, cotangents)
-
-
-_COSTS = {"flops": call_flops, "vjp_flops": vjp_flops}
-
-
-def flops_of(fun: tp.Callable[..., tp.Any], *args: tp.Any) -> int:
-    """The floating-point operations of a call, as XLA counts them; 0 if it does not.
+def _flops(row: _Row, with_gradient: bool) -> int:
+    """Floating-point operations for the results of one call, as XLA counts them.
 
     They are counted before the program is optimised, which XLA does on the CPU only; where there is
-    none, in the compiled program.
+    none, in the compiled program. 0 if XLA does not count them.
+
+    Args:
+        row: the call.
+        with_gradient: count the gradient for all floating inputs and parameters as well.
     """
+
+    def results(arrays: list[tp.Any]) -> list[tp.Any]:
+        obj, args, kwargs = row.packed.unpack(arrays)
+        with hidden_kept([node for _, node in iter_graph(obj)]):
+            outputs = row.run(obj, args, kwargs)
+        return [x for x in jax.tree.leaves(outputs) if _is_array(x) and not is_ref(x)]
+
+    def gradients(arrays: list[tp.Any]) -> tp.Any:
+        is_real = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)
+        real = lambda arrays: [x for x in results(arrays) if is_real(x)]
+        values, pull_back = jax.vjp(real, arrays)
+        return values, [x for x in pull_back([*map(jnp.ones_like, values)])[0] if is_real(x)]
+
     try:
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS names other backends only
         device = None
-    traced = jax.jit(fun).trace(*args)  # here: for another device JAX would trace all layers again
+    # Traced here: for another device JAX would trace all layers again.
+    traced = jax.jit(gradients if with_gradient else results).trace(row.packed.arrays)
     with jax.default_device(device):
         lowered = traced.lower()
     cost = lowered.cost_analysis() or lowered.compile().cost_analysis() or {}

@@ -11,8 +11,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import functools
-import types
 import typing as tp
 
 import jax
@@ -21,6 +19,7 @@ import numpy as np
 
 from nnxlite._base.errors import filter_text, path_text, short_type
 from nnxlite._base.jax import Tracer
+from nnxlite._base.statics import captures
 from nnxlite._base.text import WIDTH, can_be_read, clip
 from nnxlite.graph._kinds import GraphNode, find_hidden, is_marked
 from nnxlite.graph._walk import iter_graph
@@ -273,22 +272,15 @@ def _modes(subject: Subject) -> tp.Iterator[Finding]:
     few = len(modes[True]) < len(modes[False])
     if not modes[few]:
         return
-    other, _ = modes[not few][0]
+    names = ("training", "evaluation")
+    (other, _), *more = modes[not few]
+    others = f"{_at(other)} and {len(more):,} more are" if more else f"{_at(other)} is"
     for path, name in modes[few]:
         text = (
-            f"{name}={few}, {_mode_text(few)} mode, while {_others(other, modes[not few])} in "
-            f"{_mode_text(not few)} mode; call model.train() or model.eval() on the whole model"
+            f"{name}={few}, {names[few]} mode, while {others} in {names[not few]} mode; "
+            "call model.train() or model.eval() on the whole model"
         )
         yield Finding("mixed modes", path, text)
-
-
-def _mode_text(mode: bool) -> str:
-    return "evaluation" if mode else "training"
-
-
-def _others(first: Path, all_of_them: list[tp.Any]) -> str:
-    more = len(all_of_them) - 1
-    return f"{_at(first)} is" if not more else f"{_at(first)} and {more:,} more are"
 
 
 def _streams(subject: Subject) -> tp.Iterator[Finding]:
@@ -479,63 +471,32 @@ def _is_below(path: Path, places: set[Path]) -> bool:
 
 
 def _hidden(subject: Subject) -> tp.Iterator[Finding]:
-    for path, node in subject.nodes.items():
-        for name, value in node._nnx_dict.items():
-            if node._nnx_status.get(name) is not False or is_marked(value):
-                continue
-            found = find_hidden(value, levels=100, limit=100_000)
-            if found is None or is_marked(found.owner):
-                continue
-            kind = type(found.owner).__name__
-            text = (
-                f"{short_type(found.value)} in a {kind}, which is neither an nnx.Module nor a pytree: "
-                f"it is static, so not trained, saved or counted. Derive {kind} from nnx.Module, or "
-                "mark what is meant with nnx.static."
-            )
-            yield Finding("hidden data", (*path, name, *found.path), text)
+    for path, value in subject.settings():
+        found = None if is_marked(value) else find_hidden(value, levels=100, limit=100_000)
+        if found is None or is_marked(found.owner):
+            continue
+        kind = type(found.owner).__name__
+        text = (
+            f"{short_type(found.value)} in a {kind}, which is neither an nnx.Module nor a pytree: "
+            f"it is static, so not trained, saved or counted. Derive {kind} from nnx.Module, or "
+            "mark what is meant with nnx.static."
+        )
+        yield Finding("hidden data", (*path, *found.path), text)
 
 
 def _traced_settings(subject: Subject) -> tp.Iterator[Finding]:
-    settings = [
-        ((*path, name), value)
-        for path, node in subject.nodes.items()
-        for name, value in node._nnx_dict.items()
-        if node._nnx_status.get(name) is False
-    ]
+    settings = [*subject.settings()]
     for path, leaf in subject.leaves.items():
         if isinstance(leaf, Variable):
             settings += [((*path, name), x) for name, x in leaf.get_metadata().items()]
     for path, value in settings:
-        traced = next((x for x in _captured(value) if isinstance(x, Tracer)), None)
+        traced = next((x for x in captures(value) if isinstance(x, Tracer)), None)
         if traced is not None:
             text = (
                 f"contains {short_type(traced)} of a transform, which cannot be used once that has "
                 "returned; pass it as an argument, or make it the value of an nnx.Variable"
             )
             yield Finding("traced setting", path, text)
-
-
-def _captured(value: tp.Any, limit: int = 1_000) -> tp.Iterator[tp.Any]:
-    """A setting, and what is in its containers, partials, bound methods and closures."""
-    pending, seen = [value], set[int]()
-    while pending and len(seen) < limit:
-        item = pending.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        yield item
-        if isinstance(item, (list, tuple, set, frozenset)):
-            pending += item
-        elif isinstance(item, dict):
-            pending += item.values()
-        elif isinstance(item, functools.partial):
-            pending += [item.func, item.args, item.keywords]
-        elif isinstance(item, types.MethodType):
-            pending += [item.__self__, item.__func__]
-        elif isinstance(item, types.FunctionType):
-            for cell in item.__closure__ or ():
-                with contextlib.suppress(ValueError):  # an empty one
-                    pending.append(cell.cell_contents)
 
 
 _CHECKS: tp.Final = (

@@ -99,16 +99,6 @@ class _Called(tp.NamedTuple):
     inputs: str
 
 
-class _Reference(tp.NamedTuple):
-    """An attribute that refers to a box elsewhere, and the line of the text for it."""
-
-    line: int
-    key: str
-    name: str
-    first: Node
-    around: tuple[str, ...]
-
-
 class _Flowchart:
     """Writes the text, box by box."""
 
@@ -118,20 +108,15 @@ class _Flowchart:
         self.edges: list[str] = []
         self.classes: dict[str, str] = {}
         self.keys: dict[int, str] = {}  # of the boxes, by node
-        self.references: list[_Reference] = []
+        self.references: list[tuple[str, Node]] = []  # from an attribute to a box elsewhere
         self.count = 0
 
     def of(self, root: Part) -> str:
         """The text for an object."""
         self.box([root], [root], ())
-        arrows = []
-        for line, key, name, first, around in self.references:
-            target = self.keys.get(id(first))
-            if target is None or target in around:  # Mermaid has no arrows to a surrounding box
-                name = f"{name}: {first.path()}"
-            else:
-                arrows.append(f"  {key} -.-> {target}")
-            self.lines[line] += f"{key}([{_quoted(name)}])"
+        # A box beyond MAX_BOXES has no key.
+        known = [(key, self.keys.get(id(first))) for key, first in self.references]
+        arrows = [f"  {key} -.-> {target}" for key, target in known if target]
         colours = [
             f"  classDef {name} fill:{COLOURS[n % len(COLOURS)]},stroke:#8d99ae,color:#000"
             for n, name in enumerate(self.classes.values())
@@ -172,7 +157,7 @@ class _Flowchart:
                 self.lines.append(f'{pad}  {self.key()}["... {more:,} more"]')
                 break
             if below[0].node.first is not None:
-                self.refer(below, pad, (*around, key))
+                self.refer(below, f"{pad}  ", (*around, key))
                 continue
             same_below = [p for same in members for p in same.groups[number]]
             called += filter(None, [self.box(below, same_below, (*around, key))])
@@ -183,12 +168,15 @@ class _Flowchart:
         return self.call(members, key, called)
 
     def refer(self, group: list[Part], pad: str, around: tuple[str, ...]) -> None:
-        """Leave a line for some attributes that refer to a box, which may not be written yet."""
-        first = group[0].node.first
+        """Write a box for attributes that refer to a box elsewhere, which may not be written yet."""
+        first, key = group[0].node.first, self.key()
         assert first is not None
-        name = f"{count_text(group)}{group_name(group)}"
-        self.references.append(_Reference(len(self.lines), self.key(), name, first, around))
-        self.lines.append(f"{pad}  ")
+        name, target = f"{count_text(group)}{group_name(group)}", self.keys.get(id(first))
+        if target not in around:  # Mermaid has no arrows to a surrounding box
+            self.references.append((key, first))
+        if target is None or target in around:
+            name = f"{name}: {first.path()}"
+        self.lines.append(f"{pad}{key}([{_quoted(name)}])")
 
     def call(self, members: list[Part], key: str, inside: list[_Called]) -> _Called | None:
         """The first call of a box; of one that is not called itself, that of a box in it."""

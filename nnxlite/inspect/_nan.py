@@ -26,6 +26,7 @@ from nnxlite._base.outline import array_text
 from nnxlite.boundary._call_def import parameter_names
 from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._calls import Path, copied_call, is_called, watched
+from nnxlite.inspect._subject import is_float
 from nnxlite.variables._variable import Variable
 
 Where = tp.Literal["argument", "output", "between", "gradient", "result"]
@@ -157,12 +158,12 @@ def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) 
         result = call()
         jax.block_until_ready([x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)])
         jax.effects_barrier()
-    for of_gradient in (False, True):
-        for one, iteration in search.first:
-            if (one.where == "gradient") is of_gradient:
-                return dataclasses.replace(one, iteration=iteration())
+    search.first.sort(key=lambda found: found[0].where == "gradient")  # these after the outputs
     search.look("result", ("result",), result)
-    return search.first[0][0] if search.first else None
+    if not search.first:
+        return None
+    one, iteration = search.first[0]
+    return dataclasses.replace(one, iteration=iteration())
 
 
 @dataclasses.dataclass(eq=False)
@@ -259,7 +260,7 @@ class _Search:
         leaves, treedef = jax.tree.flatten(outputs, is_leaf=is_opaque)
         probed = [
             self._probe(f"output {i}" if leaves[1:] else "output", leaf, this, around)
-            if is_float(leaf)
+            if is_measured(leaf)
             else leaf
             for i, leaf in enumerate(leaves)
         ]
@@ -351,9 +352,8 @@ def _named(obj: tp.Any, name: str, args: tuple[tp.Any, ...], kwargs: dict[str, t
     return {**{names[i] if i < len(names) else i: arg for i, arg in enumerate(args)}, **kwargs}
 
 
-def is_float(value: tp.Any) -> bool:
-    is_array = isinstance(value, (jax.Array, np.ndarray)) and value.size > 0
-    return is_array and jnp.issubdtype(value.dtype, jnp.floating)
+def is_measured(value: tp.Any) -> bool:
+    return isinstance(value, (jax.Array, np.ndarray)) and value.size > 0 and is_float(value)
 
 
 def is_opaque(value: tp.Any) -> bool:
@@ -364,7 +364,7 @@ def _arrays(tree: tp.Any) -> tp.Iterator[tuple[tuple[tp.Any, ...], tp.Any]]:
     """The floating arrays in a tree of objects, with their paths."""
     for path, value in iter_graph(tree):
         array = value.get_value() if isinstance(value, Variable) else value
-        if is_float(array):
+        if is_measured(array):
             yield path, array
 
 

@@ -68,6 +68,13 @@ class Subject:
         """The modules of the model."""
         return {path: node for path, node in self.nodes.items() if isinstance(node, Module)}
 
+    def settings(self) -> tp.Iterator[tuple[Path, tp.Any]]:
+        """The static attributes of the objects of the model."""
+        for path, node in self.nodes.items():
+            for name, value in node._nnx_dict.items():
+                if node._nnx_status.get(name) is False:
+                    yield (*path, name), value
+
     def owner(self, path: Path) -> tp.Any:
         """The innermost object around a path."""
         return next(
@@ -106,12 +113,10 @@ class Subject:
         if known.keys() <= chosen:
             return chosen
         last = next(iter(known))
-        parts: list[dict[Path, Path]] = []  # the paths in a part, and in the model
-        for path in self.leaves:
-            place = path[: -len(last)]
-            if (*place, *last) == path:
-                inside = {p[len(place) :]: p for p in chosen if p[: len(place)] == place}
-                parts += [inside] * (known.keys() <= inside.keys())
+        places = [path[: -len(last)] for path in self.leaves if path[-len(last) :] == last]
+        # For each part that may be the optimizer's: paths in the part, and in the model.
+        parts = [{p[len(at) :]: p for p in chosen if p[: len(at)] == at} for at in places]
+        parts = [part for part in parts if known.keys() <= part.keys()]
         if len(parts) > 1:
             shapes = {path: _shape(leaf) for path, leaf in self.leaves.items()}
             parts = [p for p in parts if all(shapes[p[k]] == known[k] for k in known)]

@@ -164,19 +164,18 @@ def place(value: tp.Any, metadata: tp.Mapping[str, tp.Any]) -> tp.Any:
     if spec is None:
         return value
     sharding = NamedSharding(mesh, spec, memory_kind=annotation.memory_kind)
-    put = functools.partial(_placed, sharding=sharding, layout=annotation.layout)
+    put = lambda x: placed(x, sharding, annotation.layout) if hasattr(x, "shape") else x
     return jax.tree_util.tree_map(put, value)
 
 
-def _placed(value: tp.Any, sharding: NamedSharding, layout: tp.Any) -> tp.Any:
-    if not hasattr(value, "shape"):
-        return value
+def placed(value: tp.Any, sharding: NamedSharding, layout: tp.Any = None) -> tp.Any:
+    """An array, abstract, traced or not, with this sharding; itself if that is so already."""
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
     if is_tracing():
-        placed = constrained(value, sharding)
-        return placed if layout is None else with_layout_constraint(placed, layout)
-    if layout is None and getattr(value, "sharding", None) == sharding:
+        traced = constrained(value, sharding)
+        return traced if layout is None else with_layout_constraint(traced, layout)
+    if layout is None and getattr(value, "sharding", None) == sharding and value.committed:
         return value
     return jax.device_put(value, sharding if layout is None else Format(layout, sharding))
 

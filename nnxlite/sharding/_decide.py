@@ -30,7 +30,7 @@ from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import find_duplicates, iter_graph
 from nnxlite.nn import Conv, Embed, Linear, LinearGeneral, LoRA, MultiHeadAttention
 from nnxlite.nn.lora_kernel import LoRAKernel, entries_of_matrices
-from nnxlite.sharding._annotations import get_var_pspec
+from nnxlite.sharding._annotations import get_var_pspec, placed
 from nnxlite.sharding._plan import (
     AnyMesh,
     Layout,
@@ -327,19 +327,34 @@ def _by_rules(
         return {}
     patterns = {text: Pattern(text) for text in plan.rules}
     duplicates, in_container = find_duplicates(tree), isinstance(tree, (tuple, list, dict))
-    said: dict[int, dict[Path, str]] = {}  # by array and path the first rule that matches
-    unmatched = dict.fromkeys(patterns)
+    matched, divisions = set[str](), dict[int, Division]()
     for number, leaf in enumerate(leaves):
+        said: list[tuple[Path, str, Spec]] = []  # for each path the first rule that matches
         for path in paths_of(leaf, duplicates):
             paths = [path]
             if leaf.place != leaf.path:  # a rule for a kernel is one for the base of its adapter
                 paths.append(path[: len(path) - len(leaf.keys) - 1])
             paths += [inside[1:] for inside in paths if in_container]
-            for text, pattern in patterns.items():
-                if any(pattern.match(path_text(one)) is not None for one in paths):
-                    unmatched.pop(text, None)
-                    said.setdefault(number, {}).setdefault(path, text)
-    for text in unmatched:
+            names = [path_text(one) for one in paths]
+            matching = [
+                t for t, p in patterns.items() if any(p.match(n) is not None for n in names)
+            ]
+            matched.update(matching)
+            if matching:
+                text = matching[0]
+                spec = _spec_of_rule(path, text, plan.rules[text], leaf.value.shape, mesh, caller)
+                said.append((path, text, spec))
+        for path, text, spec in said:
+            first, its_text, its_spec = said[0]
+            if spec != its_spec:
+                raise ValueError(
+                    f"{caller}: {path_text(first)} and {path_text(path)} are one array, and two rules "
+                    f"divide it in different ways: {its_text!r} says {spec_text(its_spec)}, "
+                    f"{text!r} says {spec_text(spec)}. Give both the same, or take one "
+                    "of the two rules away."
+                )
+            divisions[number] = Division(spec, f"rule {its_text}", final=True)
+    for text in [text for text in patterns if text not in matched]:
         names = [path_text(leaf.whole) for leaf in leaves]
         near = difflib.get_close_matches(text, names[:1000], n=3, cutoff=0.3)
         listed = ", ".join(near or names[:MOST_REASONS])
@@ -348,23 +363,7 @@ def _by_rules(
             f"{'The nearest paths are' if near else 'There are'} {listed}. `*` stands for text "
             "within one segment, `**` for any number of segments."
         )
-    found = {}
-    for number, by_path in said.items():
-        shape = leaves[number].value.shape
-        specs = {
-            p: _spec_of_rule(p, t, plan.rules[t], shape, mesh, caller) for p, t in by_path.items()
-        }
-        first, *others = by_path
-        for path in others:
-            if specs[path] != specs[first]:
-                raise ValueError(
-                    f"{caller}: {path_text(first)} and {path_text(path)} are one array, and two rules "
-                    f"divide it in different ways: {by_path[first]!r} says {spec_text(specs[first])}, "
-                    f"{by_path[path]!r} says {spec_text(specs[path])}. Give both the same, or take one "
-                    "of the two rules away."
-                )
-        found[number] = Division(specs[first], f"rule {by_path[first]}", final=True)
-    return found
+    return divisions
 
 
 def _spec_of_rule(
@@ -478,9 +477,8 @@ def shard(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
                     f"shard: {entry.name} is an array, and an abstract mesh has no devices for it. Give "
                     "a jax.sharding.Mesh, or only ask for the layout: nnx.plan_layout."
                 )
-    new = [_placed(leaf.value, layout.sharding_of(entry)) for leaf, entry in zip(leaves, layout)]
-    _write(tree, leaves, new)
-    _keep_specs(leaves, layout)
+    new = [placed(leaf.value, layout.sharding_of(entry)) for leaf, entry in zip(leaves, layout)]
+    _write(tree, leaves, layout, new)
     return layout
 
 
@@ -496,37 +494,24 @@ def _warn_of_explicit_axes(layout: Layout) -> None:
         )
 
 
-def _placed(value: tp.Any, sharding: tp.Any) -> tp.Any:
-    if isinstance(value, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
-    if getattr(value, "sharding", None) == sharding and value.committed:
-        return value
-    return jax.device_put(value, sharding)
-
-
-def _write(tree: tp.Any, leaves: list[Leaf], new: list[tp.Any]) -> None:
-    moved = [(leaf, value) for leaf, value in zip(leaves, new) if value is not leaf.value]
-    arrays = {id(leaf.value): value for leaf, value in moved}
-    for leaf, _ in moved:
-        if (variable := leaf.variable) is None:
+def _write(tree: tp.Any, leaves: list[Leaf], layout: Layout, new: list[tp.Any]) -> None:
+    """Put new arrays in the place of the old ones, and each spec into the metadata of its Variable."""
+    bare: dict[Path, tp.Any] = {}
+    for leaf, entry, value in zip(leaves, layout, new):
+        moved, variable = value is not leaf.value, leaf.variable
+        if variable is None:
+            if moved:
+                bare[leaf.path] = value
             continue
-        old = variable.get_raw_value()
-        if variable.ref:
-            variable.set_raw_value(new_ref(arrays[id(leaf.value)]))
-        else:
-            variable.set_raw_value(jax.tree.map(lambda x: arrays.get(id(x), x), old))
-    bare = {leaf.path: value for leaf, value in moved if leaf.variable is None}
+        if moved and variable.ref:
+            variable.set_raw_value(new_ref(value))
+        elif moved:
+            swap = lambda x, old=leaf.value, new=value: new if x is old else x
+            variable.set_raw_value(jax.tree.map(swap, variable.get_raw_value()))
+        if not leaf.keys and variable.get_metadata().get(PLACEMENT) != entry.spec:
+            variable.set_metadata(PLACEMENT, entry.spec)
     if bare:
         update(tree, from_flat_state(bare))
-
-
-def _keep_specs(leaves: list[Leaf], layout: Layout) -> None:
-    for leaf, entry in zip(leaves, layout):
-        variable = leaf.variable
-        if variable is None or leaf.keys:
-            continue
-        if variable.get_metadata().get(PLACEMENT) != entry.spec:
-            variable.set_metadata(PLACEMENT, entry.spec)
 
 
 def init_sharded(build: tp.Callable[[], M], mesh: jax.sharding.Mesh, plan: PlanLike) -> M:
@@ -563,6 +548,5 @@ def init_sharded(build: tp.Callable[[], M], mesh: jax.sharding.Mesh, plan: PlanL
     leaves, layout = _decided(model, mesh, plan, "init_sharded")
     shardings = [layout.sharding_of(entry) for entry in layout]
     made = jax.jit(lambda: [leaf.value for leaf in leaves_of(build())], out_shardings=shardings)()
-    _write(model, leaves, made)
-    _keep_specs(leaves, layout)
+    _write(model, leaves, layout, made)
     return model

@@ -248,18 +248,21 @@ def _refuse_shared(layers: list[tp.Any]) -> None:
 
 def _refuse_different(number: int, first: _Leaves, other: _Leaves) -> None:
     if first.graphdef != other.graphdef:
-        differences = differences_text(compare(first.graphdef, other.graphdef))
-        raise ValueError(
-            f"stack_layers: layer {number} differs from layer 0: {differences}. Layers of a stack "
-            "are equal but for the values of their arrays."
+        what = differences_text(compare(first.graphdef, other.graphdef))
+    else:
+        what = next(
+            (
+                f"'{path_text(path)}' is {short_type(two)}, and {short_type(one)} there"
+                for path, one, two in zip(first.paths, first.values, other.values)
+                if short_type(one) != short_type(two)
+            ),
+            "",
         )
-    for path, one, two in zip(first.paths, first.values, other.values):
-        if short_type(one) != short_type(two):
-            raise ValueError(
-                f"stack_layers: layer {number} differs from layer 0: '{path_text(path)}' is "
-                f"{short_type(two)}, and {short_type(one)} there. Layers of a stack are equal but "
-                "for the values of their arrays."
-            )
+    if what:
+        raise ValueError(
+            f"stack_layers: layer {number} differs from layer 0: {what}. Layers of a stack are equal "
+            "but for the values of their arrays."
+        )
 
 
 def remat_layers(

@@ -16,9 +16,9 @@ import jax
 
 import nnxlite as nnx
 from nnxlite.training._loop import go_to, position
-from tests.distributed.training import build, mesh_of, train
+from tests.distributed.training import build, join, mesh_of, train
 
-nnx.distributed.initialize()
+join()
 
 
 class Numbers:

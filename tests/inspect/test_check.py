@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import numpy as np  # noqa: F401 - lines of the table use it
 import optax
 import pytest
 
 import nnxlite as nnx
 from benchmarks.models import block_stack, chain, transformer
+from tests.messages import rows
 from tests.nn.catalogue import LAYERS
 
 X = jnp.ones((4, 2))
@@ -39,13 +41,12 @@ def adam(model, wrt=nnx.Param):
     return nnx.Optimizer(model, optax.adam(1e-3), wrt=wrt)
 
 
+def sgd(model):
+    return nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+
 def kinds(found):
     return [(finding.kind, ".".join(map(str, finding.path))) for finding in found]
-
-
-def shows(found, text):
-    """Whether findings are these: kinds, paths and texts; lines of the text begin further right."""
-    assert str(found).split() == text.split(), found
 
 
 class Scale(nnx.Module):
@@ -90,7 +91,7 @@ def test_nothing_is_found_in_a_layer(name):
 )
 def test_nothing_is_found_in_a_model(make, x):
     model = make()
-    for optimizer in (None, adam(model), nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)):
+    for optimizer in (None, adam(model), sgd(model)):
         found = nnx.check(model, optimizer, x)
         assert not found and len(found) == 0 and list(found) == [], found
         assert str(found) == repr(found) == "nothing found"
@@ -145,65 +146,11 @@ def test_the_model_stays_as_it_was_and_is_healthy_after_a_step():
 # Each kind -----------------------------------------------------------------------------------
 
 
-def test_a_param_replaced_by_a_bare_array():
+def check(edit, *args, **inputs):
+    """The findings of a `net` after a program that changes it."""
     model = net()
-    model.l1.bias = jnp.zeros(3)
-    shows(
-        nnx.check(model),
-        """bare array:
-        l1.bias: a bare array has replaced the Variable that Linear has here, so it is not trained;
-        assign nnx.Param(array), or write to the elements of the Variable (`[...] = array`)""",
-    )
-    model = nnx.Dict(a=Scale(nnx.Param(jnp.ones(2))), b=Scale(jnp.ones(2)))
-    assert "has replaced the Variable that Scale has here" in str(nnx.check(model))
-    model = Scale(nnx.Param(jnp.ones(2)))
-    optimizer = adam(model)
-    model.value = jnp.ones(2)
-    assert "has replaced" in nnx.check(model, optimizer).entries[0].text
-
-
-def test_a_bare_array_in_a_class_of_the_users():
-    shows(
-        nnx.check(Scale(np.ones(2, np.float32))),
-        """bare array:
-        value: a bare array in Scale, which no optimizer trains; make it an nnx.Param, or an
-        nnx.Variable if it is a constant""",
-    )
-    assert not nnx.check(Scale(jnp.arange(3)))
-    found = nnx.check(nnx.List([Scale(jnp.ones(2)) for _ in range(30)]))
-    lines = str(found).splitlines()
-    assert len(found) == 30 and len(lines) == 22 and lines[-1] == "  ... 10 more"
-
-
-def test_params_outside_wrt():
-    model = nnx.Dict(generator=nnx.Linear(2, 2, rngs=nnx.Rngs(0)), critic=nnx.List([net()]))
-    generator, critic = adam(model.generator), adam(model.critic)
-    assert not nnx.check(model, {"g": generator, "c": critic})
-    del model.critic[0].norm, model.critic[0].l2
-    text = "Param that no optimizer trains, as wrt=Param does not select it; change `wrt` unless it"
-    shows(
-        nnx.check(model, generator),
-        f"""outside wrt:
-        critic.0.l1.bias: {text} is frozen on purpose
-        critic.0.l1.kernel: {text} is frozen on purpose""",
-    )
-    stateless = [nnx.Optimizer(part, optax.sgd(0.1), wrt=nnx.Param) for part in model.values()]
-    assert not nnx.check(model, stateless)  # nothing says which is for which
-
-
-def test_a_filter_that_selects_nothing():
-    model = net()
-    with pytest.warns(UserWarning, match="selects nothing"):
-        nothing = adam(model, nnx.PathContains("head"))
-    shows(
-        nnx.check(model, {"a": adam(model), "b": nothing}),
-        """empty filter:
-        optimizer.b: wrt=PathContains('head', exact=True) selects no Variable of the model that is
-        not frozen, so that updates change nothing; give it a filter that does, as nnx.Param""",
-    )
-    assert kinds(nnx.check(model, nothing)) == [("empty filter", "optimizer")]
-    part = adam(model.l1, lambda path, leaf: path == ("kernel",))  # paths of the part
-    assert not nnx.check(model, (adam(model), part))
+    exec(edit, {**globals(), "m": model})
+    return nnx.check(model, *args, **inputs)
 
 
 class Settings(nnx.Module):
@@ -215,136 +162,29 @@ class Settings(nnx.Module):
         self.w = nnx.Param(jnp.ones(2), scale=(x, 1))
 
 
-def test_settings_that_are_traced():
+def traced():
     models = []
     jax.jit(lambda x: models.append(Settings(x)))(1.0)
-    text = (
-        "contains float32[] of a transform, which cannot be used once that has returned; pass it as "
-        "an argument, or make it the value of an nnx.Variable"
-    )
-    paths = ("partial", "closure", "method", "w.scale")
-    lines = [f"{path}: {text}" for path in paths]
-    shows(nnx.check(models[0]), " ".join(["traced setting:", *lines]))
-    assert not nnx.check(Settings(np.float32(1)))
+    return models[0]
 
 
-def test_a_parameter_in_two_optimizers():
-    model = net()
-    kernels = adam(model, nnx.All(nnx.Param, nnx.PathContains("l1")))
-    text = "trained by optimizer.0 and optimizer.1; give each optimizer a filter `wrt` of its own"
-    found = nnx.check(model, (adam(model), kernels))
-    shows(found, f"two optimizers: l1.bias: {text} l1.kernel: {text}")
-    trained = nnx.ModelAndOptimizer(model, optax.sgd(0.1))
-    assert not nnx.check(model, trained)
-    assert len(nnx.check(model, [trained, adam(model)])) == 6
+def two(one=0, other=0):
+    streams = nnx.Rngs(one), nnx.Rngs(other)
+    return nnx.Dict(zip("ab", (nnx.Dropout(0.5, rngs=rngs) for rngs in streams)))
 
 
-def test_some_modules_in_training_and_some_in_evaluation_mode():
-    model = net()
-    model.drop.deterministic = True
-    shows(
-        nnx.check(model),
-        """mixed modes:
-        norm: use_running_average=False, training mode, while drop is in evaluation mode; call
-        model.train() or model.eval() on the whole model""",
-    )
-    model = nnx.List([net(), Net(nnx.Rngs(1))])
-    model[1].norm.eval()
-    [found] = nnx.check(model)
-    assert found.path == (1, "norm")
-    assert "evaluation mode, while 0.drop and 2 more are in training mode" in found.text
+@nnx.vmap
+def stacked(rngs):
+    return nnx.Sequential(nnx.Linear(4, 4, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
 
 
-def test_two_streams_with_equal_keys():
-    model = nnx.Dict(a=nnx.Dropout(0.5, rngs=nnx.Rngs(0)), b=nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
-    shows(
-        nnx.check(model),
-        """equal keys:
-        b.rngs: this random stream gives the same numbers as a.rngs, as both have the same key and
-        count; use other seeds, or rngs.fork()""",
-    )
-    rngs = nnx.Rngs(0)
-    shared = nnx.Dict(a=nnx.Dropout(0.5, rngs=rngs), b=nnx.Dropout(0.5, rngs=rngs), rngs=rngs)
-    assert not nnx.check(shared)
-    assert kinds(nnx.check(nnx.Rngs(params=0, dropout=0))) == [("equal keys", "params")]
+def drawing(init):
+    cells = (nnx.SimpleCell(2, 2, carry_init=init, rngs=nnx.Rngs(i)) for i in range(2))
+    return nnx.Sequential(*map(nnx.RNN, cells))
 
 
-def test_a_stream_with_equal_keys_across_lanes():
-    @nnx.vmap
-    def make(rngs):
-        return nnx.Sequential(nnx.Linear(4, 4, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
-
-    shows(
-        nnx.check(make(nnx.Rngs(0).broadcast(3))),
-        """equal keys:
-        layers.1.rngs: this random stream has 3 lanes, and only 1 of their keys differ; use
-        nnx.split_rngs or rngs.split in place of one that repeats the key
-        equal lanes:
-        layers.0.kernel: all 3 slices along the first axis are equal, as if they were initialized
-        with one key; split the streams of the constructor: @nnx.split_rngs(splits=3)""",
-    )
-
-
-def test_streams_of_carries_count_where_they_matter():
-    def drawing(init):
-        cells = (nnx.SimpleCell(2, 2, carry_init=init, rngs=nnx.Rngs(i)) for i in range(2))
-        return nnx.Sequential(*map(nnx.RNN, cells))
-
-    x = jnp.ones((1, 3, 2))
-    zeros, random = map(drawing, (nnx.initializers.zeros, nnx.initializers.normal()))
-    assert not nnx.check(zeros) and not nnx.check(zeros, None, x) and not nnx.check(random)
-    assert kinds(nnx.check(random, None, x)) == [("equal keys", "layers.1.rngs")]
-
-
-def test_params_in_several_dtypes():
-    model = net()
-    model.l2.kernel.value = model.l2.kernel[...].astype(jnp.bfloat16)
-    shows(
-        nnx.check(model),
-        """mixed dtypes:
-        l2.kernel: bfloat16, while most Params are float32, so that operations on both use the wider
-        one; convert it, or give its layer this `param_dtype`""",
-    )
-    half = nnx.Linear(2, 3, param_dtype=jnp.bfloat16, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    model = nnx.Sequential(half, nnx.LayerNorm(3, rngs=nnx.Rngs(0)))  # as layers ask for
-    assert not nnx.check(model, None, X) and not nnx.check(model, None, X.astype("bfloat16"))
-    nnx.cast(whole := net(), "bfloat16")
-    assert not nnx.check(whole)
-
-
-def test_inputs_of_another_dtype():
-    shows(
-        nnx.check(net(), None, x=X.astype(jnp.float16)),
-        """mixed dtypes:
-        inputs.x: float16, while the Params are float32 and no layer has this `dtype`, so that
-        operations on both use the wider one; convert the input, or give layers a `dtype`""",
-    )
-    assert not nnx.check(net(), None, np.ones((4, 2)))  # JAX makes it float32
-
-
-def test_one_array_in_two_variables():
-    model = net()
-    model.l2.bias[...] = model.norm.mean[...][:2]
-    model.extra = nnx.Param(model.l1.kernel[...])
-    shows(
-        nnx.check(model),
-        """aliased array:
-        l1.kernel: the same array as extra, so that donation of one deletes both; copy it (jnp.copy,
-        nnx.clone(..., arrays=True)), or share the Variable to tie them""",
-    )
-    model = net()
-    found = nnx.check(nnx.Dict(model=model, average=nnx.clone(model)))
-    aliased = [finding for finding in found if finding.kind == "aliased array"]
-    assert len(aliased) == len(jax.tree.leaves(nnx.state(model)))
-    copied = nnx.check(nnx.Dict(model=model, average=nnx.clone(model, arrays=True)))
-    assert {finding.kind for finding in copied} == {"equal keys"}
-    optimizer = adam(model)
-    optimizer.opt_state[0].mu["l1"]["kernel"].set_raw_value(model.l1.kernel.get_raw_value())
-    path = "optimizer.opt_state.0.mu.l1.kernel"
-    assert kinds(nnx.check(model, optimizer)) == [("aliased array", path)]
-    assert kinds(nnx.check(Scale(nnx.Param(X)), None, X)) == [("aliased array", "inputs.0")]
-    array = jnp.ones(2)  # two of them outside of Variables are not donated alone
-    assert {f.kind for f in nnx.check(nnx.Dict(a=Scale(array), b=Scale(array)))} == {"bare array"}
+def weak(value, kind=nnx.Param):
+    return nnx.Dict(a=nnx.Linear(2, 2, rngs=nnx.Rngs(0)), b=kind(value))
 
 
 class Unused(Net):
@@ -362,86 +202,224 @@ class Unused(Net):
         return super().__call__(x) * jax.lax.stop_gradient(self.frozen[...]) + chosen
 
 
-def test_modules_never_called_and_params_without_gradient():
+class Tied(nnx.Module):
+    """A Variable of its layer is used, and not the layer."""
+
+    def __init__(self, rngs):
+        self.table = nnx.Embed(4, 2, rngs=rngs)
+        self.alias = self.table.embedding
+
+    def __call__(self, x):
+        return x @ self.alias[...].T
+
+
+class Router(Scale):
+    """Records something, which is an output."""
+
+    def __call__(self, x):
+        self.sow(nnx.Intermediate, "loss", (x * self.value[...]).sum())
+        return x
+
+
+def routed():
+    model = Router(nnx.Param(jnp.ones(2)))
+    model(X)
+    return model
+
+
+@nnx.custom_vjp
+def clip(layer, x):
+    return layer(x)
+
+
+clip.defvjp(lambda layer, x: (layer(x), None), None)  # the backward rule is not called
+
+
+class Clipped(nnx.Module):
+    def __init__(self, rngs):
+        self.l1, self.l2 = nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return clip(self.l1, x)
+
+
+class Loop(nnx.Module):
+    """A layer and a Param that a loop, a branch and compiled functions hide."""
+
+    def __init__(self, rngs):
+        self.used, self.idle = nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs)
+        self.spare = nnx.Param(jnp.ones(2))
+
+    def __call__(self, x):
+        @nnx.jit
+        def inner(self, x):
+            return nnx.cond(x.sum() > 0, lambda m, x: m.used(x), lambda m, x: x, self, x)
+
+        @nnx.scan(in_axes=(None, nnx.Carry), out_axes=nnx.Carry, length=2)
+        def loop(self, x):
+            return nnx.remat(inner)(self, x) + jax.lax.stop_gradient(self.spare[...])
+
+        return loop(self, x)
+
+
+def scope():
+    both = nnx.Dict(generator=nnx.Linear(2, 2, rngs=nnx.Rngs(0)), critic=nnx.List([net()]))
+    few = nnx.Dict(generator=both.generator, critic=nnx.List([nnx.Dict(l1=both.critic[0].l1)]))
+    half = nnx.Linear(2, 3, param_dtype=jnp.bfloat16, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    model, rngs, array = net(), nnx.Rngs(0), jnp.ones(2)
+    nnx.cast(cast := net(), "bfloat16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nothing = adam(model, nnx.PathContains("head"))
+    replaced = Scale(nnx.Param(array))
+    trains_it = adam(replaced)
+    replaced.value = jnp.ones(2)
+    aliased = adam(model)
+    aliased.opt_state[0].mu["l1"]["kernel"].set_raw_value(model.l1.kernel.get_raw_value())
+    modes = nnx.List([net(), Net(nnx.Rngs(1))])
+    modes[1].norm.eval()
+    kernels = nnx.All(nnx.Param, nnx.PathContains("l1"))
+    zeros, random = map(drawing, (nnx.initializers.zeros, nnx.initializers.normal()))
+    shared = nnx.Dict(a=nnx.Dropout(0.5, rngs=rngs), b=nnx.Dropout(0.5, rngs=rngs), rngs=rngs)
+    mixed = nnx.Sequential(half, nnx.LayerNorm(3, rngs=nnx.Rngs(0)))  # as layers ask for
+    part = adam(model.l1, lambda path, leaf: path == ("kernel",))  # paths of the part
+    return {**globals(), **locals()}
+
+
+FOUND = """
+check('m.l1.bias = jnp.zeros(3)')
+    bare array: l1.bias: a bare array has replaced the Variable that Linear has here, so it is not
+    trained; assign nnx.Param(array), or write to the elements of the Variable (`[...] = array`)
+nnx.check(nnx.Dict(a=Scale(nnx.Param(jnp.ones(2))), b=Scale(jnp.ones(2))))
+    bare array: b.value: a bare array has replaced the Variable that Scale has here ...
+nnx.check(replaced, trains_it)
+    bare array: value: a bare array has replaced the Variable that Scale has here ...
+nnx.check(Scale(np.ones(2, np.float32)))
+    bare array: value: a bare array in Scale, which no optimizer trains; make it an nnx.Param, or an
+    nnx.Variable if it is a constant
+nnx.check(Scale(jnp.arange(3)))
+    nothing found
+nnx.check(both, {'g': adam(both.generator), 'c': adam(both.critic)})
+    nothing found
+nnx.check(few, adam(few.generator))
+    outside wrt: critic.0.l1.bias: Param that no optimizer trains, as wrt=Param does not select it;
+    change `wrt` unless it is frozen on purpose critic.0.l1.kernel: Param that no optimizer trains ...
+nnx.check(few, [sgd(few.generator), sgd(few.critic)])
+    nothing found
+nnx.check(model, {'a': adam(model), 'b': nothing})
+    empty filter: optimizer.b: wrt=PathContains('head', exact=True) selects no Variable of the model
+    that is not frozen, so that updates change nothing; give it a filter that does, as nnx.Param
+kinds(nnx.check(model, nothing))
+    [('empty filter', 'optimizer')]
+nnx.check(model, (adam(model), part))
+    nothing found
+nnx.check(traced())
+    traced setting: partial: contains float32[] of a transform, which cannot be used once that has
+    returned; pass it as an argument, or make it the value of an nnx.Variable closure: contains ...
+    method: contains ... w.scale: contains ...
+nnx.check(Settings(np.float32(1)))
+    nothing found
+nnx.check(model, (adam(model), adam(model, kernels)))
+    two optimizers: l1.bias: trained by optimizer.0 and optimizer.1; give each optimizer a filter
+    `wrt` of its own l1.kernel: trained by optimizer.0 and optimizer.1; ...
+nnx.check(model, nnx.ModelAndOptimizer(model, optax.sgd(0.1)))
+    nothing found
+len(nnx.check(model, [nnx.ModelAndOptimizer(model, optax.sgd(0.1)), adam(model)]))
+    6
+check('m.drop.deterministic = True')
+    mixed modes: norm: use_running_average=False, training mode, while drop is in evaluation mode;
+    call model.train() or model.eval() on the whole model
+nnx.check(modes)
+    mixed modes: 1.norm: use_running_average=True, evaluation mode, while 0.drop and 2 more are in
+    training mode; call model.train() or model.eval() on the whole model
+nnx.check(two())
+    equal keys: b.rngs: this random stream gives the same numbers as a.rngs, as both have the same key
+    and count; use other seeds, or rngs.fork()
+nnx.check(shared)
+    nothing found
+kinds(nnx.check(nnx.Rngs(params=0, dropout=0)))
+    [('equal keys', 'params')]
+nnx.check(stacked(nnx.Rngs(0).broadcast(3)))
+    equal keys: layers.1.rngs: this random stream has 3 lanes, and only 1 of their keys differ; use
+    nnx.split_rngs or rngs.split in place of one that repeats the key equal lanes: layers.0.kernel:
+    all 3 slices along the first axis are equal, as if they were initialized with one key; split the
+    streams of the constructor: @nnx.split_rngs(splits=3)
+[nnx.check(zeros), nnx.check(zeros, None, jnp.ones((1, 3, 2))), nnx.check(random)]
+    [nothing found, nothing found, nothing found]
+kinds(nnx.check(random, None, jnp.ones((1, 3, 2))))
+    [('equal keys', 'layers.1.rngs')]
+check('m.l2.kernel.value = m.l2.kernel[...].astype(jnp.bfloat16)')
+    mixed dtypes: l2.kernel: bfloat16, while most Params are float32, so that operations on both use
+    the wider one; convert it, or give its layer this `param_dtype`
+[nnx.check(mixed, None, X), nnx.check(mixed, None, X.astype('bfloat16')), nnx.check(cast)]
+    [nothing found, nothing found, nothing found]
+check('', None, x=X.astype(jnp.float16))
+    mixed dtypes: inputs.x: float16, while the Params are float32 and no layer has this `dtype`, so
+    that operations on both use the wider one; convert the input, or give layers a `dtype`
+check('', None, np.ones((4, 2)))
+    nothing found
+check('m.l2.bias[...] = m.norm.mean[...][:2]; m.extra = nnx.Param(m.l1.kernel[...])')
+    aliased array: l1.kernel: the same array as extra, so that donation of one deletes both; copy it
+    (jnp.copy, nnx.clone(..., arrays=True)), or share the Variable to tie them
+[f.kind for f in nnx.check(nnx.Dict(m=model, a=nnx.clone(model)))].count('aliased array')
+    10
+{f.kind for f in nnx.check(nnx.Dict(m=model, a=nnx.clone(model, arrays=True)))}
+    {'equal keys'}
+kinds(nnx.check(model, aliased))
+    [('aliased array', 'optimizer.opt_state.0.mu.l1.kernel')]
+kinds(nnx.check(Scale(nnx.Param(X)), None, X))
+    [('aliased array', 'inputs.0')]
+{f.kind for f in nnx.check(nnx.Dict(a=Scale(array), b=Scale(array)))}
+    {'bare array'}
+nnx.check(Unused(rngs), None, X)
+    never called: old: the call of the model uses neither a method nor a Variable of this Sequential;
+    call it, or remove it no gradient: choice: its gradient is zero, as the outputs depend on it only
+    through stop_gradient, or an operation without a derivative frozen: its gradient is zero, ...
+    spare: its gradient is zero, as the outputs do not depend on it; use it in the call, or remove it
+[nnx.check(m, None, X) for m in (Tied(rngs), Router(nnx.Param(jnp.ones(2))), routed())]
+    [nothing found, nothing found, nothing found]
+kinds(nnx.check(Clipped(rngs), None, X))
+    [('never called', 'l2')]
+kinds(nnx.check(Loop(rngs), None, X)) + kinds(nnx.check(Loop(rngs), None, X))
+    [('never called', 'idle'), ('no gradient', 'spare'), ('never called', 'idle'),
+    ('no gradient', 'spare')]
+nnx.check(weak(jnp.full((1,), -1.0)))
+    weak type: b: weakly typed float32[1], which a first update makes strongly typed, so that a step
+    compiles up to three times; give the array a dtype, as in jnp.full((1,), -1.0, jnp.float32)
+nnx.check(weak(1.0))
+    weak type: b: the number 1.0, which a first update makes strongly typed ...
+kinds(nnx.check(weak(jnp.asarray(1.0) * 2))) + kinds(nnx.check(weak(jnp.full(2, 0.0), nnx.BatchStat)))
+    [('weak type', 'b'), ('weak type', 'b')]
+nnx.check(weak(jnp.full((1,), -1.0, jnp.float32)))
+    nothing found
+"""
+
+
+@rows(FOUND)
+def test_found(line, message):
+    pattern = re.escape(message + " ").replace(r"\ \.\.\.", ".*")
+    assert re.fullmatch(pattern, " ".join([*str(eval(line, scope())).split(), ""]))
+
+
+def test_the_text_lists_the_first_of_a_kind():
+    found = nnx.check(nnx.List([Scale(jnp.ones(2)) for _ in range(30)]))
+    lines = str(found).splitlines()
+    assert lines[:2] == ["bare array:", f"  {found.entries[0]}"]
+    assert len(found) == 30 and len(lines) == 22 and lines[-1] == "  ... 10 more"
+
+
+def test_params_that_no_optimizer_trains_have_no_other_finding():
     model = Unused(nnx.Rngs(0))
-    flat = "depend on it only through stop_gradient, or an operation without a derivative"
-    shows(
-        nnx.check(model, adam(model), X),
-        f"""never called:
-        old: the call of the model uses neither a method nor a Variable of this Sequential;
-        call it, or remove it
-        no gradient:
-        choice: its gradient is zero, as the outputs {flat}
-        frozen: its gradient is zero, as the outputs {flat}
-        spare: its gradient is zero, as the outputs do not depend on it; use it in the call, or
-        remove it""",
-    )
-    assert not nnx.check(model, adam(model))
     few = nnx.All(nnx.Param, nnx.Not(nnx.PathContains("spare")))
     found = kinds(nnx.check(model, adam(model, few), X))
     assert ("no gradient", "spare") not in found and ("outside wrt", "spare") in found
 
 
-def test_what_counts_as_called_and_as_an_output():
-    class Tied(nnx.Module):  # a Variable of the layer is used
-        def __init__(self, rngs):
-            self.table = nnx.Embed(4, 2, rngs=rngs)
-            self.alias = self.table.embedding
-
-        def __call__(self, x):
-            return x @ self.alias[...].T
-
-    class Router(Scale):  # what is recorded is an output
-        def __call__(self, x):
-            self.sow(nnx.Intermediate, "loss", (x * self.value[...]).sum())
-            return x
-
-    assert not nnx.check(Tied(nnx.Rngs(0)), None, X)
-    model = Router(nnx.Param(jnp.ones(2)))
-    assert not nnx.check(model, None, X)
-    model(X)
-    assert not nnx.check(model, None, X)
-
-    @nnx.custom_vjp
-    def clip(layer, x):
-        return layer(x)
-
-    clip.defvjp(lambda layer, x: (layer(x), None), None)  # the backward rule is not called
-
-    class Clipped(Net):
-        def __call__(self, x):
-            return clip(self.l1, x)
-
-    model = Clipped(nnx.Rngs(0))
-    del model.norm, model.drop
-    assert kinds(nnx.check(model, None, X)) == [("never called", "l2")]
-
-
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda: nnx.Param(jnp.full((1,), -1.0)), "weakly typed float32[1]"),
-        (lambda: nnx.Param(jnp.asarray(1.0) * 2), "weakly typed float32[]"),
-        (lambda: nnx.Param(1.0), "the number 1.0"),
-        (lambda: nnx.BatchStat(jnp.full(2, 0.0)), "weakly typed float32[2]"),
-    ],
-)
-def test_weak_types(make, what):
-    model = nnx.Dict(a=nnx.Linear(2, 2, rngs=nnx.Rngs(0)), b=make())
-    shows(
-        nnx.check(model),
-        f"""weak type:
-        b: {what}, which a first update makes strongly typed, so that a step compiles up to three
-        times; give the array a dtype, as in jnp.full((1,), -1.0, jnp.float32)""",
-    )
-    if "weakly" in what:
-        assert "weakly typed float32[" in str(model) and "weak_type=True" in repr(model)
-
-
 def test_weak_types_are_told_where_a_step_compiles_again():
     strong = nnx.Dict(w=nnx.Param(jnp.full((1,), -1.0, jnp.float32)))
     weak = nnx.Dict(w=nnx.Param(jnp.full((1,), -1.0)))
-    assert not nnx.check(strong) and "weak" not in str(strong) + repr(strong)
+    assert "weakly typed float32[" in str(weak) and "weak_type=True" in repr(weak)
+    assert "weak" not in str(strong) + repr(strong)
     step = nnx.jit(lambda model: model.w[...] ** 2)
     for model in (strong, weak):
         step(model)
@@ -460,38 +438,16 @@ def test_numbers_that_are_not_finite(bad):
         variable[...] = variable[...].at[..., 1].set(bad)
     text = "numbers are NaN or infinite; restore a checkpoint, or"
     find = "nnx.find_nan shows where they arise"
-    shows(
-        nnx.check(model, optimizer),
-        f"""not finite:
-        bn.var: 1 of 2 {text} assign zeros to a mean and ones to a variance;
-        DynamicLossScale.value_and_grad restores what a skipped step has written
-        l.kernel: 2 of 4 {text} {find}
-        optimizer.opt_state.0.nu.l.bias: 1 of 2 {text} {find}""",
+    batch_stat = (
+        "assign zeros to a mean and ones to a variance; DynamicLossScale.value_and_grad restores "
+        "what a skipped step has written"
     )
-
-
-def test_gradients_inside_loops_branches_and_compiled_functions():
-    class Loop(nnx.Module):
-        def __init__(self, rngs):
-            self.used = nnx.Linear(2, 2, rngs=rngs)
-            self.idle = nnx.Linear(2, 2, rngs=rngs)
-            self.spare = nnx.Param(jnp.ones(2))
-
-        def __call__(self, x):
-            @nnx.jit
-            def inner(self, x):
-                return nnx.cond(x.sum() > 0, lambda m, x: m.used(x), lambda m, x: x, self, x)
-
-            @nnx.scan(in_axes=(None, nnx.Carry), out_axes=nnx.Carry, length=2)
-            def loop(self, x):
-                return nnx.remat(inner)(self, x) + jax.lax.stop_gradient(self.spare[...])
-
-            return loop(self, x)
-
-    model = Loop(nnx.Rngs(0))
-    for _ in range(2):
-        found = nnx.check(model, None, X)
-        assert kinds(found) == [("never called", "idle"), ("no gradient", "spare")]
+    assert str(nnx.check(model, optimizer)).splitlines() == [
+        "not finite:",
+        f"  bn.var: 1 of 2 {text} {batch_stat}",
+        f"  l.kernel: 2 of 4 {text} {find}",
+        f"  optimizer.opt_state.0.nu.l.bias: 1 of 2 {text} {find}",
+    ]
 
 
 # Odd models ----------------------------------------------------------------------------------

@@ -106,21 +106,6 @@ def test_abstract_with_sharding_leaves_arrays():
         assert nnx.abstract_with_sharding(tree)["s"].sharding is None
 
 
-def test_abstract_bad_input():
-    state = jax.eval_shape(lambda: nnx.state(linear("data", "nope")))
-    with jax.set_mesh(mesh_of()):
-        with pytest.raises(ValueError, match=r"names \['nope'\], which the mesh"):
-            nnx.as_abstract(state)
-        short = nnx.Param(
-            jax.ShapeDtypeStruct((3,), jnp.float32), sharding=(None, "model"), eager_sharding=False
-        )
-        with pytest.raises(ValueError, match=r"2 axes, the value has shape \(3,\)"):
-            nnx.abstract_with_sharding(short)
-    shared = nnx.Param(jnp.zeros(2))
-    with pytest.raises(ValueError, match="graph=False"):
-        nnx.as_abstract(nnx.Dict(a=shared, b=shared), graph=False)
-
-
 def test_eval_shape_places_on_the_mesh_of_a_variable():
     mesh = mesh_of()
     make = lambda: nnx.Dict(

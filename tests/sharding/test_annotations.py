@@ -7,7 +7,6 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -29,22 +28,6 @@ def mesh(request):
     mesh = mesh_of(request.param)
     with jax.set_mesh(mesh):
         yield mesh
-
-
-# Without a mesh ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "names",
-    [("nowhere",), ("a", "b", "c"), "a"],
-    ids=["unknown", "too many", "a string"],
-)
-def test_without_a_mesh_an_annotation_is_metadata_and_nothing_fails(names):
-    before = param(8, 4).value.sharding
-    variable = param(8, 4, sharding=names)
-    assert variable.sharding_names == names and variable.value.sharding == before
-    copy = nnx.clone(nnx.jit(lambda m: m)(nnx.Dict(v=variable)))
-    assert copy.v.sharding_names == names
 
 
 # On a mesh ---------------------------------------------------------------------------------------
@@ -74,19 +57,6 @@ def test_what_is_placed(value, expected):
         jax.tree.leaves(value)
     )
     jax.tree.map(lambda x, y: x.shape == y.shape or pytest.fail("shape"), held, value)
-
-
-def test_what_is_not_placed(mesh):
-    assert nnx.Variable(3, sharding=("data",)).value == 3
-    assert names_of(param(8, 4)) in (None, (), (None, None))
-    with nnx.use_eager_sharding(False):
-        assert not nnx.using_eager_sharding()
-        off = param(8, 4, sharding=("data", None))
-        on = param(8, 4, sharding=("data", None), eager_sharding=True)
-    assert nnx.using_eager_sharding()
-    assert off.value.is_fully_replicated and off.sharding_names == ("data", None)
-    assert names_of(on) == ("data", None)
-    assert param(8, 4, sharding=("data", None), eager_sharding=False).value.is_fully_replicated
 
 
 def test_an_empty_annotation_moves_nothing(mesh):
@@ -128,32 +98,7 @@ def test_writing_does_not_move_a_value_back(mesh):
     assert variable.value.is_fully_replicated  # placed at birth, and the writer's business since
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (("nope", None), r"\('nope', None\) names \['nope'\], which the mesh with axes \('data',"),
-        ((("data", "nope"), None), r"names \['nope'\].*logical_axis_rules"),
-        (("data", None, "model"), r"has 3 axes, the value has shape \(8, 4\). Give one name"),
-        ("data", r"got the str 'data'. Write \('data',\)"),
-        (jax.sharding.SingleDeviceSharding(jax.devices()[0]), r"got the Single.* a NamedSharding"),
-    ],
-    ids=["unknown", "unknown in a tuple", "too many", "a string", "a sharding"],
-)  # fmt: skip
-def test_annotations_that_do_not_fit_the_mesh(names, message):
-    with jax.set_mesh(mesh_of()), pytest.raises(ValueError, match=message):
-        param(8, 4, sharding=names)
-
-
-def test_a_shape_that_does_not_divide_is_refused_by_jax():
-    with jax.set_mesh(mesh_of()), pytest.raises(ValueError, match="divi"):
-        param(7, 4, sharding=("data", None))
-
-
 # Logical names -----------------------------------------------------------------------------------
-
-
-def spec(*names, **metadata):
-    return nnx.get_partition_spec(param(*[8] * len(names), sharding=names, **metadata)).value
 
 
 def test_rules_place_parameters(mesh):
@@ -172,46 +117,7 @@ def test_a_jitted_function_is_traced_anew_under_other_rules():
             assert names_of(make())[0] == "model"
 
 
-@pytest.mark.parametrize(
-    "rules", [{"batch": "data"}, [("batch", "data", "model")]], ids=["a mapping", "a triple"]
-)
-def test_rules_are_pairs(rules):
-    with pytest.raises(ValueError, match=r"is a pair \(logical name, mesh axis\), got .*batch"):
-        with nnx.logical_axis_rules(rules):
-            pass
-
-
-# Reading annotations -----------------------------------------------------------------------------
-
-
-def test_shardings_of_a_state_place_it():
-    mesh = mesh_of()
-    layer = linear("data", "model")
-    state = nnx.state(layer)
-    nnx.update(layer, jax.device_put(state, nnx.get_named_sharding(state, mesh)))
-    assert names_of(layer.kernel) == ("data", "model") and names_of(layer.bias) == ("model",)
-
-
 # Axes that transforms add and remove -------------------------------------------------------------
-
-
-def test_the_name_of_the_axis_may_be_none_but_not_missing():
-    variable = param(2, 3, sharding=("a", "b"))
-    nnx.spmd.add_axis(variable, 0, {nnx.PARTITION_NAME: None})
-    assert variable.sharding_names == (None, "a", "b")
-    for change in (nnx.spmd.add_axis, nnx.spmd.remove_axis):
-        expected = (
-            "The name of the axis is missing.* no entry 'partition_name' in {'other': 1}. Give"
-        )
-        with pytest.raises(ValueError, match=expected):
-            change(variable, 0, {"other": 1})
-
-
-def test_another_name_is_refused_and_nothing_changes():
-    first, second = param(2, 3, sharding=("layers", "b")), param(2, 3, sharding=("x", "b"))
-    with pytest.raises(ValueError, match=r"names \('x', 'b'\): axis 0 is 'x', not 'layers'"):
-        nnx.spmd.remove_axis([first, second], 0, LAYERS)
-    assert first.sharding_names == ("layers", "b") and second.sharding_names == ("x", "b")
 
 
 @pytest.mark.parametrize("name, first", [("data", "data"), ("layers", None)])
@@ -277,58 +183,6 @@ def test_transforms_move_names_of_other_metadata():
     assert (stacked.sharding_names, stacked.nickname) == (("a", "layers"), ("b", "nick"))
 
 
-def stacked(**options):
-    """Three Linears of 8 by 16, built by vmap."""
-    make = nnx.vmap(lambda i: linear("data", "model"), **options)
-    return make(jnp.arange(3))
-
-
-def test_short_annotations_keep_their_places():
-    make = lambda i: nnx.Param(jnp.zeros((2, 3, 4)), sharding=("data",))
-    model = nnx.vmap(make, out_axes=-1, transform_metadata=LAYERS)(jnp.arange(5))
-    assert model.value.shape == (2, 3, 4, 5)
-    assert model.sharding_names == ("data", None, None, "layers")
-
-
-def test_a_wrong_name_or_a_failing_body_leaves_annotations_alone():
-    model = stacked(transform_metadata=LAYERS)
-    with pytest.raises(ValueError, match="axis 0 is 'layers', not 'stages'"):
-        nnx.vmap(lambda m: None, transform_metadata={nnx.PARTITION_NAME: "stages"})(model)
-    with pytest.raises(ZeroDivisionError):
-        nnx.vmap(lambda m: 1 // 0, transform_metadata=LAYERS)(model)
-    assert model.kernel.sharding_names == ("layers", "data", "model")
-
-
-UNNAMED = {
-    (): (None,),
-    ("model",): (None, "model"),
-    ("data", "model"): (None, "data", "model"),
-    (("data", "model"), None): (None, ("data", "model"), None),
-}
-
-
-@pytest.mark.parametrize(
-    ("transform", "names"),
-    [
-        *(("vmap", names) for names in UNNAMED),
-        *((name, ("data", "model")) for name in ("scan", "nested", "graph_updates=False")),
-    ],
-)
-def test_new_variables_get_an_unnamed_axis_where_the_transform_gives_no_name(names, transform):
-    make = lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=names, eager_sharding=False)
-    mapped = {
-        "vmap": lambda: nnx.vmap(make)(jnp.arange(3)),
-        "scan": lambda: nnx.scan(make, in_axes=0, out_axes=0)(jnp.arange(3)),
-        "nested": lambda: nnx.vmap(nnx.vmap(make))(jnp.ones((2, 3))),
-        "graph_updates=False": lambda: nnx.vmap(make, graph_updates=False)(jnp.arange(3)),
-    }
-    wanted = UNNAMED[names] if transform != "nested" else (None, *UNNAMED[names])
-    for run in (mapped[transform], nnx.jit(mapped[transform])):
-        made = run()
-        assert made.sharding_names == wanted
-        assert made.ndim == (4 if transform == "nested" else 3)
-
-
 @pytest.mark.parametrize(
     "axis, wanted", [(1, ("data", None, "model")), (-1, ("data", "model", None))]
 )
@@ -337,6 +191,8 @@ def test_an_unnamed_axis_is_where_the_transform_puts_it(axis, wanted):
     assert nnx.vmap(make, out_axes=axis)(jnp.arange(3)).sharding_names == wanted
     short = lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=("data",))
     assert nnx.vmap(short, out_axes=2)(jnp.arange(3)).sharding_names == ("data", None, None)
+    named = nnx.vmap(short, out_axes=-1, transform_metadata=LAYERS)(jnp.arange(3))
+    assert named.sharding_names == ("data", None, "layers")
     sharding = NamedSharding(mesh_of(), P("data", "model"))
     placed = nnx.vmap(lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=sharding), out_axes=axis)
     assert tuple(placed(jnp.arange(3)).sharding_names.spec) == wanted
@@ -356,16 +212,6 @@ def test_annotations_of_arguments_and_their_copies_are_left_alone(names):
         assert param.sharding_names == copied.sharding_names == names
 
 
-def test_moments_of_layers_stacked_without_a_name_are_sharded_like_their_kernels():
-    with jax.set_mesh(mesh_of()):
-        model = stacked()
-        assert model.kernel.sharding_names == (None, "data", "model")
-        assert model.bias.sharding_names == (None, "model")
-        moments = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param).opt_state[0].mu
-        for name in ("kernel", "bias"):
-            assert names_of(moments[name]) == names_of(getattr(model, name))
-
-
 # transform_metadata ------------------------------------------------------------------------------
 
 
@@ -378,35 +224,3 @@ def test_transform_metadata_takes_arguments_by_name_and_shared_ones_once():
     variable = param(3, 4, sharding=("x", "layers"))
     nnx.transform_metadata(f, in_axes=[1, 1], partition="layers")(b=[variable], a=variable, scale=2)
     assert seen == [(("x",), ("x",), 2)] and variable.sharding_names == ("x", "layers")
-
-
-def test_transform_metadata_leaves_annotations_as_they_were_when_it_fails():
-    variable, other = param(3, 4, sharding=("layers", "x")), param(3, sharding=("stages",))
-
-    def f(*args):
-        variable.set_metadata(note=1)
-        raise ZeroDivisionError
-
-    over = {"partition": "layers"}
-    with pytest.raises(ZeroDivisionError):
-        nnx.transform_metadata(f, **over)(variable)
-    with pytest.raises(ValueError, match="axis 0 is 'stages', not 'layers'"):
-        nnx.transform_metadata(f, **over)(variable, other)
-    with pytest.raises(ValueError, match="in_axes is not a prefix of the arguments"):
-        nnx.transform_metadata(f, in_axes=(0, 0), **over)(variable)
-    with pytest.raises(ValueError, match="out_axes is not a prefix of the result"):
-        nnx.transform_metadata(lambda v: (v, v), out_axes=(0,), **over)(variable)
-    with pytest.raises(ValueError, match="different in_axes for a shared Param"):
-        nnx.transform_metadata(f, in_axes=(0, None), **over)(variable, variable)
-    with pytest.raises(TypeError, match="keyword argument 'k' of .*<lambda> contains Variables"):
-        nnx.transform_metadata(lambda v, *, k: v, **over)(variable, k=nnx.Dict(w=other))
-    with pytest.raises(ValueError, match="graph=False"):
-        nnx.transform_metadata(f, graph=False, **over)([variable, variable])
-    assert variable.sharding_names == ("layers", "x") and other.sharding_names == ("stages",)
-
-
-def test_rules_of_a_variable_that_disagree_with_those_around_it():
-    with nnx.logical_axis_rules([("batch", "data")]):
-        message = "logical axis 'batch': 'data' by logical_axis_rules, 'model' by the"
-        with pytest.raises(ValueError, match=message):
-            spec("batch", sharding_rules=[("batch", "model")])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import nnxlite as nnx
 from tests.nn.quick import QUICK, normal
@@ -64,11 +63,3 @@ def test_gradients_and_what_is_written_stay():
         np.testing.assert_allclose(a, b, rtol=1e-5)
     assert [int(b.calls[...]) for b in other.blocks] == [1, 1, 1]
     assert Block.__call__ is type(one.blocks[0]).__call__ and "observed" not in str(Block.__call__)
-
-
-def test_a_pattern_that_matches_nothing():
-    f = nnx.remat_layers(loss_of, {"block.*": None})
-    with pytest.raises(
-        ValueError, match=r"the pattern 'block\.\*' matches no module among the .* blocks\.[012]"
-    ):
-        f(Net(), X)

@@ -258,46 +258,6 @@ def test_what_a_step_writes_in_another_shape_goes_where_xla_puts_it():
 ON_NO_DEVICE = AbstractMesh((4,), ("data",))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda model: nnx.jit(lambda m: nnx.shard(m, mesh_of(), "fsdp") and None)(model),
-            ValueError,
-            "shard: an array inside a transform has no placement yet",
-        ),
-        (
-            lambda model: nnx.jit(lambda: nnx.init_sharded(Everything, mesh_of(), "fsdp"))(),
-            ValueError,
-            "init_sharded: call it outside of transforms",
-        ),
-        (
-            lambda model: nnx.shard(model, ON_NO_DEVICE, "fsdp"),
-            TypeError,
-            "shard: bias is an array, and an abstract mesh has no devices",
-        ),
-        (
-            lambda model: nnx.init_sharded(Everything, ON_NO_DEVICE, "fsdp"),
-            TypeError,
-            "init_sharded: the mesh has to be a jax.sharding.Mesh, got Abs",
-        ),
-        (
-            lambda model: nnx.shard(
-                model, mesh_of(), {"kernel": ("data",), "bias": (None, "model")}
-            ),
-            ValueError,
-            "rule .bias. for bias",
-        ),
-    ],
-)
-def test_a_refused_call_moves_nothing(call, error, message):
-    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
-    before = model.kernel.value
-    with pytest.raises(error, match=message):
-        call(model)
-    assert model.kernel.value is before and not model.kernel.has_metadata("nnx_placement")
-
-
 def test_an_abstract_model_gets_the_shardings_of_an_abstract_mesh():
     abstract = nnx.eval_shape(lambda: nnx.Linear(64, 64, rngs=nnx.Rngs(0)))
     nnx.shard(abstract, ON_NO_DEVICE, "fsdp")
