@@ -131,7 +131,8 @@ class Inputs:
             self.values = [
                 leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in seen.leaves
             ]
-        if inside:
+        # Most values are arrays: asking each class once takes a fifth of the time (bench `filtered`).
+        if inside and not all(issubclass(kind, jax.Array) for kind in {*map(type, self.values)}):
             leaves, structure = jax.tree_util.tree_flatten(self.values)
             if len(leaves) != len(self.values) or any(map(operator.is_not, leaves, self.values)):
                 self.structure = structure
