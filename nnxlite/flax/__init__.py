@@ -11,28 +11,15 @@ that imported the other `flax.nnx` is refused.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
-import types
 import typing as tp
 from pathlib import Path
 
-_NAME = "nnxlite_flax_finder"
-
-
-def _load() -> types.ModuleType:
-    """The finder's module: the one that Python's start imported, or the file."""
-    if (module := sys.modules.get(_NAME)) is not None:
-        return module
-    file = Path(__file__).with_name("_site") / f"{_NAME}.py"
-    spec = importlib.util.spec_from_file_location(_NAME, file)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[_NAME] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_finder = _load()
+_SITE = str(Path(__file__).with_name("_site"))
+sys.path.insert(0, _SITE)
+_finder = importlib.import_module("nnxlite_flax_finder")  # Python's start may have imported it
+sys.path.remove(_SITE)
 
 
 def install() -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import collections.abc
-import functools
-import itertools
 import types
 import typing as tp
-import warnings
 
 import jax
 import jax.numpy as jnp
 
 from nnxlite.nn import _normalizing, conv, normalization
 
-F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 Axes = int | tp.Sequence[int]
 
 
@@ -47,11 +43,8 @@ def _compute_stats(
     mask: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Mean and variance over some axes, in float32 or better."""
-    layer = types.SimpleNamespace(
-        axis_name=axis_name,
-        axis_index_groups=axis_index_groups,
-        use_fast_variance=use_fast_variance,
-    )
+    layer = types.SimpleNamespace(axis_name=axis_name, axis_index_groups=axis_index_groups)
+    layer.use_fast_variance = use_fast_variance
     x = jnp.asarray(x)
     x = x.astype(jnp.promote_types(x.dtype if dtype is None else dtype, jnp.float32))
     at = _canonicalize_axes(x.ndim, axes)
@@ -94,52 +87,3 @@ NORMALIZATION = {
     "_l2_normalize": _l2_normalize,
     "_normalize": _normalize,
 }
-
-
-# `flax.nnx.ids` is in Flax up to 0.12.4, `flax.nnx.deprecations` in later ones.
-
-
-class UUID:
-    """A number of its own."""
-
-    def __init__(self, rawid: int) -> None:
-        self._id = rawid
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, UUID) and other._id == self._id
-
-    def __hash__(self) -> int:
-        return hash((UUID, self._id))
-
-    def __repr__(self) -> str:
-        return f"UUID({self._id})"
-
-
-class UUIDManager:
-    """Gives out numbers: a call returns the next `UUID`."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-
-    def __call__(self) -> UUID:
-        return UUID(next(self._numbers))  # atomic
-
-
-IDS = {"UUID": UUID, "UUIDManager": UUIDManager, "uuid": UUIDManager()}
-
-
-def deprecated(new_fn: F) -> F:
-    """A function that warns, and calls the one that takes its place."""
-
-    @functools.wraps(new_fn)
-    def wrapper(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        name = getattr(new_fn, "__name__", new_fn)
-        warnings.warn(
-            f"This function is deprecated. Use {name} instead.", DeprecationWarning, stacklevel=2
-        )
-        return new_fn(*args, **kwargs)
-
-    return tp.cast(F, wrapper)
-
-
-DEPRECATIONS = {"deprecated": deprecated}

@@ -1,9 +1,9 @@
 """The modules named `flax.nnx...`: what they contain, and a record of what was not found.
 
-A module here is a copy of the names of nnxlite's module of that path, so that reading a name costs what
-it costs there. Writing one (a test that replaces `flax.nnx.nn.normalization._normalize`) writes it in
-nnxlite's module as well, where the layers look it up. Names that nnxlite alone has are found, but a star
-import leaves them out: it would hide the `filter` of Python and the reader's own `inspect`.
+`flax.nnx` is a module with the names of nnxlite, so that reading one costs what it costs there. Names
+that nnxlite alone has are found, but a star import leaves them out: it would hide the `filter` of Python
+and the reader's own `inspect`. A submodule is nnxlite's own of that path: a test that replaces
+`flax.nnx.nn.normalization.lax` replaces it where the layers look it up.
 """
 
 from __future__ import annotations
@@ -15,56 +15,38 @@ import sys
 import types
 import typing as tp
 
+from nnxlite import filtered
 from nnxlite.flax import _settings
 
 ROOT = "flax.nnx"
 _root: tp.Any = importlib.import_module("nnxlite")  # what all of this is about
 
-ELSEWHERE = {
-    "initializers": "nn.initializers",
-    "metrics": "training.metrics",
-    "optimizer": "training.optimizer",
-}
-"""Attributes of the root that are submodules by another path: one module by both names."""
-
-SUBMODULES: tuple[str, ...] = ("deprecations", "ids")
-"""Submodules that are made of `EXTRA` alone: `ids` for `flax.nnx.ids`."""
-
 EXTRA: dict[str, tuple[str, str]] = {
     "": ("_private", "GRAPH"),
-    "deprecations": ("_layers", "DEPRECATIONS"),
-    "graph": ("_pickles", "GRAPH"),
-    "graphlib": ("_pickles", "GRAPH"),
-    "ids": ("_layers", "IDS"),
+    "graph": ("_private", "GRAPH"),
     "nn.linear": ("_layers", "LINEAR"),
     "nn.normalization": ("_layers", "NORMALIZATION"),
     "object": ("_private", "OBJECT"),
-    "pytreelib": ("_private", "OBJECT"),
-    "variablelib": ("_pickles", "VARIABLE"),
+    "variablelib": ("_private", "VARIABLE"),
 }
 """Names below `flax.nnx` that libraries reach for and nnxlite does not have otherwise.
 
 For the path of a submodule ("" is `flax.nnx`, "nn.linear" a layer's file): the file beside this one, and
-its table; imported when they are needed.
+its table; imported when they are needed. `graphlib` and `pytreelib` are two of these modules, too.
 """
 
-OURS = frozenset(
-    """
-    ArrayRef Beams CacheInfo Diff Difference Drawing DynamicLossScale Explanation Exported Finding
-    Findings Frozen Generated Identity Layout LossScaleState MLP Memory NnxError Placement Plan
-    Policy RuntimeCheckError Sampler StaticLossScale StepMemory TraceContextError VarDefaults
-    VariableState all_finite apply_updates array_ref beam_search boundary branched_error_if by_path
-    cast check checkpoint combine decoding diff distributed draw dtypes error_if errors
-    explain_compiles export field filter filter_checkpoint filter_closure_convert filter_custom_jvp
-    filter_custom_vjp filter_eval_shape filter_grad filter_hessian filter_jacfwd filter_jacrev
-    filter_jit filter_jvp filter_make_jaxpr filter_pmap filter_pure_callback filter_shard
-    filter_value_and_grad filter_vjp filter_vmap filtered filters find_nan flax freeze generate
-    generate_stream if_array init_sharded inspect is_array is_array_like is_array_ref
-    is_inexact_array is_inexact_array_like load_exported load_safetensors lora make_mesh memory
-    objects partition plan_layout remat_layers sampling save_safetensors serving shard sharding
-    stack_layers to_arrays to_refs tree_at tree_check tree_equal tree_flatten_one_level
-    tree_inference tree_pformat tree_pprint unfreeze unstack_layers use_named_scopes
+OURS = (
+    frozenset(vars(filtered))
+    | _root._PACKAGE_OF.keys() - {"display", "tabulate"}
+    | frozenset(
+        """
+    ArrayRef CacheInfo DynamicLossScale Explanation Frozen Identity LossScaleState MLP NnxError Policy
+    RuntimeCheckError StaticLossScale TraceContextError VarDefaults VariableState all_finite array_ref
+    boundary by_path cast checkpoint decoding distributed dtypes errors explain_compiles filtered filters
+    flax freeze inspect is_array_ref lora objects serving sharding to_arrays to_refs unfreeze
+    use_named_scopes
     """.split()
+    )
 )
 """Names of nnxlite's root that Flax does not have: found, and left out by `dir` and a star import."""
 
@@ -92,83 +74,20 @@ def _target(path: str) -> types.ModuleType | None:
 
 def exists(name: str) -> bool:
     """Whether there is a module of this name, which is recorded where there is none."""
-    found = _path(name) in SUBMODULES or _target(_path(name)) is not None
+    found = _target(_path(name)) is not None
     if not found:
         _record(name)
     return found
 
 
-class Alias(types.ModuleType):
-    """A module named as the one of Flax."""
-
-    def __setattr__(self, name: str, value: tp.Any) -> None:
-        super().__setattr__(name, value)
-        self._write(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        super().__delattr__(name)
-        written = vars(self).get("_written", {})
-        if name in written:  # a replaced name that was not here before
-            self._write(name, written[name])
-
-    def __reduce__(self) -> tp.Any:  # cloudpickle, of a function that refers to it by a global
-        return importlib.import_module, (self.__name__,)
-
-    def _write(self, name: str, value: tp.Any) -> None:
-        target = None if name.startswith("__") else _target(_path(self.__name__))
-        if target is not None and name in vars(target):
-            written = vars(self).setdefault("_written", {})
-            original = written.setdefault(name, vars(target)[name])
-            if not _is_nnxlite(original):
-                setattr(target, name, value)
-
-    def __dir__(self) -> list[str]:
-        later = set(dir(_root)) - OURS if self.__name__ == ROOT else set()
-        return sorted(vars(self).keys() | {name for name in later if not name.startswith("_")})
-
-    def __getattr__(self, name: str) -> tp.Any:
-        if name == "__all__" and self.__name__ == ROOT:
-            without = {"bridge"} if sys.modules["nnxlite_flax_finder"].version() is None else set()
-            return [n for n in dir(self) if not n.startswith("_") and n not in without]
-        if name.startswith("__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        path = _path(self.__name__)
-        below = f"{path}.{name}".lstrip(".")
-        if below in SUBMODULES or _target(below) is not None:
-            return importlib.import_module(f"{ROOT}.{below}")
-        for target in (_target(path), _root):  # Flax's files import names of each other
-            if hasattr(target, name):
-                return _renamed(getattr(target, name))
-        if name == "nnx":
-            return sys.modules[ROOT]
-        _record(f"{self.__name__}.{name}")
-        raise AttributeError(
-            f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self
-        )
-
-
-def _is_nnxlite(value: tp.Any) -> bool:
-    """Whether a value is a module of nnxlite, for which there is one of Flax's name."""
-    return isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] == "nnxlite"
-
-
-def _renamed(value: tp.Any) -> tp.Any:
-    """The module of Flax's name for a module of nnxlite that another one imports; other values."""
-    if _is_nnxlite(value):
-        for name, module in list(sys.modules.items()):
-            if module is value and _target(name.partition(".")[2]) is value:
-                return importlib.import_module(f"{ROOT}.{name.partition('.')[2]}".rstrip("."))
-    return value
-
-
-def create(spec: tp.Any) -> types.ModuleType:
-    """An empty module for a spec."""
-    return Alias(spec.name)
-
-
 def fill(module: types.ModuleType) -> None:
-    """Give a module its names; the root brings those that nnxlite has imported along."""
-    if module.__name__ == ROOT:
+    """Give `flax.nnx` its names and submodules, or put nnxlite's module in the place of a submodule."""
+    path = _path(module.__name__)
+    target = tp.cast(types.ModuleType, _target(path))
+    names = vars(target) if path else vars(module)
+    if path:
+        sys.modules[module.__name__] = target
+    else:
         from nnxlite.flax import _pickles, _private
         from nnxlite.sharding.linen_rules import share_rules_with_linen
 
@@ -176,28 +95,46 @@ def fill(module: types.ModuleType) -> None:
         _pickles.install()
         share_rules_with_linen()
         _settings.follow()
-    path = _path(module.__name__)
-    if path in ELSEWHERE:
-        sys.modules[module.__name__] = importlib.import_module(f"{ROOT}.{ELSEWHERE[path]}")
-        return
-    target = _target(path)
-    names = vars(module)
-    if target is not None:
         names.update(
             (name, value)
             for name, value in vars(target).items()
-            if not name.startswith("__") and (path or name not in OURS) and not _is_nnxlite(value)
+            if not (name.startswith("__") or name in OURS or isinstance(value, types.ModuleType))
         )
-        names["__doc__"] = target.__doc__
-        names["__file__"] = target.__file__ if hasattr(target, "__file__") else _root.__file__
+        names.update(__doc__=target.__doc__, __file__=target.__file__, __dir__=_public)
+        without = {"bridge"} if sys.modules["nnxlite_flax_finder"].version() is None else set()
+        names["__all__"] = [n for n in _public() if not n.startswith("_") and n not in without]
     if path in EXTRA:
-        beside, table = EXTRA[path]
-        names.update(getattr(importlib.import_module(f"nnxlite.flax.{beside}"), table))
-    if module.__name__ == ROOT:
+        file, table = EXTRA[path]
+        names.update(getattr(importlib.import_module(f"nnxlite.flax.{file}"), table))
+    names.setdefault("__getattr__", functools.partial(_look_up, module.__name__))
+    if not path:
         for loaded in sorted(n for n in sys.modules if n.startswith("nnxlite.")):
             below = loaded.partition(".")[2]
             if below.partition(".")[0] not in OURS and _target(below) is not None:
                 importlib.import_module(f"{ROOT}.{below}")
+
+
+def _public() -> list[str]:
+    """The names of `flax.nnx`, with those that nnxlite imports later."""
+    later = {n for n in dir(_root) if n not in OURS and not n.startswith("_")}
+    return sorted(later.union(vars(sys.modules[ROOT])))
+
+
+def _look_up(module: str, name: str) -> tp.Any:
+    """`__getattr__` of a module: a submodule, or a name of the root.
+
+    Flax's files import names of each other.
+    """
+    if not name.startswith("__"):
+        below = f"{_path(module)}.{name}".lstrip(".")
+        if _target(below) is not None:
+            return importlib.import_module(f"{ROOT}.{below}")
+        if name == "nnx":
+            return sys.modules[ROOT]
+        if hasattr(_root, name):
+            return getattr(_root, name)
+        _record(f"{module}.{name}")
+    raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
 
 
 def _record(name: str) -> None:
@@ -219,10 +156,9 @@ class Status:
     """
 
     def __init__(self) -> None:
-        finder = sys.modules["nnxlite_flax_finder"]
-        self.replaced = sorted(n for n, m in list(sys.modules.items()) if finder.is_alias(m))
+        self.replaced = sorted(n for n in sys.modules if f"{n}.".startswith(f"{ROOT}."))
         self.missing = {name: sorted(places) for name, places in sorted(missing.items())}
-        self.flax: str | None = finder.version()
+        self.flax: str | None = sys.modules["nnxlite_flax_finder"].version()
 
     def __str__(self) -> str:
         rest = f"the rest is Flax {self.flax}" if self.flax else "Flax is not installed"

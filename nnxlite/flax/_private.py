@@ -8,14 +8,13 @@ through the others, and plans notice it.
 
 from __future__ import annotations
 
-import collections.abc
+import collections
 import typing as tp
 
 from nnxlite._base.interning import LOCK
 from nnxlite._base.jax import trace_state
 from nnxlite.graph import _walk
 from nnxlite.graph._defs import KeptElsewhere, definition, own_status, set_definition
-from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._rebuild import Path, check_trace
 from nnxlite.objects._pytree import Pytree
 from nnxlite.tracers import TraceState
@@ -23,25 +22,20 @@ from nnxlite.variables._variable import Variable
 
 
 class _Trace(TraceState):
-    """The trace that an object or a Variable belongs to; setting `_jax_trace` moves it to another."""
+    """The trace that an object or the box of a Variable belongs to; it moves with `_jax_trace`."""
 
-    __slots__ = ("_owner",)
+    __slots__ = ("_name", "_owner")
 
-    def __init__(self, owner: tp.Any) -> None:
-        self._owner = owner
+    def __init__(self, owner: tp.Any, name: str) -> None:
+        self._owner, self._name = owner, name
 
     @property
     def _jax_trace(self) -> tp.Any:
-        owner = self._owner
-        return owner._nnx_trace if isinstance(owner, GraphNode) else owner.trace
+        return getattr(self._owner, self._name)
 
     @_jax_trace.setter
     def _jax_trace(self, trace: tp.Any) -> None:
-        owner = self._owner
-        if isinstance(owner, GraphNode):
-            object.__setattr__(owner, "_nnx_trace", trace)
-        else:
-            owner.trace = trace
+        object.__setattr__(self._owner, self._name, trace)
 
     def __reduce__(self) -> tp.Any:
         return TraceState, ()
@@ -68,7 +62,7 @@ class PytreeState:
 
 def _state_of(node: tp.Any) -> PytreeState:
     state = PytreeState()
-    state._trace_state = _Trace(node)
+    state._trace_state = _Trace(node, "_nnx_trace")
     return state
 
 
@@ -86,10 +80,8 @@ class _Statuses(dict[str, bool]):
     def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return hash(tuple(sorted(self.items())))
 
-    def update(  # pyright: ignore[reportIncompatibleMethodOverride]  # static data does not change
-        self, other: tp.Mapping[str, bool]
-    ) -> tp.Self:
-        """A new one with these entries as well."""
+    def update(self, other: tp.Any) -> tp.Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A new one with these entries as well: static data does not change."""
         return type(self)({**self, **other})
 
 
@@ -100,44 +92,35 @@ def _set_statuses(node: tp.Any, statuses: tp.Mapping[str, bool]) -> None:
     set_definition(node, None)
 
 
-class Metadata(collections.abc.MutableMapping[str, tp.Any]):
+class Metadata(collections.UserDict[str, tp.Any]):
     """The metadata of a Variable, read and written in place."""
 
     def __init__(self, variable: Variable[tp.Any]) -> None:
         self._variable = variable
 
-    def _entries(self) -> dict[str, tp.Any]:
+    @property
+    def data(self) -> dict[str, tp.Any]:  # type: ignore[override]  # what UserDict reads
         box: tp.Any = self._variable._box
         return box.definition.metadata
 
-    def __getitem__(self, name: str) -> tp.Any:
-        return self._entries()[name]
-
     def __setitem__(self, name: str, value: tp.Any) -> None:
         with LOCK:
-            self._variable._define_as({**self._entries(), name: value})
+            self._variable._define_as({**self.data, name: value})
 
     def __delitem__(self, name: str) -> None:
         with LOCK:
-            entries = dict(self._entries())
+            entries = dict(self.data)
             del entries[name]
             self._variable._define_as(entries)
 
-    def __iter__(self) -> tp.Iterator[str]:
-        return iter(self._entries())
-
-    def __len__(self) -> int:
-        return len(self._entries())
-
-    def __or__(self, other: tp.Mapping[str, tp.Any]) -> dict[str, tp.Any]:
+    def __or__(self, other: tp.Any) -> tp.Any:
         return {**self, **other}
 
-    def copy(self) -> dict[str, tp.Any]:
+    def copy(self) -> tp.Any:
         """A dict of the entries."""
         return dict(self)
 
-    def __repr__(self) -> str:
-        return repr(self._entries())
+    __copy__: tp.Any = copy
 
     def __reduce__(self) -> tp.Any:
         return dict, (self.copy(),)
@@ -200,14 +183,11 @@ def _check_valid_context(node: tp.Any, error_msg: tp.Callable[[], str]) -> None:
     check_trace(node)
 
 
-class _OfClass:
-    """An attribute of a class that another one of its attributes has."""
+class _IsPytree:
+    """Whether a class is a pytree of JAX, as an attribute of the class."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, node: tp.Any, cls: type) -> tp.Any:
-        return getattr(cls, self._name)
+    def __get__(self, node: tp.Any, cls: tp.Any) -> bool:
+        return cls._nnx_is_pytree
 
 
 def install() -> None:
@@ -215,14 +195,14 @@ def install() -> None:
     state, statuses = KeptElsewhere(_state_of, _set_state), KeptElsewhere(_statuses, _set_statuses)
     variable, pytree = tp.cast(tp.Any, Variable), tp.cast(tp.Any, Pytree)
     variable._raw_value = property(lambda self: self._box.value, _set_raw)
-    variable._trace_state = property(lambda self: _Trace(self._box), _set_trace)
+    variable._trace_state = property(lambda self: _Trace(self._box, "trace"), _set_trace)
     variable._var_metadata = property(_metadata, _replace_metadata)
     variable._can_update = property(lambda self: self._box.trace is trace_state.value)
     variable._check_can_update = variable._check_level
     variable.__getstate__ = _getstate_with_names
     pytree._pytree__state = pytree._object__state = state
     pytree._pytree__nodes = pytree._object__nodes = statuses
-    pytree._pytree__is_pytree = _OfClass("_nnx_is_pytree")
+    pytree._pytree__is_pytree = _IsPytree()
     pytree._check_valid_context = _check_valid_context
     pytree._nnx_refuse = _refuse_unless_valid
 
@@ -238,3 +218,4 @@ def iter_graph(node: tp.Any, /, *, graph: bool | None = None) -> tp.Iterator[tup
 
 GRAPH = {"iter_graph": iter_graph}
 OBJECT = {"ObjectState": PytreeState, "PytreeState": PytreeState}
+VARIABLE = {"VariableMeta": type(Variable)}  # pickles of Flax name it

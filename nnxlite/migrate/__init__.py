@@ -97,8 +97,7 @@ def migrate_text(text: str, source: str = "nnx") -> Migration:
     if not any(word in text for word in _SOURCES[source]):
         return Migration(text)
     _need_libcst()
-    from nnxlite.migrate._rules import Rules
+    from nnxlite.migrate._rules import FromEquinox, FromNnx
 
-    rules = Rules(text)
-    getattr(rules, source)()
+    rules = FromNnx(text) if source == "nnx" else FromEquinox(text)
     return Migration(rules.edited(), tuple(sorted(rules.notes)))

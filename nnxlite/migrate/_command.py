@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import difflib
+import functools
 import io
 import sys
 import tokenize
@@ -17,11 +18,6 @@ DESCRIPTION = """Rewrite programs from Flax NNX for nnxlite, and list what needs
 --from equinox, what the names of Equinox become). Without --write nothing is changed."""
 STATUS = """Exit status: 0, done or nothing to do; 1, with --check: something would change or needs a
 decision; 2, a file cannot be read."""
-OPTIONS = {
-    "--write": "change the files",
-    "--check": "exit with 1 where anything is left to do",
-    "--quiet": "show notes and errors only",
-}
 SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
@@ -31,8 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
         "python -m nnxlite.migrate", description=DESCRIPTION, epilog=STATUS
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a program or a directory")
-    for name, text in OPTIONS.items():
-        parser.add_argument(name, action="store_true", help=text)
+    flag = functools.partial(parser.add_argument, action="store_true")
+    flag("--write", help="change the files")
+    flag("--check", help="exit with 1 where anything is left to do")
+    flag("--quiet", help="show notes and errors only")
     text = "what they were written for (default: nnx); equinox is only reported"
     parser.add_argument("--from", dest="source", choices=_SOURCES, default="nnx", help=text)
     options = parser.parse_args(arguments)

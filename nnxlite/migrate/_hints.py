@@ -13,16 +13,10 @@ FLAX: dict[str, tuple[str, str]] = {
     "flax.training.dynamic_scale": ("use nnx.DynamicLossScale", "training.md"),
     "flax.training": ("keep it with Flax installed, or copy the function", FLAX_NNX),
     "flax.core": ("use plain dicts; nnx.State is not a FrozenDict", FLAX_NNX),
-    "flax.struct": (
-        "use a frozen dataclass under jax.tree_util.register_dataclass; it is hashable as before",
-        FLAX_NNX,
-    ),
+    "flax.struct": ("use a frozen dataclass under jax.tree_util.register_dataclass", FLAX_NNX),
     "flax.serialization": ("use nnx.checkpoint or nnx.save_safetensors", "checkpoints.md"),
     "flax.jax_utils": ("use jax.device_put with a sharding, or nnx.shard", "sharding.md"),
-    "flax.traverse_util": (
-        "use nnx.to_flat_state for States; for nested dicts keep Flax installed",
-        FLAX_NNX,
-    ),
+    "flax.traverse_util": ("use nnx.to_flat_state for States; else keep Flax installed", FLAX_NNX),
     "flax.errors": ("use nnx.errors; only TraceContextError has the same name there", FLAX_NNX),
 }
 OTHER_FLAX = ("keep Flax installed for it, or replace it", FLAX_NNX)
@@ -43,16 +37,10 @@ ABSENT: dict[str, tuple[str, str]] = {
     "Vmap": ("use nnx.vmap on a function that makes or calls the module", "transforms.md"),
     "Jit": ("use nnx.jit on a function that takes the module", "transforms.md"),
     "Remat": ("use nnx.remat on a function that takes the module", "transforms.md"),
-    "partial_init": (
-        "make it in a function under nnx.jit, and load the rest by nnx.update",
-        FLAX_NNX,
-    ),
+    "partial_init": ("make it in a function under nnx.jit; load the rest by nnx.update", FLAX_NNX),
     "Grad": ("use nnx.grad on a function that takes the module", "transforms.md"),
 }
-OTHER_ABSENT = (
-    "it is private, or no longer exists in Flax 0.12 either; see the public names",
-    FLAX_NNX,
-)
+OTHER_ABSENT = ("it is private, or no longer in Flax 0.12 either; see the public names", FLAX_NNX)
 
 KEYWORDS: dict[str, str] = {
     "state_axes": "give in_axes an nnx.StateAxes({filter: axis, ...: axis})",

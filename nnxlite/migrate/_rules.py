@@ -10,14 +10,13 @@ moves step by step.
 
 from __future__ import annotations
 
-import collections
+import abc
 import functools
-import importlib
 import inspect
+import pkgutil
 import re
 import types
 import typing as tp
-from collections.abc import Iterator
 
 import libcst as cst
 from libcst import metadata
@@ -28,121 +27,141 @@ from nnxlite.migrate import Note, UnreadableError, _hints
 STRING = re.compile(r"""["']flax\.nnx(?P<rest>(?:\.\w+)*)["']""")
 LINE = re.compile(r"\r\n|\r|\n")
 
-Edit: tp.TypeAlias = tuple[int, int, str]
-"""The characters from the first offset to the second become the text."""
 
-
-class Rules:
+class Rules(cst.CSTVisitor):
     """A parsed program, what import each of its names came from, and what is to be done about them.
 
     Attributes:
-        edits: spans of the text, which must not overlap; what none of them covers stays byte for byte.
+        edits: spans of the text in bytes, and what becomes of each; the rest stays byte for byte.
         notes: what needs a decision.
     """
 
+    METADATA_DEPENDENCIES = (
+        metadata.PositionProvider,
+        metadata.ByteSpanPositionProvider,
+        metadata.QualifiedNameProvider,
+        metadata.ParentNodeProvider,
+    )
+
     def __init__(self, text: str):
+        super().__init__()
         self._text = text
         try:
             self._module = cst.parse_module(text)
         except cst.ParserSyntaxError as error:
             message = f"syntax error: {error.message.splitlines()[0]}"
             raise UnreadableError(message, error.raw_line, error.raw_column + 1) from error
-        wrapper = metadata.MetadataWrapper(self._module, unsafe_skip_copy=True)
-        self._positions = wrapper.resolve(metadata.PositionProvider)
-        self._names = wrapper.resolve(metadata.QualifiedNameProvider)
-        self._parents = wrapper.resolve(metadata.ParentNodeProvider)
-        self._lines = [0, *(match.end() for match in LINE.finditer(text))]
-        self._imports = [
-            n for n in walk(self._module) if isinstance(n, (cst.Import, cst.ImportFrom))
-        ]
-        self.edits: list[Edit] = []
+        self.edits: set[tuple[int, int, str]] = set()
         self.notes: list[Note] = []
-        self._uses: collections.Counter[tuple[str, bool]] = collections.Counter()
-        """How often `flax.nnx` (True) or another part of Flax is reached through a name of `flax`."""
+        self._imports: list[tp.Callable[[], None]] = []
+        """What is to be done about each import, when the uses of its names are known."""
+        self._uses: set[tuple[str, bool]] = set()
+        """Names of `flax` through which `flax.nnx` (True) or another part of Flax is reached."""
+        metadata.MetadataWrapper(self._module, unsafe_skip_copy=True).visit(self)
 
     def edited(self) -> str:
         """The text with all edits made."""
-        parts, end = [], 0
-        for start, stop, new in sorted(set(self.edits)):
-            assert start >= end, f"edits overlap at {start}"
-            parts += [self._text[end:start], new]
-            end = stop
-        return "".join([*parts, self._text[end:]])
+        data = bytearray(self._text.encode())
+        for start, stop, new in sorted(self.edits, reverse=True):
+            data[start:stop] = new.encode()
+        return data.decode()
 
-    def _nodes(self) -> Iterator[cst.CSTNode]:
-        """The nodes of the program outside of imports, and of a dotted name only the whole."""
-        hidden = {part for statement in self._imports for part in walk(statement)}
-        for node in walk(self._module):
-            if node not in hidden:
-                hidden.update(walk(node) if dotted(node) else ())
-                yield node
+    def visit_Import(self, node: cst.Import) -> bool:
+        """Parts of an import are no uses of a name."""
+        self._imports.append(functools.partial(self._import, node))
+        return False
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
+        """Likewise."""
+        self._imports.append(functools.partial(self._import_from, node))
+        return False
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
+        """Of a dotted name only the whole counts."""
+        self._name(node)
+        return not dotted(node)
+
+    def visit_Name(self, node: cst.Name) -> None:
+        """A name by itself."""
+        self._name(node)
+
+    def leave_Module(self, original_node: cst.Module) -> None:
+        """The imports come last."""
+        for judge in self._imports:
+            judge()
+
+    @abc.abstractmethod
+    def _name(self, node: cst.Name | cst.Attribute) -> None:
+        """Judge a name."""
+
+    def _import(self, node: cst.Import) -> None:
+        """Judge an import; what is imported so may be judged where it is used."""
+
+    @abc.abstractmethod
+    def _import_from(self, node: cst.ImportFrom) -> None:
+        """Judge an import of names."""
 
     def _imported_as(self, node: cst.CSTNode) -> str:
         """The dotted name that a dotted name has where it was imported from, or an empty text."""
         if not dotted(node):
             return ""  # libcst gives calls the name of their function
-        names = self._names.get(node, ())
-        names = names() if callable(names) else names
+        names: tp.Any = self.get_metadata(metadata.QualifiedNameProvider, node, ())
         imported = metadata.QualifiedNameSource.IMPORT
         return min((name.name for name in names if name.source is imported), default="")
 
-    def _offset(self, position: tp.Any) -> int:
-        return self._lines[position.line - 1] + position.column
-
     def _replace(self, node: cst.CSTNode, text: str) -> None:
         """Put a text in the place of a node."""
-        span = self._positions[node]
-        self.edits.append((self._offset(span.start), self._offset(span.end), text))
+        span: tp.Any = self.get_metadata(metadata.ByteSpanPositionProvider, node)
+        self.edits.add((span.start, span.start + span.length, text))
 
     def _note(self, node: cst.CSTNode, what: str, hint: tuple[str, str]) -> None:
         """Note something at a node, with what to do, and the page that says more."""
-        position = self._positions[node].start
+        position = tp.cast(tp.Any, self.get_metadata(metadata.PositionProvider, node)).start
         self.notes.append(Note(position.line, position.column + 1, what, *hint))
 
-    def nnx(self) -> None:
-        """The rules for Flax NNX."""
-        for node in self._nodes():
-            match node:
-                case cst.Attribute() | cst.Name():
-                    self._name(node)
-                case cst.Call():
-                    self._call(node)
-                case cst.SimpleString():
-                    if found := STRING.fullmatch(node.value):
-                        hint = f'write "nnxlite{found["rest"]}" if it names a module'
-                        what = f"a string says `flax.nnx{found['rest']}`"
-                        self._note(node, what, (hint, _hints.FLAX_NNX))
-        for statement in self._imports:
-            match statement:
-                case cst.Import():
-                    self._import(statement)
-                case cst.ImportFrom():
-                    self._import_from(statement)
+
+class FromNnx(Rules):
+    """The rules for Flax NNX."""
 
     def _name(self, node: cst.Name | cst.Attribute) -> None:
         name, parts = self._imported_as(node), dotted(node)
         full, path = name.split("."), _path(name)
-        if full[0] == "flax" and len(full) - len(parts) == 0:  # the first part is `flax` itself
-            self._uses[parts[0], bool(path)] += 1
+        if full[0] == "flax" and len(full) == len(parts):  # the first part is `flax` itself
+            self._uses.add((parts[0], bool(path)))
             if path:
                 first: tp.Any = node
                 while len(dotted(first)) > 2:
                     first = first.value
                 self._replace(first, "nnxlite")
             elif len(full) > 1:
-                self._note(node, f"`{'.'.join(full[:2])}` stays", _flax_hint(name))
+                self._stays(node, ".".join(full[:2]), name)
         if path and len(parts) > 1:
             self._check(node, path)
 
     def _check(self, node: cst.CSTNode, path: str) -> None:
-        if absent := missing(path):
+        if absent := find(path)[1]:
             parts = [part for part in reversed(absent.split(".")) if part in _hints.ABSENT]
             hint = _hints.ABSENT[parts[0]] if parts else _hints.OTHER_ABSENT
             self._note(node, f"nnxlite has no `{absent.removeprefix('nnxlite.')}`", hint)
 
-    def _call(self, node: cst.Call) -> None:
+    def _stays(self, node: cst.CSTNode, name: str, known: str = "") -> None:
+        """Note that a part of Flax stays, with the hint for the longest known part of its name."""
+        known = known or name
+        while known and known not in _hints.FLAX:
+            known = known.rpartition(".")[0]
+        self._note(node, f"`{name}` stays", _hints.FLAX.get(known, _hints.OTHER_FLAX))
+
+    def visit_SimpleString(self, node: cst.SimpleString) -> None:
+        """A string that says the whole path of a module."""
+        if found := STRING.fullmatch(node.value):
+            hint = f'write "nnxlite{found["rest"]}" if it names a module'
+            what = f"a string says `flax.nnx{found['rest']}`"
+            self._note(node, what, (hint, _hints.FLAX_NNX))
+
+    def visit_Call(self, node: cst.Call) -> None:
+        """Arguments of earlier versions."""
         path = _path(self._imported_as(node.func))
-        if not path or missing(path):
+        if not path or find(path)[1]:
             return
         short, known = path.rpartition(".")[2], parameters(path)
         given = [arg.keyword.value for arg in node.args if arg.keyword]
@@ -176,80 +195,76 @@ class Rules:
             binds_flax = name.split(".")[0] == "flax" and (name == "flax" or not alias.asname)
             if path := _path(name) if name.startswith("flax") else "":
                 self._check(alias, path)
-                if binds_flax and self._uses[bound, False]:
+                if binds_flax and (bound, False) in self._uses:
                     new["import flax"] = None
                 new[f"import {path}" + (f" as {bound}" if alias.asname else "")] = None
                 continue
-            moves = binds_flax and self._uses[bound, True]
+            moves = binds_flax and (bound, True) in self._uses
             if moves:
                 new["import nnxlite"] = None
-            if name != "flax" or not moves or self._uses[bound, False]:
+            if name != "flax" or not moves or (bound, False) in self._uses:
                 stay.append(alias)
             if name.startswith("flax."):
-                self._note(alias, f"`{name}` stays", _flax_hint(name))
+                self._stays(alias, name)
         self._moved(node, stay, list(new))
 
     def _import_from(self, node: cst.ImportFrom) -> None:
         module = ".".join(dotted(node.module)) if node.module and not node.relative else ""
-        path = _path(module)
-        if path and isinstance(node.names, cst.ImportStar):
-            if module != path:
+        aliases = [] if isinstance(node.names, cst.ImportStar) else list(node.names)
+        if path := _path(module):
+            for alias in aliases:
+                self._check(alias, f"{path}.{alias.name.value}")
+            if module != path and aliases:
+                self._replace(tp.cast(cst.CSTNode, node.module), path)
+            elif module != path:
                 hint = "import nnxlite as nnx: a star would hide `map` and `filter` of Python"
                 self._note(node, "a star import of `flax.nnx`", (hint, _hints.FLAX_NNX))
-        elif path and not isinstance(node.names, cst.ImportStar):
-            for alias in node.names:
-                self._check(alias, f"{path}.{alias.name.value}")
-            if module != path:
-                self._replace(tp.cast(cst.CSTNode, node.module), path)
-        elif module == "flax" and not isinstance(node.names, cst.ImportStar):
-            stay = [alias for alias in node.names if alias.name.value != "nnx"]
+        elif module == "flax":
+            stay = [alias for alias in aliases if alias.name.value != "nnx"]
             for alias in stay:
-                self._note(
-                    alias,
-                    f"`flax.{alias.name.value}` stays",
-                    _flax_hint(f"flax.{alias.name.value}"),
-                )
-            new = [f"import nnxlite as {bound_name(a)}" for a in node.names if a not in stay]
+                self._stays(alias, f"flax.{alias.name.value}")
+            new = [f"import nnxlite as {bound_name(a)}" for a in aliases if a not in stay]
             self._moved(node, stay, new)
         elif module.startswith("flax."):
-            self._note(node, f"`{module}` stays", _flax_hint(module))
+            self._stays(node, module)
 
     def _moved(
         self, node: cst.Import | cst.ImportFrom, stay: list[cst.ImportAlias], new: list[str]
     ) -> None:
         """Replace an import by one of the names that stay, as it was written, and new statements."""
-        if not new:
-            return
-        if stay:
+        if stay and new:
             if getattr(node, "lpar", None) is None:
                 stay[-1] = stay[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
             new.insert(0, self._module.code_for_node(node.with_changes(names=stay)))
-        position, parent = self._positions[node].start, self._parents[node]
-        indent = self._text[self._lines[position.line - 1] : self._offset(position)]
-        alone = isinstance(parent, cst.SimpleStatementLine) and len(parent.body) == 1
-        self._replace(node, (self._module.default_newline + indent if alone else "; ").join(new))
+        parent = self.get_metadata(metadata.ParentNodeProvider, node)
+        separator = "; "
+        if isinstance(parent, cst.SimpleStatementLine) and len(parent.body) == 1:  # on its own line
+            position = tp.cast(tp.Any, self.get_metadata(metadata.PositionProvider, node)).start
+            line = LINE.split(self._text)[position.line - 1]
+            separator = self._module.default_newline + line[: position.column]
+        if new:
+            self._replace(node, separator.join(new))
 
-    # Equinox ----------------------------------------------------------------------------------------
 
-    def equinox(self) -> None:
-        """A note for every name of Equinox; those of `nnxlite.filtered` are the same here."""
-        found: list[tuple[cst.CSTNode, str]] = []
-        for node in self._nodes():
-            name = self._imported_as(node)
-            if name.startswith("equinox.") and dotted(node)[0] != name.rpartition(".")[2]:
-                found.append((node, name.removeprefix("equinox.")))
-        for statement in self._imports:
-            match statement:
-                case cst.ImportFrom(module=cst.CSTNode() as module, names=[*names]):
-                    first, *inner = dotted(module)
-                    if first == "equinox" and not statement.relative:
-                        found += [(a, ".".join((*inner, *dotted(a.name)))) for a in names]
-        for node, name in found:
-            hint = _hints.EQUINOX_LEFT.get(name.split(".")[0])
-            if hint is None and hasattr(filtered, name):
-                hint = f"nnx.{name} is the same function, for modules of both"
-            hint = hint or _hints.OTHER_EQUINOX
-            self._note(node, f"`equinox.{name}`", (hint, _hints.EQUINOX))
+class FromEquinox(Rules):
+    """A note for every name of Equinox; those of `nnxlite.filtered` are the same here."""
+
+    def _name(self, node: cst.Name | cst.Attribute) -> None:
+        name = self._imported_as(node)
+        if name.startswith("equinox.") and dotted(node)[0] != name.rpartition(".")[2]:
+            self._say(node, name.removeprefix("equinox."))
+
+    def _import_from(self, node: cst.ImportFrom) -> None:
+        first, *inner = dotted(node.module) if node.module else [""]
+        if first == "equinox" and not (node.relative or isinstance(node.names, cst.ImportStar)):
+            for alias in node.names:
+                self._say(alias, ".".join((*inner, *dotted(alias.name))))
+
+    def _say(self, node: cst.CSTNode, name: str) -> None:
+        hint = _hints.EQUINOX_LEFT.get(name.split(".")[0])
+        if hint is None and hasattr(filtered, name):
+            hint = f"nnx.{name} is the same function, for modules of both"
+        self._note(node, f"`equinox.{name}`", (hint or _hints.OTHER_EQUINOX, _hints.EQUINOX))
 
 
 def bound_name(alias: cst.ImportAlias) -> str:
@@ -265,12 +280,6 @@ def _path(name: str) -> str:
     return name if name == "nnxlite" or name.startswith("nnxlite.") else ""
 
 
-def _flax_hint(name: str) -> tuple[str, str]:
-    while name and name not in _hints.FLAX:
-        name = name.rpartition(".")[0]
-    return _hints.FLAX.get(name, _hints.OTHER_FLAX)
-
-
 def dotted(node: cst.CSTNode) -> tuple[str, ...]:
     """The parts of `a.b.c`, or nothing for an expression of another form."""
     parts: list[str] = []
@@ -280,47 +289,27 @@ def dotted(node: cst.CSTNode) -> tuple[str, ...]:
     return (node.value, *reversed(parts)) if isinstance(node, cst.Name) else ()
 
 
-def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """A node and all nodes below it, in the order of the text."""
-    pending = [node]
-    while pending:
-        node = pending.pop()
-        yield node
-        pending += reversed(node.children)
-
-
 # What nnxlite offers, looked up in nnxlite itself ---------------------------------------------------
 
 
 @functools.cache
-def missing(path: str) -> str:
-    """The first part of a dotted name below `nnxlite` that does not exist, or an empty text."""
-    value: tp.Any = importlib.import_module("nnxlite")
-    walked = ["nnxlite"]
-    for part in path.split(".")[1:]:
-        if not isinstance(value, (types.ModuleType, type)):
-            return ""  # attributes of an instance are known when the program runs
-        walked.append(part)
-        try:
-            value = getattr(value, part)
-        except ImportError:
-            return ""  # it needs a package that is not installed
-        except AttributeError:
-            try:
-                value = importlib.import_module(".".join(walked))
-            except ImportError:
-                return ".".join(walked)
-    return ""
+def find(path: str) -> tuple[tp.Any, str]:
+    """What a dotted name of nnxlite is, or None and its first part that does not exist."""
+    try:
+        return pkgutil.resolve_name(path), ""
+    except AttributeError as error:
+        if isinstance(error.obj, (types.ModuleType, type)):
+            return None, f"{path.partition(f'.{error.name}')[0]}.{error.name}"
+        return None, ""  # attributes of an instance are known when the program runs
+    except ImportError:
+        return None, ""  # it needs a package that is not installed
 
 
 @functools.cache
 def parameters(path: str) -> frozenset[str] | None:
     """The names of the parameters of a function or class; None where any name is accepted."""
-    value: tp.Any = importlib.import_module("nnxlite")
-    for part in path.split(".")[1:]:
-        value = getattr(value, part, None)
     try:
-        found = inspect.signature(value).parameters.values()
+        found = inspect.signature(find(path)[0]).parameters.values()
     except (TypeError, ValueError):
         return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):

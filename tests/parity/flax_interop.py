@@ -1,14 +1,12 @@
 """Programs around the other parts of Flax and other libraries, run under Flax and under `nnxlite.flax`.
 
-`python flax_interop.py FILE` writes the result of each program, as plain data. `test_flax_interop.py`
-runs it twice and compares. A program is a function of this file whose name says what it does.
+`python flax_interop.py FILE` writes what each gives, as `fuzz.observe` describes it; `test_flax_interop.py`
+runs it twice and compares. A program is a line of `LINES`, or a function whose name says what it does.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import json
 import os
 import pickle
 import sys
@@ -31,11 +29,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-import safetensors.flax
-import treescope
 from flax import nnx
-from flax.training import checkpoints, common_utils, dynamic_scale, early_stopping, orbax_utils
+from flax.training import checkpoints, orbax_utils
 from flax.training.train_state import TrainState
+
+from tests.parity.fuzz.observe import Observer
 
 PROGRAMS: dict[str, tp.Callable[[], tp.Any]] = {}
 
@@ -43,6 +41,18 @@ PROGRAMS: dict[str, tp.Callable[[], tp.Any]] = {}
 def program(f):
     PROGRAMS[f.__name__] = f
     return f
+
+
+class Around(Observer):
+    """Describes FrozenDicts and dataclasses as well."""
+
+    def describe(self, x):
+        if isinstance(x, flax.core.FrozenDict):
+            return "FrozenDict", {str(k): self(v) for k, v in x.items()}
+        if dataclasses.is_dataclass(x) and not isinstance(x, (type, nnx.Pytree, nnx.Variable)):
+            fields = {f.name: self(getattr(x, f.name)) for f in dataclasses.fields(x)}
+            return type(x).__name__, fields
+        return super().describe(x)
 
 
 class Block(nnx.Module):
@@ -68,6 +78,10 @@ def linear():
     return nnx.Linear(2, 3, rngs=nnx.Rngs(0))
 
 
+def optimizer(tx=None):
+    return nnx.Optimizer(block(), tx or optax.adam(0.1), wrt=nnx.Param)
+
+
 def params():
     return nnx.state(block(), nnx.Param)
 
@@ -76,133 +90,38 @@ def pure():
     return nnx.to_pure_dict(params())
 
 
-def paths(tree):
-    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+def named():
+    return ser.to_state_dict(pure())
+
+
+def paths(tree, is_leaf=None):
+    """Key paths, the classes of their keys, and those of the leaves."""
+    return [
+        (jax.tree_util.keystr(path), [type(k).__name__ for k in path], type(leaf).__name__)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+    ]
+
+
+def doubled(tree):
+    return jax.tree.map(lambda x: np.asarray(x) * 2, tree)
+
+
+def shapes(tree):
+    return [x.shape for x in jax.tree.leaves(tree)]
+
+
+def again(x):
+    return pickle.loads(pickle.dumps(x))
+
+
+def by_value(x):
+    return cloudpickle.loads(cloudpickle.dumps(x))
 
 
 X = jnp.arange(6.0).reshape(3, 2)
-
-
-def plain(x):
-    """A result as data for JSON."""
-    if isinstance(x, nnx.Variable):
-        metadata = sorted((k, str(v)) for k, v in x.get_metadata().items())
-        return ["Variable", type(x).__name__, plain(x.get_value()), metadata]
-    if isinstance(x, nnx.State):
-        return ["State", [[list(map(str, p)), plain(v)] for p, v in nnx.to_flat_state(x)]]
-    if isinstance(x, nnx.Pytree):
-        return ["Pytree", type(x).__name__, plain(nnx.state(x))]
-    if hasattr(x, "dtype") and hasattr(x, "shape"):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x = jax.random.key_data(x)
-        array = np.asarray(x)
-        return [type(x).__name__, str(array.dtype), list(array.shape), array.tobytes().hex()]
-    if isinstance(x, tp.Mapping):
-        return [type(x).__name__, [[str(k), plain(v)] for k, v in x.items()]]
-    if isinstance(x, (list, tuple)):
-        return [type(x).__name__, [plain(v) for v in x]]
-    if dataclasses.is_dataclass(x) and not isinstance(x, type):
-        fields = [[f.name, plain(getattr(x, f.name))] for f in dataclasses.fields(x)]
-        return [type(x).__name__, fields]
-    if isinstance(x, bytes):
-        return x.hex()
-    return x if x is None or isinstance(x, (int, float, str)) else type(x).__name__
-
-
-# flax.serialization ------------------------------------------------------------------------------
-
-
-@program
-def state_dicts():
-    m = block()
-    optimizer = nnx.Optimizer(m, optax.adam(0.1), wrt=nnx.Param)
-    rngs, metrics = nnx.Rngs(0), nnx.MultiMetric(a=nnx.metrics.Average())
-    values = [nnx.state(v) for v in (m, optimizer, rngs, metrics)]
-    values += [
-        m,
-        optimizer,
-        rngs,
-        nnx.List([1]),
-        nnx.Param(jnp.ones(2)),
-        nnx.to_flat_state(params()),
-    ]
-    values += [{"s": params(), "t": (params(), 3), "o": optax.adam(0.1).init(params())}]
-    return [ser.to_state_dict(value) for value in values]
-
-
-@program
-def from_state_dict():
-    s, whole = params(), ser.to_state_dict(params())
-    doubled = jax.tree.map(lambda x: np.asarray(x) * 2, whole)
-    without = {k: v for k, v in whole.items() if k != "linear"}
-    found = [ser.from_state_dict(s, doubled)]
-    return found + [
-        fails(lambda d=d: ser.from_state_dict(s, d)) for d in (without, {**whole, "a": 3})
-    ]
-
-
-@program
-def state_to_bytes():
-    values = [params(), {"a": nnx.Param(jnp.ones(2))}, optax.adam(0.1).init(params())]
-    return [fails(lambda value=value: ser.to_bytes(value)) for value in values]
-
-
-@program
-def pure_dict_to_bytes():
-    data = ser.to_bytes(pure())
-    return [data, ser.from_bytes(pure(), data), ser.msgpack_restore(data)]
-
-
-def fails(f):
-    """What a function returns, or the class of its error."""
-    try:
-        return f()
-    except Exception as error:
-        return type(error).__name__
-
-
-# flax.traverse_util, flax.core, flax.struct ------------------------------------------------------
-
-
-@program
-def traversals():
-    flat = tu.flatten_dict(pure())
-    named = ser.to_state_dict(pure())
-    return [
-        [[list(map(str, k)), v] for k, v in flat.items()],
-        tu.flatten_dict(named, sep="/"),
-        tu.unflatten_dict(flat),
-        nnx.State(tu.unflatten_dict(dict(nnx.to_flat_state(params())))),
-        tu.path_aware_map(lambda path, x: "/".join(map(str, path)), pure()),
-        tu.ModelParamTraversal(lambda path, _: "kernel" in path).update(lambda x: x * 0, named),
-        fails(lambda: tu.flatten_dict(params())),
-        fails(lambda: tu.path_aware_map(lambda path, x: x, params())),
-        fails(lambda: tu.ModelParamTraversal(lambda path, _: True).update(lambda x: x, params())),
-    ]
-
-
-@program
-def frozen_dicts():
-    frozen, core = flax.core.freeze(pure()), flax.core
-    s = params()
-    nnx.replace_by_pure_dict(s, core.freeze(jax.tree.map(lambda x: x + 1, pure())))
-    return [
-        *(frozen, core.unfreeze(frozen), core.freeze(params()), core.FrozenDict(params())),
-        *(core.unfreeze(params()), core.copy(pure(), {"more": 1}), core.pop(pure(), "linear")),
-        *(nnx.State(frozen), s),
-    ]
-
-
-@program
-def frozen_dict_in_a_module():
-    class M(nnx.Module):
-        def __init__(self):
-            self.static = flax.core.freeze({"a": 2, "b": {"c": 3}})
-            self.data = nnx.data(flax.core.freeze({"a": nnx.Param(jnp.ones(1)), "b": jnp.ones(2)}))
-
-    m = M()
-    result = nnx.jit(lambda m: m.data["a"] * m.static["a"])(m)
-    return [nnx.state(m), nnx.clone(m).data, nnx.clone(m).static["b"]["c"], result]
+VARIABLE = lambda x: isinstance(x, nnx.Variable)
+KERNELS = tu.ModelParamTraversal(lambda path, _: "kernel" in path)
+GRAPHDEF = nnx.graphdef(linear())
 
 
 @flax.struct.dataclass
@@ -217,54 +136,169 @@ class Node(flax.struct.PyTreeNode):
     n: int = flax.struct.field(pytree_node=False, default=1)
 
 
-@program
-def struct_of_state_and_module():
-    graphdef, state = nnx.split(block())
-    record = Record(state, 0, graphdef)
-    after = jax.jit(lambda r: r.replace(step=r.step + 1))(record)
-    module = Record(block(), 0)
-    return [
-        *(after.params, after.step, after.graphdef == graphdef, paths(after)),
-        *(paths(module), nnx.state(module), nnx.jit(lambda r: r.params(X))(module)),
-        nnx.grad(lambda n: n.p(X).sum())(Node(linear())),
-        *(nnx.state(Node(block())), jax.tree.map(lambda a: a, Node(params()))),
-        *(ser.to_state_dict(Record(params(), 3)), fails(lambda: ser.to_bytes(Record(params())))),
-    ]
+class Holder(nnx.Module):
+    """A module with something of another part of Flax as data, and as a setting."""
+
+    def __init__(self, data, setting=None):
+        self.data, self.setting = nnx.data(data), setting
 
 
-@program
-def struct_in_a_module():
-    class M(nnx.Module):
-        def __init__(self):
-            self.record = nnx.data(Record(nnx.Param(jnp.ones(1)), 2))
-            self.settings = Record(3)
-
-    m = M()
-    result = nnx.jit(lambda m: m.record.params + m.record.step * m.settings.params)(m)
-    return [nnx.state(m), result, nnx.clone(m).record, nnx.clone(m).settings]
+FROZEN = {"a": nnx.Param(jnp.ones(1)), "b": jnp.ones(2)}
+SETTINGS = {"a": 2, "b": {"c": 3}}
 
 
-# flax.training, flax.jax_utils -------------------------------------------------------------------
+def frozen():
+    return Holder(flax.core.freeze(FROZEN), flax.core.freeze(SETTINGS))
+
+
+def recorded():
+    return Holder(Record(nnx.Param(jnp.ones(1)), 2), Record(3))
+
+
+BOX = flax.core.meta.Partitioned(jnp.ones((2, 2)), ("a", None))
+STATE = nnx.State({"loss": jnp.ones((8,))})
+EACH = {"k": optax.adam(0.1), "b": optax.set_to_zero()}
+
+
+def labels(p):
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: "k" if "kernel" in jax.tree_util.keystr(path) else "b", p
+    )
+
+
+def trained(tx):
+    p = params()
+    state = tx.init(p)
+    for i in range(2):
+        grads = jax.tree.map(lambda x, i=i: x * 0 + 0.1 * (i + 1), p)
+        updates, state = tx.update(grads, state, p)
+        p = optax.apply_updates(p, updates)
+    return p, state
+
+
+INJECTED = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
+
+LINES = """
+ser.to_state_dict(nnx.state(block()))
+ser.to_state_dict(nnx.state(optimizer()))
+ser.to_state_dict(nnx.state(nnx.Rngs(0)))
+ser.to_state_dict(nnx.state(nnx.MultiMetric(a=nnx.metrics.Average())))
+ser.to_state_dict(block())
+ser.to_state_dict(optimizer())
+ser.to_state_dict(nnx.Rngs(0))
+ser.to_state_dict(nnx.List([1]))
+ser.to_state_dict(nnx.Param(jnp.ones(2)))
+ser.to_state_dict(nnx.to_flat_state(params()))
+ser.to_state_dict({"s": params(), "t": (params(), 3), "o": optax.adam(0.1).init(params())})
+ser.from_state_dict(params(), doubled(ser.to_state_dict(params())))
+ser.from_state_dict(params(), {k: v for k, v in ser.to_state_dict(params()).items() if k != "linear"})
+ser.from_state_dict(params(), {**ser.to_state_dict(params()), "a": 3})
+ser.to_bytes(params())
+ser.to_bytes({"a": nnx.Param(jnp.ones(2))})
+ser.to_bytes(optax.adam(0.1).init(params()))
+ser.to_bytes(pure())
+ser.from_bytes(pure(), ser.to_bytes(pure()))
+ser.msgpack_restore(ser.to_bytes(pure()))
+
+tu.flatten_dict(pure())
+tu.flatten_dict(named(), sep="/")
+tu.unflatten_dict(tu.flatten_dict(pure()))
+nnx.State(tu.unflatten_dict(dict(nnx.to_flat_state(params()))))
+tu.path_aware_map(lambda path, x: "/".join(map(str, path)), pure())
+KERNELS.update(lambda x: x * 0, named())
+tu.flatten_dict(params())
+tu.path_aware_map(lambda path, x: x, params())
+KERNELS.update(lambda x: x, params())
+flax.core.freeze(pure())
+flax.core.unfreeze(flax.core.freeze(pure()))
+flax.core.freeze(params())
+flax.core.FrozenDict(params())
+flax.core.unfreeze(params())
+flax.core.copy(pure(), {"more": 1})
+flax.core.pop(pure(), "linear")
+nnx.State(flax.core.freeze(pure()))
+(lambda s: (nnx.replace_by_pure_dict(s, flax.core.freeze(doubled(pure()))), s))(params())
+nnx.state(frozen())
+nnx.clone(frozen()).data, nnx.clone(frozen()).setting["b"]["c"]
+nnx.jit(lambda m: m.data["a"] * m.setting["a"])(frozen())
+nnx.state(recorded())
+nnx.clone(recorded()).data, nnx.clone(recorded()).setting
+nnx.jit(lambda m: m.data.params + m.data.step * m.setting.params)(recorded())
+(lambda r: (paths(r), r))(jax.jit(lambda r: r.replace(step=r.step + 1))(Record(params())))
+(lambda g, s: Record(s, 0, g).replace(step=1).graphdef == g)(*nnx.split(block()))
+paths(Record(block(), 0))
+nnx.state(Record(block(), 0))
+nnx.jit(lambda r: r.params(X))(Record(block(), 0))
+nnx.grad(lambda n: n.p(X).sum())(Node(linear()))
+nnx.state(Node(block()))
+jax.tree.map(lambda a: a, Node(params()))
+ser.to_state_dict(Record(params(), 3))
+ser.to_bytes(Record(params()))
+
+shapes(flax.jax_utils.replicate(params()))
+shapes(flax.jax_utils.replicate(linear()))
+shapes(flax.jax_utils.replicate(nnx.state(optimizer())))
+flax.jax_utils.unreplicate(flax.jax_utils.replicate(params()))
+flax.jax_utils.unreplicate(flax.jax_utils.replicate(linear()))
+list(flax.jax_utils.prefetch_to_device(iter([{"a": np.ones((8, 2)), "s": STATE}]), 2))
+common_utils.stack_forest([params(), params()])
+shapes(common_utils.shard(jax.tree.map(lambda x: jnp.stack([x] * 8), params())))
+common_utils.get_metrics([STATE] * 2)
+common_utils.shard_prng_key(jax.random.key(0))
+dynamic_scale.DynamicScale().value_and_grad(lambda p: nnx.merge(GRAPHDEF, p)(X).sum())(nnx.state(linear()))
+early_stopping.EarlyStopping().update(1.0).update(jnp.float32(0.5))
+nnx.state(Holder(dynamic_scale.DynamicScale()))
+nnx.state(Holder(BOX)), paths(Holder(BOX))
+flax.core.meta.unbox(params())
+flax.core.meta.replace_boxed(params(), params())
+
+trained(optax.multi_transform(EACH, labels))
+trained(optax.multi_transform(EACH, labels(params())))
+trained(optax.multi_transform(EACH, lambda p: nnx.map_state(lambda path, v: "k" if path[-1] == "kernel" else "b", p)))
+trained(optax.masked(optax.adam(0.1), lambda p: jax.tree.map(lambda x: x.ndim > 1, p)))
+trained(optax.masked(optax.add_decayed_weights(0.1), jax.tree.map(lambda label: label == "k", labels(params()))))
+trained(optax.inject_hyperparams(optax.adam)(learning_rate=optax.linear_schedule(0.1, 0, 10)))
+trained(optax.adafactor(0.1))
+trained(optax.MultiSteps(optax.adam(0.1), 2))
+optax.adam(0.1).update(jax.tree.map(jnp.ones_like, linear()), optax.adam(0.1).init(linear()), linear())
+optax.apply_updates(linear(), linear()), optax.global_norm(linear())
+(lambda o: (o.opt_state.hyperparams["learning_rate"].set_value(0.5), o))(optimizer(INJECTED))
+optax.tree_utils.tree_get(optimizer(INJECTED).opt_state, "learning_rate")
+optax.tree_utils.tree_set(INJECTED.init(params()), learning_rate=0.3)
+optax.tree_utils.tree_zeros_like(params()), optax.tree_utils.tree_add(params(), params())
+optax.tree_utils.tree_cast(params(), jnp.bfloat16), optax.tree_utils.tree_sum(params())
+optax.tree_utils.tree_vdot(params(), params())
+optax.tree_utils.tree_get_all_with_path(INJECTED.init(params()), "mu")[0][1]
+optax.tree_utils.tree_map_params(optax.adam(0.1), lambda x: x + 1, optax.adam(0.1).init(params()))
+optax.incremental_update(params(), params(), 0.1)
+
+safetensors.flax.save(tu.flatten_dict(named(), sep="."))
+safetensors.flax.save({".".join(map(str, p)): v for p, v in nnx.to_flat_state(params())})
+[way(block()) for way in (copy.copy, copy.deepcopy, by_value)]
+[way(optimizer(optax.sgd(0.1))) for way in (copy.copy, copy.deepcopy, by_value)]
+[way(nnx.Rngs(0)) for way in (copy.copy, copy.deepcopy, by_value)]
+[way(GRAPHDEF) == GRAPHDEF for way in (copy.copy, copy.deepcopy, again)]
+[way(nnx.List([m, m])) for m in [block()] for way in (copy.copy, copy.deepcopy, by_value)]
+again(params()), again(nnx.Rngs(0).params)
+str(nn.get_partition_spec(nn.Dense(8, kernel_init=nn.with_partitioning(nn.initializers.ones, ("x", "y"))).init(jax.random.key(0), jnp.ones((1, 8)))))
+paths(nn.get_partition_spec(nnx.state(nnx.Linear(8, 8, rngs=nnx.Rngs(0)))))
+""".strip()
+
+for _line in filter(None, LINES.splitlines()):
+    PROGRAMS[_line] = lambda line=_line: eval(line, globals())
+for _value in """block() nnx.state(block()) optimizer() nnx.state(optimizer()) nnx.Rngs(0) nnx.List([block(),3])
+    nnx.Dict(a=block()) nnx.Param({"a":X}) nnx.MultiMetric(a=nnx.metrics.Average()) {"m":block()}
+    nnx.to_flat_state(params()) nnx.Sequential(linear(),nnx.relu)""".split():
+    for _is_leaf in ("None", "VARIABLE"):
+        _line = f"paths({_value}, {_is_leaf})"
+        PROGRAMS[_line] = lambda line=_line: eval(line, globals())
+for _value in ("linear()", "params()", "nnx.graphdef(block())", "nnx.Rngs(0)", "nnx.Param(X)"):
+    _line = f"bool(treescope.render_to_text({_value})), bool(treescope.render_to_html({_value}))"
+    PROGRAMS[_line] = lambda line=_line: eval(line, globals())
 
 
 @program
 def train_state():
-    graphdef, p, rest = nnx.split(linear(), nnx.Param, ...)
-    apply = lambda p, x: nnx.merge(graphdef, p, rest)(x)
-    state = TrainState.create(apply_fn=apply, params=p, tx=optax.adam(0.1))
-
-    @jax.jit
-    def step(state):
-        grads = jax.grad(lambda p: state.apply_fn(p, X).sum())(state.params)
-        return state.apply_gradients(grads=grads)
-
-    for _ in range(3):
-        state = step(state)
-    return [state.params, state.step, state.opt_state, ser.to_state_dict(state), paths(state)]
-
-
-@program
-def train_state_with_statistics():
     class State(TrainState):
         rest: tp.Any = None
 
@@ -282,51 +316,14 @@ def train_state_with_statistics():
 
     state, _ = step(state)
     state, value = step(state)
-    return [state.params, state.rest, value]
-
-
-@program
-def replicated():
-    optimizer = nnx.Optimizer(linear(), optax.adam(0.1), wrt=nnx.Param)
-    results = []
-    for value in (params(), linear(), nnx.state(optimizer)):
-        r = flax.jax_utils.replicate(value)
-        results += [
-            [x.shape for x in jax.tree.leaves(r)],
-            fails(lambda r=r: flax.jax_utils.unreplicate(r)),
-        ]
-    batches = [{"a": np.ones((8, 2)), "s": nnx.State({"x": np.ones((8, 1))})}]
-    return [*results, fails(lambda: list(flax.jax_utils.prefetch_to_device(iter(batches), 2)))]
-
-
-@program
-def training_utilities():
-    s, scale = params(), dynamic_scale.DynamicScale()
-    graphdef, p = nnx.split(linear())
-    f = scale.value_and_grad(lambda p: nnx.merge(graphdef, p)(X).sum())
-    stop = early_stopping.EarlyStopping().update(1.0).update(jnp.float32(0.5))
-    stacked = jax.tree.map(lambda x: jnp.stack([x] * 8), s)
-    one = {"loss": jnp.ones((8,))}
     return [
-        *(
-            common_utils.stack_forest([s, s]),
-            [x.shape for x in jax.tree.leaves(common_utils.shard(stacked))],
-        ),
-        *(
-            fails(lambda: common_utils.get_metrics([nnx.State(one)] * 2)),
-            common_utils.shard_prng_key(jax.random.key(0)),
-        ),
-        *(f(p), stop),
+        state.params,
+        state.rest,
+        value,
+        state.opt_state,
+        ser.to_state_dict(state),
+        paths(state),
     ]
-
-
-@program
-def dynamic_scale_in_a_module():
-    class M(nnx.Module):
-        def __init__(self):
-            self.scale = nnx.data(dynamic_scale.DynamicScale())
-
-    return nnx.state(M())
 
 
 @program
@@ -354,147 +351,8 @@ def orbax_utilities():
         checkpointer.save(folder + "/a", s, save_args=arguments)
         restore_args = orbax_utils.restore_args_from_target(s)
         zeros = jax.tree.map(lambda x: x * 0, s)
-        return [
-            checkpointer.restore(folder + "/a", item=zeros, restore_args=restore_args),
-            jax.tree.structure(arguments) == jax.tree.structure(s),
-        ]
-
-
-@program
-def boxes():
-    box = flax.core.meta.Partitioned(jnp.ones((2, 2)), ("a", None))
-
-    class M(nnx.Module):
-        def __init__(self):
-            self.box = nnx.data(box)
-
-    meta = flax.core.meta
-    return [
-        nnx.state(M()),
-        paths(M()),
-        meta.unbox(params()),
-        meta.replace_boxed(params(), params()),
-    ]
-
-
-# optax, treescope, safetensors, pickle -----------------------------------------------------------
-
-
-def trained(tx, p):
-    state = tx.init(p)
-    for i in range(2):
-        grads = jax.tree.map(lambda x, i=i: x * 0 + 0.1 * (i + 1), p)
-        updates, state = tx.update(grads, state, p)
-        p = optax.apply_updates(p, updates)
-    return [p, state]
-
-
-def labels(p):
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: "k" if "kernel" in jax.tree_util.keystr(path) else "b", p
-    )
-
-
-@program
-def transformations_by_label():
-    each = {"k": optax.adam(0.1), "b": optax.set_to_zero()}
-    by_name = lambda p: nnx.map_state(lambda path, v: "k" if path[-1] == "kernel" else "b", p)
-    is_matrix = lambda p: jax.tree.map(lambda x: x.ndim > 1, p)
-    mask = jax.tree.map(lambda label: label == "k", labels(params()))
-    transformations = [
-        *(optax.multi_transform(each, f) for f in (labels, labels(params()), by_name)),
-        optax.masked(optax.adam(0.1), is_matrix),
-        optax.chain(optax.masked(optax.add_decayed_weights(0.1), mask), optax.sgd(0.1)),
-        optax.inject_hyperparams(optax.adam)(learning_rate=optax.linear_schedule(0.1, 0, 10)),
-        *(optax.adafactor(0.1), optax.MultiSteps(optax.adam(0.1), 2)),
-    ]
-    return [trained(tx, params()) for tx in transformations]
-
-
-@program
-def transformations_of_modules():
-    m, tx = linear(), optax.adam(0.1)
-    updates, state = tx.update(jax.tree.map(jnp.ones_like, m), tx.init(m), m)
-    optimizer = nnx.Optimizer(block(), optax.inject_hyperparams(optax.adam)(0.1), wrt=nnx.Param)
-    optimizer.opt_state.hyperparams["learning_rate"][...] = 0.5
-    return [
-        *(state, updates, optax.apply_updates(m, updates), optax.global_norm(m)),
-        optax.tree_utils.tree_get(optimizer.opt_state, "learning_rate"),
-        nnx.state(optimizer),
-    ]
-
-
-@program
-def trees_of_optax():
-    s, t = params(), optax.tree_utils
-    tx = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
-    state = t.tree_set(tx.init(s), learning_rate=0.3)
-    return [
-        *(t.tree_zeros_like(s), t.tree_add(s, s), t.tree_cast(s, jnp.bfloat16), t.tree_sum(s)),
-        *(t.tree_vdot(s, s), t.tree_get(state, "learning_rate")),
-        t.tree_get_all_with_path(state, "mu")[0][1],
-        t.tree_map_params(optax.adam(0.1), lambda x: x + 1, optax.adam(0.1).init(s)),
-        optax.incremental_update(s, s, 0.1),
-    ]
-
-
-@program
-def pictures():
-    values = [linear(), params(), nnx.graphdef(block()), nnx.Rngs(0), nnx.Param(jnp.ones(2))]
-    return [
-        bool(f(v)) for v in values for f in (treescope.render_to_text, treescope.render_to_html)
-    ]
-
-
-@program
-def key_paths():
-    m = block()
-    optimizer = nnx.Optimizer(m, optax.adam(0.1), wrt=nnx.Param)
-    values = [m, nnx.state(m), optimizer, nnx.state(optimizer), nnx.Rngs(0), nnx.List([m, 3])]
-    values += [
-        nnx.Dict(a=m),
-        nnx.Param({"a": X}),
-        nnx.MultiMetric(a=nnx.metrics.Average()),
-        {"m": m},
-    ]
-    values += [nnx.to_flat_state(params()), nnx.Sequential(linear(), nnx.relu)]
-    is_variable = lambda x: isinstance(x, nnx.Variable)
-    return [
-        [
-            [jax.tree_util.keystr(p), [type(k).__name__ for k in p], type(leaf).__name__]
-            for p, leaf in jax.tree_util.tree_leaves_with_path(value, is_leaf=is_leaf)
-        ]
-        for value in values
-        for is_leaf in (None, is_variable)
-    ]
-
-
-@program
-def tensors():
-    by_name = tu.flatten_dict(ser.to_state_dict(pure()), sep=".")
-    data = safetensors.flax.save(by_name)
-    variables = {".".join(map(str, p)): v for p, v in nnx.to_flat_state(params())}
-    return [
-        data,
-        sorted(safetensors.flax.load(data)),
-        fails(lambda: safetensors.flax.save(variables)),
-    ]
-
-
-@program
-def copies():
-    m = block()
-    optimizer = nnx.Optimizer(m, optax.sgd(0.1), wrt=nnx.Param)
-    values = [m, optimizer, nnx.Rngs(0)]  # deepcopy of a Variable is an array there
-    ways = [copy.copy, copy.deepcopy, lambda x: cloudpickle.loads(cloudpickle.dumps(x))]
-    graphdef, shared = nnx.graphdef(linear()), nnx.List([m, m])
-    pickled = lambda x: pickle.loads(pickle.dumps(x))
-    return [
-        *(way(value) for value in values for way in ways),
-        *(way(graphdef) == graphdef for way in (copy.copy, copy.deepcopy, pickled)),
-        *((c[0] is c[1], c[0] is m) for c in (way(shared) for way in ways)),
-        *(pickled(params()), pickled(nnx.Rngs(0).params)),
-    ]
+        restored = checkpointer.restore(folder + "/a", item=zeros, restore_args=restore_args)
+        return restored, jax.tree.structure(arguments) == jax.tree.structure(s)
 
 
 # flax.linen --------------------------------------------------------------------------------------
@@ -502,15 +360,11 @@ def copies():
 RULES = (("embed", "x"), ("mlp", "y"))
 
 
-def annotated():
-    init = nnx.with_partitioning(nnx.initializers.ones, ("embed", "mlp"))
-    return nnx.Linear(8, 8, kernel_init=init, use_bias=False, rngs=nnx.Rngs(0))
-
-
 @program
 def rules_of_linen_and_nnx():
     spmd, results = flax.core.spmd, []
     unplaced = nnx.Param(jnp.ones((8, 8)), out_sharding=("embed", "mlp"), eager_sharding=False)
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
     def now():
         spec = nnx.get_partition_spec(unplaced).get_value()
@@ -518,10 +372,10 @@ def rules_of_linen_and_nnx():
         results.append([str(spec), str(axes), str(nn.get_logical_axis_rules()), fails(created)])
 
     def created():
-        with jax.set_mesh(
-            jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-        ):
-            return str(annotated().kernel.get_value().sharding.spec)
+        init = nnx.with_partitioning(nnx.initializers.ones, ("embed", "mlp"))
+        with jax.set_mesh(mesh):
+            layer = nnx.Linear(8, 8, kernel_init=init, use_bias=False, rngs=nnx.Rngs(0))
+        return str(layer.kernel.get_value().sharding.spec)
 
     now()
     for outer in (nn.logical_axis_rules, nnx.logical_axis_rules, spmd.logical_axis_rules):
@@ -539,14 +393,6 @@ def rules_of_linen_and_nnx():
     spmd.set_logical_axis_rules(())
     now()
     return results
-
-
-@program
-def specs_of_linen():
-    dense = nn.Dense(8, kernel_init=nn.with_partitioning(nn.initializers.ones, ("x", "y")))
-    variables = dense.init(jax.random.key(0), jnp.ones((1, 8)))
-    specs = nn.get_partition_spec(nnx.state(nnx.Linear(8, 8, rngs=nnx.Rngs(0))))
-    return [str(nn.get_partition_spec(variables)), nnx.State(variables["params"]), paths(specs)]
 
 
 @program
@@ -615,8 +461,17 @@ def writes_from_another_trace_level():
     return [caught(write) for write in writes]
 
 
+def fails(f):
+    """What a function returns, or the class of its error."""
+    try:
+        return f()
+    except NameError:  # a mistake of the program
+        raise
+    except Exception as error:
+        return type(error).__name__
+
+
 if __name__ == "__main__":
-    chosen = sys.argv[2:]
-    results = {n: plain(f()) for n, f in PROGRAMS.items() if not chosen or n in chosen}
-    with open(sys.argv[1], "w") as file:
-        json.dump(results, file)
+    results = {name: Around(nnx)(fails(run)) for name, run in PROGRAMS.items()}
+    with open(sys.argv[1], "wb") as file:
+        pickle.dump(results, file)

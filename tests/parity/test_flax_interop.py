@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from tests.parity.fuzz.observe import difference
 
 pytest.importorskip("flax")
 
@@ -31,31 +33,21 @@ def run(file: Path, *arguments: object, hook: bool) -> None:
     assert not done.returncode, done.stderr[-3000:]
 
 
-def names() -> list[str]:
-    """The programs, read without running the file: it imports Flax."""
-    functions = [n for n in ast.parse(PROGRAM.read_text()).body if isinstance(n, ast.FunctionDef)]
-    return [f.name for f in functions if f.decorator_list]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("interop")
+def test_programs_around_flax_give_the_same(tmp_path):
     for hook in (False, True):
-        run(PROGRAM, folder / str(hook), hook=hook)
-    return [json.loads((folder / str(hook)).read_text()) for hook in (False, True)]
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_program_around_flax_gives_the_same(results, name):
-    theirs, ours = results
-    assert ours[name] == theirs[name]
+        run(PROGRAM, tmp_path / str(hook), hook=hook)
+    theirs, ours = (pickle.loads((tmp_path / str(hook)).read_bytes()) for hook in (False, True))
+    exactly = lambda a, b: a.dtype == b.dtype and np.array_equal(a, b)
+    found = {name: difference(ours[name], theirs[name], close=exactly) for name in theirs}
+    assert len(found) > 100 and not {name: d for name, d in found.items() if d}
 
 
 def test_files_of_flax_are_read_here_and_ours_there(tmp_path):
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     for folder in (theirs, ours):
         folder.mkdir()
+    reads = ("read_pickles", "read_checkpoints")
     run(FILES, theirs, "write", hook=False)
-    run(FILES, theirs, "read", hook=True)
-    run(FILES, ours, "write", "read", hook=True)
+    run(FILES, theirs, *reads, hook=True)
+    run(FILES, ours, "write", *reads, hook=True)
     run(FILES, ours, "read_checkpoints", hook=False)

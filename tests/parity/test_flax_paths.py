@@ -27,8 +27,8 @@ LEFT_OUT = {
     "how a graph is flattened there": """
         ArrayRefDef ArrayRefOutput AuxData CallableProxy DataElem DelayedAccessor GRAPH_CONTEXT
         GenericPytree GetAttr GetItem GraphContext GraphFlatState GraphNodeImpl HasTag IndexesPytreeDef
-        LEAF_ATTR ModuleDefApply NODE_ATTR NO_UPDATE NoUpdate NodeImplBase NotKey PYTREE_NODE_IMPL
-        PythonRefMap PytreeNodeImpl REPEATED Repeated StaticCache StaticElem TreeNodeDef
+        LEAF_ATTR LeafAttr ModuleDefApply NODE_ATTR NodeAttr NO_UPDATE NoUpdate NodeImplBase NotKey
+        PYTREE_NODE_IMPL PythonRefMap PytreeNodeImpl REPEATED Repeated StaticCache StaticElem TreeNodeDef
         create_path_filters deprecated get_node_impl get_node_impl_for_type graph_pop is_node_module
         is_node_type is_pytree_node register_pytree_node_type static_cache tuple_init tuple_reduce
         variableslib MISSING""",
@@ -62,7 +62,7 @@ for path, names in asked.items():
     except ImportError:
         missing[path] = names
         continue
-    assert module.__name__ == module.__spec__.name == path, path
+    assert module is sys.modules[path]
     missing[path] = [name for name in names if not hasattr(module, name)]
 print(json.dumps(missing))
 """

@@ -36,8 +36,7 @@ def version() -> "str | None":
 
 def fault() -> "str | None":
     """Why `flax.nnx` cannot be replaced in this process, in one sentence; None where it can."""
-    theirs = [name for name in list(sys.modules) if _is_ours(name)]
-    if current() is None and any(not is_alias(sys.modules[name]) for name in theirs):
+    if current() is None and any(map(_is_ours, list(sys.modules))):
         return (
             "nnxlite.flax must come before the first import of flax.nnx: start the program with "
             "`python -m nnxlite.flax`, or make `import nnxlite.flax` its first line."
@@ -51,21 +50,14 @@ def fault() -> "str | None":
     return None
 
 
-def is_alias(module: object) -> bool:
-    """Whether a module was made here."""
-    loader = getattr(getattr(module, "__spec__", None), "loader", None)
-    return type(loader).__name__ == "Loader" and type(loader).__module__ == __name__
-
-
 class Loader(importlib.abc.Loader):
     """Makes the modules named `flax.nnx...`; `nnxlite.flax` knows what they contain."""
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """A new, empty module."""
-        return importlib.import_module("nnxlite.flax._modules").create(spec)
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Python makes the module."""
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Fill it."""
+        """Fill it, or put another one in its place."""
         importlib.import_module("nnxlite.flax._modules").fill(module)
 
 
@@ -95,13 +87,12 @@ class Finder(importlib.abc.MetaPathFinder):
         self, name: str, path: object = None, target: "types.ModuleType | None" = None
     ) -> "importlib.machinery.ModuleSpec | None":
         """The spec of a module that is ours, or None."""
-        if name == NAME:
-            if problem := fault():
-                raise ImportError(problem, name=name)
-            return self._spec(name, Loader())
         if _is_ours(name):
-            modules = importlib.import_module("nnxlite.flax._modules")
-            return self._spec(name, Loader()) if modules.exists(name) else None
+            if name == NAME and (problem := fault()):
+                raise ImportError(problem, name=name)
+            if not importlib.import_module("nnxlite.flax._modules").exists(name):
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            return self._spec(name, Loader())
         if name == "flax":
             return self._flax(target)
         if name.startswith("flax."):

@@ -132,12 +132,11 @@ def _key(key: tp.Any) -> tp.Any:
 Where: tp.TypeAlias = "tuple[tp.Any, ...]"  # keys and indices that lead into an observation
 
 
-def difference(
-    ours: tp.Any, theirs: tp.Any, where: Where = ()
-) -> tuple[Where, tp.Any, tp.Any] | None:
-    """The first place in which two observations differ, with both sides."""
+def difference(ours: tp.Any, theirs: tp.Any, where: Where = (), close: tp.Any = None) -> tp.Any:
+    """The first place in which two observations differ, with both sides; None where there is none."""
+    close = close or is_close
     if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
-        return None if _close(ours, theirs) else (where, ours.tolist(), theirs.tolist())
+        return None if close(ours, theirs) else (where, ours.tolist(), theirs.tolist())
     if ours is ANYTHING or theirs is ANYTHING:
         return None
     if type(ours) is not type(theirs):
@@ -151,10 +150,10 @@ def difference(
             return where, ours, theirs
         parts = ((i, a, b) for i, (a, b) in enumerate(zip(ours, theirs)))
     elif isinstance(ours, float):
-        return None if _close(np.asarray(ours), np.asarray(theirs)) else (where, ours, theirs)
+        return None if close(np.asarray(ours), np.asarray(theirs)) else (where, ours, theirs)
     else:
         return None if ours == theirs else (where, ours, theirs)
-    return next((d for key, a, b in parts if (d := difference(a, b, (*where, key)))), None)
+    return next((d for key, a, b in parts if (d := difference(a, b, (*where, key), close))), None)
 
 
 def at(observation: tp.Any, where: Where) -> tp.Any:
@@ -167,7 +166,8 @@ def at(observation: tp.Any, where: Where) -> tp.Any:
     return observation
 
 
-def _close(a: np.ndarray, b: np.ndarray) -> bool:
+def is_close(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays are equal up to rounding."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.dtype == jax.dtypes.float0:  # has no values
