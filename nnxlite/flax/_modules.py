@@ -35,19 +35,15 @@ For the path of a submodule ("" is `flax.nnx`, "nn.linear" a layer's file): the 
 its table; imported when they are needed. `graphlib` and `pytreelib` are two of these modules, too.
 """
 
-OURS = (
-    frozenset(vars(filtered))
-    | _root._PACKAGE_OF.keys() - {"display", "tabulate"}
-    | frozenset(
-        """
-    ArrayRef CacheInfo DynamicLossScale Explanation Frozen Identity LossScaleState MLP NnxError Policy
-    RuntimeCheckError StaticLossScale TraceContextError VarDefaults VariableState all_finite array_ref
-    boundary by_path cast checkpoint decoding distributed dtypes errors explain_compiles filtered filters
-    flax freeze inspect is_array_ref lora objects serving sharding to_arrays to_refs unfreeze
-    use_named_scopes
+OURS = frozenset(
+    """
+    ArrayRef CacheInfo Difference DynamicLossScale Explanation Frozen Identity LossScaleState MLP
+    NnxError Policy RuntimeCheckError StaticLossScale TraceContextError VarDefaults VariableState
+    all_finite array_ref boundary by_path cast checkpoint decoding distributed dtypes errors
+    explain_compiles filtered filters flax freeze inspect is_array_ref lora objects serving sharding
+    to_arrays to_refs unfreeze use_named_scopes
     """.split()
-    )
-)
+).union(vars(filtered), _root._PACKAGE_OF.keys() - {"display", "tabulate"})
 """Names of nnxlite's root that Flax does not have: found, and left out by `dir` and a star import."""
 
 missing: dict[str, set[tuple[str, int]]] = {}

@@ -6,6 +6,7 @@ runs it twice and compares. A program is a line of `LINES`, or a function whose 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import pickle
@@ -29,8 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+import safetensors.flax
+import treescope
 from flax import nnx
-from flax.training import checkpoints, orbax_utils
+from flax.training import checkpoints, common_utils, dynamic_scale, early_stopping, orbax_utils
 from flax.training.train_state import TrainState
 
 from tests.parity.fuzz.observe import Observer
@@ -216,7 +219,7 @@ flax.core.FrozenDict(params())
 flax.core.unfreeze(params())
 flax.core.copy(pure(), {"more": 1})
 flax.core.pop(pure(), "linear")
-nnx.State(flax.core.freeze(pure()))
+nnx.to_flat_state(nnx.State(flax.core.freeze(pure())))
 (lambda s: (nnx.replace_by_pure_dict(s, flax.core.freeze(doubled(pure()))), s))(params())
 nnx.state(frozen())
 nnx.clone(frozen()).data, nnx.clone(frozen()).setting["b"]["c"]
