@@ -203,11 +203,15 @@ class Inputs:
 
     @property
     def definition(self) -> CallDef:
-        """Like `define()`, but never refused: static data of a tree that is unhashable is its own."""
+        """`defined()`."""
+        return self.defined()
+
+    def defined(self, extra: tp.Any = None) -> CallDef:
+        """Like `define(extra)`, but never refused: unhashable static data of a tree are its own."""
         try:
-            return self.define()
+            return self.define(extra)
         except TypeError:
-            return OwnCall(None, *self._key(None))
+            return OwnCall(None, *self._key(extra))
 
     def nodes(self) -> list[tp.Any]:
         """The caller's own objects and Variables, by node number."""

@@ -18,10 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._base.errors import (
-    UNNAMED_AXES,
-    path_text,
-)
+from nnxlite._base.errors import UNNAMED_AXES, path_text
 from nnxlite._base.interning import Writes
 from nnxlite._base.jax import PyTreeDef, new_ref, trace_state
 from nnxlite._base.statics import ById, own_copy
@@ -39,17 +36,8 @@ from nnxlite.graph._edit import note_arrays
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._rebuild import Code, NodeCode, Path, build_nodes, check_trace, resolve
-from nnxlite.variables._definition import (
-    VariableDef,
-    add_axis,
-    add_unnamed_axis,
-    remove_axis,
-)
-from nnxlite.variables._variable import (
-    Variable,
-    note_definition,
-    note_raw,
-)
+from nnxlite.variables._definition import VariableDef, add_axis, add_unnamed_axis, remove_axis
+from nnxlite.variables._variable import Variable, note_definition, note_raw
 
 
 @dataclasses.dataclass(frozen=True)

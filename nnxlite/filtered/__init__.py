@@ -1,7 +1,12 @@
 """Filtered trees and transforms: what to trace, differentiate or batch, leaf by leaf."""
 
+from nnxlite.filtered._calls import filter_checkpoint as filter_checkpoint
+from nnxlite.filtered._calls import filter_closure_convert as filter_closure_convert
+from nnxlite.filtered._calls import filter_eval_shape as filter_eval_shape
 from nnxlite.filtered._calls import filter_jit as filter_jit
+from nnxlite.filtered._calls import filter_make_jaxpr as filter_make_jaxpr
 from nnxlite.filtered._calls import filter_pmap as filter_pmap
+from nnxlite.filtered._calls import filter_pure_callback as filter_pure_callback
 from nnxlite.filtered._calls import filter_vmap as filter_vmap
 from nnxlite.filtered._grad import filter_custom_jvp as filter_custom_jvp
 from nnxlite.filtered._grad import filter_custom_vjp as filter_custom_vjp
@@ -12,14 +17,6 @@ from nnxlite.filtered._grad import filter_jacrev as filter_jacrev
 from nnxlite.filtered._grad import filter_jvp as filter_jvp
 from nnxlite.filtered._grad import filter_value_and_grad as filter_value_and_grad
 from nnxlite.filtered._grad import filter_vjp as filter_vjp
-from nnxlite.filtered._shapes import branched_error_if as branched_error_if
-from nnxlite.filtered._shapes import error_if as error_if
-from nnxlite.filtered._shapes import filter_checkpoint as filter_checkpoint
-from nnxlite.filtered._shapes import filter_closure_convert as filter_closure_convert
-from nnxlite.filtered._shapes import filter_eval_shape as filter_eval_shape
-from nnxlite.filtered._shapes import filter_make_jaxpr as filter_make_jaxpr
-from nnxlite.filtered._shapes import filter_pure_callback as filter_pure_callback
-from nnxlite.filtered._shapes import filter_shard as filter_shard
 from nnxlite.filtered._specs import filter as filter
 from nnxlite.filtered._specs import if_array as if_array
 from nnxlite.filtered._specs import is_array as is_array
@@ -33,6 +30,7 @@ from nnxlite.filtered._specs import tree_pformat as tree_pformat
 from nnxlite.filtered._specs import tree_pprint as tree_pprint
 from nnxlite.filtered._trees import apply_updates as apply_updates
 from nnxlite.filtered._trees import combine as combine
+from nnxlite.filtered._trees import filter_shard as filter_shard
 from nnxlite.filtered._trees import tree_at as tree_at
 from nnxlite.filtered._trees import tree_check as tree_check
 from nnxlite.filtered._trees import tree_flatten_one_level as tree_flatten_one_level

@@ -1,4 +1,4 @@
-"""`filter_jit`, `filter_vmap` and `filter_pmap`: arrays are traced or mapped, all else is static.
+"""Transforms of functions of any pytrees: arrays are traced or mapped, all else is static.
 
 `filter_vmap` and `filter_pmap` are `vmap` and `pmap` with other settings: a spec gives each leaf an
 axis, and leaves without one that are not arrays are static. The axis of a result may depend on the
@@ -15,52 +15,55 @@ import typing as tp
 import warnings
 
 import jax
+import jax.numpy as jnp
 
 from nnxlite._base.errors import context_key, path_text, short_type
-from nnxlite._base.jax import P, R, as_integer
-from nnxlite.boundary._call_def import (
-    CallDef,
-    Inner,
-    StaticLeaves,
-    names_by_position,
-    parameters_of,
-    static_leaves,
-)
+from nnxlite._base.jax import P, R, RematPolicy, as_integer, jaxpr_as_fun
+from nnxlite._base.statics import ById
+from nnxlite.boundary._body import trace_body
+from nnxlite.boundary._call_def import names_by_position, parameters_of
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._labels import Meaning, NodePrefix, new_variables
-from nnxlite.boundary._out import Outputs, Source, output_paths, pick
+from nnxlite.boundary._labels import NodePrefix
+from nnxlite.boundary._leave import leave
+from nnxlite.boundary._out import Outputs, replay
 from nnxlite.filtered._specs import (
     IN_AXES,
     OUT_AXES,
     answers,
-    are_arrays,
+    call_of,
     filtered,
+    has_shape,
     if_array,
     is_array,
     is_array_like,
     is_mapped,
-    only_arrays,
+    leaves_of,
+    not_arrays,
     parts,
+    tree_out,
 )
 from nnxlite.graph._rebuild import Path
 from nnxlite.transforms._call import Selection, inputs_in_mode
-from nnxlite.transforms._compiles import Lowered, Staged, refuse_other_structure
+from nnxlite.transforms._compiles import Lowered
+from nnxlite.transforms._control import run_remat
 from nnxlite.transforms._jit import JitWrapped, run_jit
-from nnxlite.transforms._mapped import Program
-from nnxlite.transforms._wrapper import Transform, decorated, name_of, program
+from nnxlite.transforms._mapped import Mapped, Resolved, run_mapped
+from nnxlite.transforms._wrapper import Transform, decorated, name_of
 from nnxlite.variables._definition import MISSING
 
+if tp.TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
+
 Donate = tp.Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+Callback: tp.TypeAlias = tp.Callable[..., tp.Any]
 
 
 @contextlib.contextmanager
-def without_warnings(donate: str) -> tp.Iterator[None]:
+def _quiet(donate: str) -> tp.Iterator[None]:
     """Suppress JAX's warnings about buffers that are not reused, unless `donate=` asks for them."""
-    if not donate.startswith("all"):
-        yield
-        return
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        if donate.startswith("all"):
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         yield
 
 
@@ -71,19 +74,18 @@ class FilterJit(JitWrapped[P, R]):
         inputs = inputs_in_mode(self.bound, args, kwargs, self.options)
         # Training loops pass arrays only: no leaf needs a check of its own. That is 1.4x of `jax.jit`
         # for 72 arrays, and would be 2.3x (benchmarks/filtered.py).
-        leaves = inputs.leaves
-        if not only_arrays(leaves):
-            inputs.make_static([not traced for traced in are_arrays(leaves)], self)
+        if static := not_arrays(inputs.leaves):
+            inputs.make_static(static, self)
         return inputs
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Lower the function for these arguments, without running it."""
-        with without_warnings(self.options.donate):
+        with _quiet(self.options.donate):
             return super().lower(*args, **kwargs)
 
 
 def _run_quietly(jitted: FilterJit[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
-    with without_warnings(jitted.options.donate):
+    with _quiet(jitted.options.donate):
         return run_jit(jitted, args, kwargs)
 
 
@@ -97,9 +99,7 @@ _NOT_TAKEN = (
 @tp.overload
 def filter_jit(fun: tp.Callable[P, R], **options: tp.Any) -> FilterJit[P, R]: ...
 @tp.overload
-def filter_jit(
-    **options: tp.Any,
-) -> tp.Callable[[tp.Callable[P, R]], FilterJit[P, R]]: ...
+def filter_jit(**options: tp.Any) -> tp.Callable[[tp.Callable[P, R]], FilterJit[P, R]]: ...
 def filter_jit(
     fun: tp.Any = MISSING,
     *,
@@ -153,7 +153,7 @@ def filter_jit(
         "jax_options": tuple(jitkwargs.items()),
         "max_traces": as_integer(max_traces),
     }
-    run = _run_quietly if donated else run_jit
+    run = _run_quietly if donated.startswith("all") else run_jit
     return decorated(FilterJit, fun, filtered("filter_jit", run, **more))
 
 
@@ -161,49 +161,26 @@ ARRAYS = if_array(0)
 """The axes of keyword arguments and results by default."""
 
 
-class FilterPmap(Transform[P, R]):
-    """A function over slices of its arguments, one on each device, as `filter_pmap` returns it."""
-
-    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
-        """Lower the function for these arguments, without running it."""
-        return Lowered.of("lower", self, args, kwargs)
-
-    def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
-        """A call, ready for JAX; see `Staged`."""
-        staged = _staged(self, args, kwargs)
-        if program is not None:
-            refuse_other_structure(self, program, staged.key)
-        return staged
-
-
-def _staged(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> Staged:
-    """A call of a mapped function, ready for JAX."""
-    options, is_pmap = mapped.options, mapped.options.make is jax.pmap
-    spec = axes_of_call(mapped, args, kwargs)
+def _by_leaf_axes(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> Resolved:
+    options, spec = mapped.options, axes_of_call(mapped, args, kwargs)
     inputs = inputs_in_mode(mapped.bound, args, kwargs, options)
     axes, leaves = answers(inputs, spec, IN_AXES), inputs.leaves
-    if is_pmap:  # what is not an array has no axis, and is static
+    if options.make is jax.pmap:  # what is not an array has no axis, and is static
         axes = [x if not is_mapped(x) or is_array(leaf) else None for x, leaf in zip(axes, leaves)]
-    inputs.make_static(
-        [axis is False or (axis is None and not is_array(x)) for axis, x in zip(axes, leaves)]
-    )
+    static = [axis is False or (axis is None and not is_array(x)) for axis, x in zip(axes, leaves)]
+    inputs.make_static(static)
     if inputs.static is not None:
         axes = inputs.static.split(axes)
     axes = [axis if is_mapped(axis) else None for axis in axes]
-    key = (
-        inputs.define((*context_key(), ("in_axes", tuple(axes)))) if is_pmap else inputs.definition
-    )
+    call = inputs.defined((*context_key(), ("in_axes", tuple(axes))))
 
-    def make() -> Program:
-        by_position = parts(key, spec, IN_AXES)
-        of_root = {leaf.root: axis for leaf, axis in zip(key.leaves(), axes)}
-        of_roots = enumerate([by_position[position] for position in key.where])
-        roots = [of_root.get(i) if isinstance(x, NodePrefix) else x for i, x in of_roots]
-        return Program(mapped, key, axes, roots)
+    def settings() -> tuple[list[tp.Any], list[tp.Any]]:
+        by_position = parts(call, spec, IN_AXES)
+        of_root = {leaf.root: axis for leaf, axis in zip(call.leaves(), axes)}
+        of_roots = enumerate([by_position[position] for position in call.where])
+        return axes, [of_root.get(i) if isinstance(x, NodePrefix) else x for i, x in of_roots]
 
-    made = program(mapped, key.exactly, make) if is_pmap else make()  # JAX traces in each call
-    run = functools.partial(made.run, inputs)
-    return Staged(key, made.mapped, (inputs.leaves, *made.size), run)
+    return inputs, call, settings
 
 
 def axes_of_call(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
@@ -212,69 +189,42 @@ def axes_of_call(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -
     Raises ValueError for a tuple of another length, or a name that the call does not give.
     """
     axes, bound, fun = mapped.options.in_axes, mapped.bound, mapped.__wrapped__
-    positional = axes if isinstance(axes, tuple) else [axes] * len(args)
+    is_dict = isinstance(axes, dict)
+    by_name = axes if is_dict else {}
+    parameters = (parameters_of(fun) or []) if is_dict else []
+    names = names_by_position(parameters[: len(args)])
+    names += [""] * (len(args) - len(names))
+    missing = [name for name in by_name if name not in kwargs and name not in names]
+    if missing:
+        raise ValueError(
+            f"{mapped!r}: in_axes= has a spec for the arguments {missing}, which the call does "
+            f"not give: {name_of(fun)} has {[p.name for p in parameters]}. Pass them, or leave "
+            "them out."
+        )
+    others = ARRAYS if is_dict else axes
+    positional = axes if isinstance(axes, tuple) else [by_name.get(n, others) for n in names]
     if len(positional) != len(args):
         raise ValueError(
             f"{mapped!r}: in_axes has {len(axes)} entries for {len(args)} positional arguments."
         )
-    by_name = axes if isinstance(axes, dict) else {}
-    if isinstance(axes, dict):
-        parameters = parameters_of(fun) or []
-        names = names_by_position(parameters[: len(args)])
-        missing = [name for name in axes if name not in kwargs and name not in names]
-        if missing:
-            raise ValueError(
-                f"{mapped!r}: in_axes= has a spec for the arguments {missing}, which the call does "
-                f"not give: {name_of(fun)} has {[p.name for p in parameters]}. Pass them, or leave "
-                "them out."
-            )
-        names += [""] * (len(args) - len(names))
-        positional = [axes.get(name, ARRAYS) for name in names]
     named = {name: by_name.get(name, ARRAYS) for name in kwargs}
     return (*[None] * len(bound.args), *positional), {**dict.fromkeys(bound.kwargs), **named}
 
 
-def _meaning(inner: Inner, out: Outputs) -> Meaning:
-    """Gives the axis of a leaf that has a setting, by the path and source of the leaf."""
-
-    def axis_of(setting: tp.Any, path: Path, variable: tp.Any, source: Source) -> int | None:
-        leaves = jax.tree_util.tree_leaves(pick(source, inner.values, out.new))
-        axis = OUT_AXES.answer(setting, path, variable, leaves[0] if leaves else None)
-        return axis if is_mapped(axis) else None
-
-    return axis_of
-
-
-def _by_leaf(
-    call: CallDef, out: Outputs, settings: list[tp.Any]
-) -> tuple[Outputs, list[int | None]]:
-    """The leaves of the outputs, of which those that are not arrays are static, and their axes.
+def _axis_of(setting: tp.Any, path: Path, variable: tp.Any, leaf: tp.Any) -> int | None:
+    """The axis of a leaf of the result; None where it has none.
 
     Raises TypeError for an axis of something that is not an array.
     """
-    variables = [*out.values[: len(out.values) - len(out.new)], *new_variables(out)]
-    leaves, axes = list[tp.Any](), list[int | None]()
-    outputs = zip(output_paths(call, out.definition), out.values, variables, settings)
-    for path, value, variable, setting in outputs:
-        for leaf in jax.tree_util.tree_leaves(value):
-            axis = OUT_AXES.answer(setting, path, variable, leaf)
-            if is_mapped(axis) and not is_array_like(leaf):
-                raise TypeError(
-                    f"out_axes: the leaf at '{path_text(path)}' must be traced, but {short_type(leaf)} "
-                    f"{leaf!r} is neither an array nor a number."
-                )
-            leaves.append(leaf)
-            axes.append(axis if is_mapped(axis) else None)
-    chosen = [axis is None and not is_array(leaf) for axis, leaf in zip(axes, leaves)]
-    static = static_leaves(leaves, chosen) or StaticLeaves((), (), (), True)
-    structure = jax.tree_util.tree_structure([*out.values])
-    definition = dataclasses.replace(out.definition, static=(structure, static))
-    return Outputs(definition, static.split(leaves)), static.split(axes)
-
-
-def _run_mapped(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
-    staged = _staged(mapped, args, kwargs)
-    return staged.run(staged.jitted)
+    axis = OUT_AXES.answer(setting, path, variable, leaf)
+    if not is_mapped(axis):
+        return None
+    if leaf is not None and not is_array_like(leaf):
+        raise TypeError(
+            f"out_axes: the leaf at '{path_text(path)}' must be traced, but {short_type(leaf)} "
+            f"{leaf!r} is neither an array nor a number."
+        )
+    return axis
 
 
 def _mapped(
@@ -290,7 +240,8 @@ def _mapped(
     jax_options["axis_size"] = as_integer(jax_options["axis_size"])
     options = filtered(
         f"filter_{make.__name__}",
-        _run_mapped,
+        run_mapped,
+        resolve=_by_leaf_axes,
         make=make,
         in_axes=tuple(in_axes) if isinstance(in_axes, list) else in_axes,
         in_name="in_axes",
@@ -298,12 +249,11 @@ def _mapped(
         out_name="out_axes",
         default=ARRAYS,
         order=(0, None),
-        meaning=_meaning,
-        by_leaf=_by_leaf,
+        axis_of=_axis_of,
         metadata={},
         jax_options=jax_options,
     )
-    return decorated(FilterPmap if make is jax.pmap else Transform, fun, options)
+    return decorated(Mapped if make is jax.pmap else Transform, fun, options)
 
 
 @tp.overload
@@ -351,9 +301,9 @@ def filter_vmap(
 
 
 @tp.overload
-def filter_pmap(fun: tp.Callable[P, R], **options: tp.Any) -> FilterPmap[P, R]: ...
+def filter_pmap(fun: tp.Callable[P, R], **options: tp.Any) -> Mapped[P, R]: ...
 @tp.overload
-def filter_pmap(**options: tp.Any) -> tp.Callable[[tp.Callable[P, R]], FilterPmap[P, R]]: ...
+def filter_pmap(**options: tp.Any) -> tp.Callable[[tp.Callable[P, R]], Mapped[P, R]]: ...
 def filter_pmap(
     fun: tp.Any = MISSING,
     *,
@@ -394,3 +344,228 @@ def filter_pmap(
             )
     pmapkwargs |= {"axis_name": axis_name, "axis_size": axis_size}
     return _mapped(fun, jax.pmap, in_axes, out_axes, pmapkwargs)
+
+
+# Shapes and programs, checkpoints, shardings, callbacks, closures ---------------------------------
+
+
+def filter_make_jaxpr(
+    fun: tp.Callable[P, R],
+) -> tp.Callable[P, tuple[ClosedJaxpr, tp.Any, tp.Any]]:
+    """The program of a function of any pytrees.
+
+    Arrays and `jax.ShapeDtypeStruct`s among the arguments are traced, all else is static. Leaves that
+    the function carries (such as those of a module that is called) are constants of the program.
+
+    Args:
+        fun: a function of any pytrees.
+
+    Returns:
+        A function of example arguments that gives `(closed_jaxpr, shapes, statics)`: the program; the
+        result with a `jax.ShapeDtypeStruct` for each array and None elsewhere; and with None for
+        each array.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> jaxpr, shapes, statics = nnx.filter_make_jaxpr(lambda x, n: (x + n, n))(jnp.ones(2), 1)
+    >>> shapes, statics
+    ((ShapeDtypeStruct(shape=(2,), dtype=float32), None), (None, 1))
+    """
+
+    @functools.wraps(fun)
+    def make(*args: P.args, **kwargs: P.kwargs) -> tuple[ClosedJaxpr, tp.Any, tp.Any]:
+        call = call_of("filter_make_jaxpr", fun, args, kwargs)
+        owners = zip(call.leaves, call.owners())
+        call.tracing(owner is not None and has_shape(x) for x, owner in owners)
+        run = lambda *traced: tree_out(call.run(traced)[1])
+        jaxpr, (fixed, shapes) = jax.make_jaxpr(run, return_shape=True)(*call.leaves)
+        return jaxpr, fixed.value.build(shapes, blank=True), fixed.value.build([None] * len(shapes))
+
+    return make
+
+
+def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.Any) -> R:
+    """The result of a function with a `jax.ShapeDtypeStruct` for each array; nothing is computed.
+
+    Arguments and result may be of any type. Nothing is written into the arguments.
+
+    Args:
+        fun: the function.
+        args, kwargs: its arguments, with arrays or `jax.ShapeDtypeStruct`s.
+
+    Returns:
+        The result, with `jax.ShapeDtypeStruct`s for arrays; all other leaves are unchanged.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.filter_eval_shape(lambda x, name: (x @ x.T, name), jnp.ones((2, 3)), "gram")
+    (ShapeDtypeStruct(shape=(2, 2), dtype=float32), 'gram')
+    """
+    call = call_of("filter_eval_shape", fun, args, kwargs)
+    call.tracing(map(has_shape, call.leaves))
+    crossed = jax.eval_shape(call.run_out, call.leaves)
+    return replay(Inputs(call.definition.build(call.leaves), trees=True), crossed)
+
+
+@tp.overload
+def filter_checkpoint(
+    fun: tp.Callable[P, R], *, prevent_cse: bool = True, policy: RematPolicy | None = None
+) -> Transform[P, R]: ...
+@tp.overload
+def filter_checkpoint(
+    *, prevent_cse: bool = True, policy: RematPolicy | None = None
+) -> tp.Callable[[tp.Callable[P, R]], Transform[P, R]]: ...
+def filter_checkpoint(
+    fun: tp.Any = MISSING, *, prevent_cse: bool = True, policy: RematPolicy | None = None
+) -> tp.Any:
+    """A function whose intermediate values are computed again on the backward pass.
+
+    Args:
+        fun: a function of any pytrees; without it a decorator is returned.
+        prevent_cse, policy: as for `jax.checkpoint`.
+
+    Returns:
+        A function with the parameters and the result of `fun`.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> jax.grad(nnx.filter_checkpoint(lambda x: jnp.sin(jnp.sin(x))))(0.0)
+    Array(1., dtype=float32, weak_type=True)
+    """
+    more = {"static_argnums": (), "prevent_cse": prevent_cse, "policy": policy}
+    return decorated(Transform, fun, filtered("filter_checkpoint", run_remat, **more))
+
+
+@tp.overload
+def filter_pure_callback(
+    callback: Callback, *args: tp.Any, result_shape_dtypes: jax.ShapeDtypeStruct, **options: tp.Any
+) -> jax.Array: ...
+@tp.overload
+def filter_pure_callback(callback: Callback, *args: tp.Any, **options: tp.Any) -> tp.Any: ...
+def filter_pure_callback(
+    callback: Callback,
+    *args: tp.Any,
+    result_shape_dtypes: tp.Any,
+    sharding: tp.Any = None,
+    vmap_method: str | None = None,
+    vectorized: bool | None = None,
+    **kwargs: tp.Any,
+) -> tp.Any:
+    """Call a Python function from a compiled one, with arguments of any type.
+
+    Args:
+        callback: a function without side effects; it gets concrete arrays.
+        args, kwargs: its arguments; leaves that are not arrays are passed unchanged.
+        result_shape_dtypes: the form of its result: a `jax.ShapeDtypeStruct` for each array; other
+            leaves are returned unchanged.
+        sharding, vmap_method: as for `jax.pure_callback`.
+        vectorized: the older name of `vmap_method="legacy_vectorized"` and `"sequential"`.
+
+    Returns:
+        The result of the callback, in the form of `result_shape_dtypes`.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp, numpy as np
+    >>> shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    >>> power = lambda x, n: np.asarray(x) ** n
+    >>> jax.jit(lambda x: nnx.filter_pure_callback(power, x, 2, result_shape_dtypes=shape))(
+    ...     jnp.array([1.0, 3.0]))
+    Array([1., 9.], dtype=float32)
+    """
+    if vectorized is not None:
+        vmap_method = "expand_dims" if vectorized else "sequential"
+    given, arrays = tree_out((args, kwargs))
+    form, shapes = tree_out(result_shape_dtypes, has_shape)
+
+    def run(*arrays: tp.Any) -> list[tp.Any]:
+        inner_args, named = given.value.build(arrays)
+        returned, wanted = leaves_of(callback(*inner_args, **named)), form.value
+        paths = [[at.path for at in call.all_leaves] for call in (returned.definition, wanted)]
+        if paths[0] != paths[1]:
+            raise ValueError(
+                f"filter_pure_callback: the callback returned a result of structure "
+                f"{returned.treedef}, result_shape_dtypes has {wanted.treedef}."
+            )
+        leaves = returned.leaves
+        return leaves if wanted.static is None else wanted.static.split(leaves)
+
+    more = {"sharding": sharding, "vmap_method": vmap_method}
+    return form.value.build(jax.pure_callback(run, _structs(shapes), *arrays, **more))
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["consts"], meta_fields=["_traced"]
+)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ClosureConverted(tp.Generic[P, R]):
+    """A function whose captured arrays are leaves, as `filter_closure_convert` returns it.
+
+    Attributes:
+        consts: the captured arrays.
+    """
+
+    consts: list[tp.Any]
+    _traced: ById  # the name of the function, its example arguments, and its program
+
+    @property
+    def in_struct(self) -> tp.Any:
+        """The example arguments, `(args, kwargs)`, with a `jax.ShapeDtypeStruct` for each array."""
+        _, call, body = self._traced.value
+        return call.build(_structs(body.jaxpr.in_avals))
+
+    @property
+    def out_struct(self) -> tp.Any:
+        """The result, with a `jax.ShapeDtypeStruct` for each array."""
+        _, call, body = self._traced.value
+        inputs = Inputs(call.build(_structs(body.jaxpr.in_avals)), call.trees)
+        return replay(inputs, body.outputs(_structs(body.jaxpr.out_avals)))
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        name, call, body = self._traced.value
+        inputs = Inputs((args, kwargs), trees=True)
+        given, arrays = tree_out((args, kwargs))
+        if given.value != call or not body.accepts(arrays):
+            raise ValueError(
+                f"{name} was closure-converted for other arguments: call it with the "
+                "structure, shapes and static leaves of the example."
+            )
+        out = jaxpr_as_fun(body.jaxpr.jaxpr, self.consts)(*arrays)
+        return replay(inputs, body.outputs(map(jnp.asarray, out)))
+
+
+def _structs(avals: tp.Iterable[tp.Any]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+
+
+def filter_closure_convert(
+    fn: tp.Callable[P, R], *args: tp.Any, **kwargs: tp.Any
+) -> ClosureConverted[P, R]:
+    """A function whose captured arrays are explicit: they are leaves of the function itself.
+
+    The function is traced for the example arguments, not run; call the result with arguments of the
+    same structure, shapes, dtypes and static leaves. A `jax.ShapeDtypeStruct` is an example of an
+    array.
+
+    Args:
+        fn: the function.
+        args, kwargs: examples of its arguments.
+
+    Returns:
+        A function of the same arguments, and a pytree of the arrays that it captured; `out_struct`
+        has the shapes and dtypes of its result.
+
+    Raises:
+        ValueError: (by the result) for arguments of another form than the example.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> weight = jnp.array(3.0)
+    >>> converted = nnx.filter_closure_convert(lambda x: x * weight, jnp.array(1.0))
+    >>> jax.tree.leaves(converted), float(converted(jnp.array(2.0)))
+    ([Array(3., dtype=float32, weak_type=True)], 6.0)
+    >>> converted.out_struct
+    ShapeDtypeStruct(shape=(), dtype=float32)
+    """
+    given, arrays = tree_out((args, kwargs), has_shape)
+
+    def run(inner: tp.Any, tree: tp.Any) -> tuple[Outputs, None]:
+        out = leave(inner, tp.cast(tp.Any, fn)(*tree[0], **tree[1]))
+        return out.as_arrays(is_array), None
+
+    body = trace_body(given.value, run, arrays, user=fn)
+    return ClosureConverted(body.consts, ById((name_of(fn), given.value, body)))

@@ -24,7 +24,6 @@ from nnxlite.filtered._specs import (
     is_inexact_array,
     is_inexact_array_like,
     leaves_of,
-    refuse_writes,
     tree_out,
 )
 from nnxlite.transforms._call import Call
@@ -69,33 +68,27 @@ class TreeValueAndGrad(Transform[..., tp.Any], tp.Generic[P, R]):
         """Differentiate."""
 
 
-Aux = tp.TypeVar("Aux")
 Primals = tp.TypeVarTuple("Primals")
 First: tp.TypeAlias = tp.Callable[tp.Concatenate[tp.Any, P], R]
 """A function whose first argument is differentiated."""
 
 
-def _divided(
-    differentiated: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
-) -> tuple[Call, Partition]:
+def _divided(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tuple[Call, Partition]:
     """A call, and its leaves divided into those of the first argument to differentiate and the rest."""
     if not args:
         raise TypeError(
-            f"{differentiated!r} differentiates its first argument, which must be given, and by "
-            "position."
+            f"{t!r} differentiates its first argument, which must be given, and by position."
         )
-    call = Call(differentiated.options, differentiated.bound, args, kwargs)
+    call = Call(t.options, t.bound, args, kwargs)
     before, after = [False] * call.num_bound, [False] * (len(args) - 1)
-    names = dict.fromkeys({**differentiated.bound.kwargs, **kwargs}, False)
-    spec = ((*before, differentiated.options.arg, *after), names)
+    names = dict.fromkeys({**t.bound.kwargs, **kwargs}, False)
+    spec = ((*before, t.options.arg, *after), names)
     return call, Partition.chosen(answers(call.inputs, spec))
 
 
-def _run_grad(
-    differentiated: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
-) -> tp.Any:
-    call, partition = _divided(differentiated, args, kwargs)
-    derivation = Derivation(call, partition, differentiated.options.has_aux, wanted=None)
+def _run_grad(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    call, partition = _divided(t, args, kwargs)
+    derivation = Derivation(call, partition, t.options.has_aux, wanted=None)
     shown = lambda grads: call.arguments(partition.join(grads))[0]
     return derivation.gradients(shown, "choose them with arg=")
 
@@ -106,9 +99,8 @@ def _grad(fun: tp.Any, name: str, has_aux: bool, options: dict[str, tp.Any]) -> 
             f"{name} takes no argnums=: it differentiates its first argument. To differentiate "
             "several things, pass them together in a tuple as the first argument."
         )
-    jax_options = tuple((key, value) for key, value in options.items() if key != "arg")
-    arg = options.get("arg", is_inexact_array)
-    given = {"has_aux": has_aux, "arg": arg, "jax_options": jax_options}
+    arg = options.pop("arg", is_inexact_array)
+    given = {"has_aux": has_aux, "arg": arg, "jax_options": tuple(options.items())}
     return decorated(Transform, fun, filtered(name, _run_grad, **given))
 
 
@@ -118,8 +110,8 @@ def filter_grad(
 ) -> TreeGrad[P]: ...
 @tp.overload
 def filter_grad(
-    fun: First[P, tuple[tp.Any, Aux]], *, has_aux: tp.Literal[True], **gradkwargs: tp.Any
-) -> TreeGradAux[P, Aux]: ...
+    fun: First[P, tuple[tp.Any, A]], *, has_aux: tp.Literal[True], **gradkwargs: tp.Any
+) -> TreeGradAux[P, A]: ...
 @tp.overload
 def filter_grad(
     *, has_aux: bool = False, **gradkwargs: tp.Any
@@ -226,8 +218,8 @@ def filter_vjp(
 ) -> tuple[T, tp.Callable[[tp.Any], tuple[*Primals]]]: ...
 @tp.overload
 def filter_vjp(
-    fun: tp.Callable[[*Primals], tuple[T, Aux]], *primals: *Primals, has_aux: tp.Literal[True]
-) -> tuple[T, tp.Callable[[tp.Any], tuple[*Primals]], Aux]: ...
+    fun: tp.Callable[[*Primals], tuple[T, A]], *primals: *Primals, has_aux: tp.Literal[True]
+) -> tuple[T, tp.Callable[[tp.Any], tuple[*Primals]], A]: ...
 def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = False) -> tp.Any:
     """The value of a function, and the function from cotangents of it to those of the arguments.
 
@@ -259,13 +251,10 @@ def filter_vjp(fun: tp.Callable[..., tp.Any], *primals: tp.Any, has_aux: bool = 
 # Jacobians ----------------------------------------------------------------------------------------
 
 
-def _run_jacobian(
-    differentiated: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]
-) -> tp.Any:
-    call, partition = _divided(differentiated, args, kwargs)
-    has_aux = differentiated.options.has_aux
-    derivation = Derivation(call, partition, has_aux, is_inexact_array_like)
-    transform = getattr(jax, differentiated.name.removeprefix("filter_"))
+def _run_jacobian(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    call, partition = _divided(t, args, kwargs)
+    derivation = Derivation(call, partition, t.options.has_aux, is_inexact_array_like)
+    transform = getattr(jax, t.name.removeprefix("filter_"))
     jacobian, (fixed, crossing) = transform(derivation.run, has_aux=True)(derivation.chosen)
     _, *aux = derivation.finish(crossing)
     tree = fixed.value.build([call.arguments(partition.join(row))[0] for row in jacobian])
@@ -361,9 +350,8 @@ class _Rule(Unequal, Transform[P, R]):
         rules: the user's functions, None for one that was not given.
     """
 
-    needed: tp.ClassVar[str]
+    needed = differentiated = ""
     covers: tp.ClassVar[tp.Any]
-    differentiated: tp.ClassVar[str]
     refusal: tp.ClassVar[type[Exception]]
     rules: tuple[tp.Any, ...]
 
@@ -393,7 +381,7 @@ def _run_rule(rule: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any])
 
     def run(given: list[tp.Any]) -> tp.Any:
         inner, result = call.run(partition.join(given, rest))
-        refuse_writes(inner, repr(rule))
+        call.refuse_writes(inner, repr(rule))
         return tree_out(result)
 
     if None in rule.rules:
@@ -439,7 +427,7 @@ class FilterCustomJvp(_Rule[P, R]):
             self.refuse_perturbed(call, [t is not None for t in directions])
             (inner, named), entered = call.enter(partition.join(_arrays(primals[0]), rest))
             value, tangent = rule(inner[call.num_bound :], call.arguments(directions), **named)
-            refuse_writes(entered, f"the rule of {self!r}")
+            call.refuse_writes(entered, f"the rule of {self!r}")
             tree, (fixed, out) = leaves_of(value), tree_out(value)
             wanted = [is_inexact_array(x) for x in tree.leaves]
             form = Tangents(f"the tangent of {self!r}", ValueError, wanted=wanted)
@@ -530,7 +518,7 @@ class FilterCustomVjp(_Rule[P, R]):
             values = _arrays(x.value for x in given)
             (inner, named), entered = call.enter(partition.join(values, rest))
             value, residuals = fwd(*flags(perturbed), *inner[bound:], **named)
-            refuse_writes(entered, f"the forward rule of {self!r}")
+            call.refuse_writes(entered, f"the forward rule of {self!r}")
             return tree_out(value), (tree_out(residuals), Fixed(perturbed), values)
 
         def backward(saved: tp.Any, cotangent: tp.Any) -> tp.Any:

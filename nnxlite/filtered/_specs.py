@@ -20,6 +20,7 @@ which parts of it are literals, and what one answers.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing as tp
 
@@ -32,10 +33,9 @@ from nnxlite import filters
 from nnxlite._base.errors import Modes, path_text, short_type
 from nnxlite._base.jax import as_integer
 from nnxlite._base.text import Style, Text, expanded, laid_out, open_up, short
-from nnxlite.boundary._call_def import CallDef, Inner
+from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs, is_root
 from nnxlite.boundary._labels import broadcast, labels, node_prefix
-from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import Fixed
 from nnxlite.graph._kinds import Kind, kind_of
 from nnxlite.graph._rebuild import Path
@@ -69,15 +69,12 @@ def is_array(element: tp.Any) -> tp.TypeGuard[jax.Array | np.ndarray]:
     return isinstance(element, _ARRAYS)
 
 
-def only_arrays(leaves: tp.Sequence[tp.Any]) -> bool:
-    """Whether all leaves are of classes of arrays; cheap for many leaves, as they have few classes."""
-    return all(issubclass(kind, _ARRAYS) for kind in set(map(type, leaves)))
-
-
-def are_arrays(leaves: tp.Sequence[tp.Any]) -> list[bool]:
-    """`is_array` of each leaf; each class is checked once."""
+def not_arrays(leaves: tp.Sequence[tp.Any]) -> list[bool]:
+    """Which leaves are not arrays, empty if all are; each class is checked once, as there are few."""
     by_class = {kind: issubclass(kind, _ARRAYS) for kind in set(map(type, leaves))}
-    return [by_class[type(leaf)] or is_array(leaf) for leaf in leaves]
+    if all(by_class.values()):
+        return []
+    return [not (by_class[type(leaf)] or is_array(leaf)) for leaf in leaves]
 
 
 def has_shape(element: tp.Any) -> bool:
@@ -270,18 +267,6 @@ def leaves_of(tree: tp.Any) -> Inputs:
     return Inputs(tree, trees=True, inside=True)
 
 
-def refuse_writes(inner: Inner, what: str) -> None:
-    """Raise ValueError where a function changed its arguments and the change would be dropped."""
-    definition = leave(inner, None).definition
-    if definition.written or definition.restructures:
-        leaves = inner.call.graph_leaves()
-        names = ", ".join(f"'{path_text(leaves[i].below)}'" for i in definition.written[:5])
-        raise ValueError(
-            f"{what} changes its arguments ({names or 'their structure'}), and the change cannot "
-            "leave it. Return the new value instead, and write it outside."
-        )
-
-
 def tree_out(
     tree: tp.Any, is_traced: tp.Callable[[tp.Any], bool] = is_array
 ) -> tuple[Fixed, list[tp.Any]]:
@@ -335,8 +320,7 @@ def filter(
     >>> nnx.filter(model, nnx.PathContains("bias")).kernel.value is None
     True
     """
-    chosen, rest = partition(pytree, filter_spec, replace, is_leaf)
-    return rest if inverse else chosen
+    return partition(pytree, filter_spec, replace, is_leaf)[bool(inverse)]
 
 
 def _leaves(tree: tp.Any, spec: tp.Any, is_leaf: IsLeaf | None) -> Inputs:
@@ -392,9 +376,8 @@ def partition(
     tree = _leaves(pytree, filter_spec, is_leaf)
     mask = answers(tree, filter_spec)
     call, leaves = tree.definition, tree.leaves
-    chosen = call.build([x if m else replace for x, m in zip(leaves, mask)])
-    rest = call.build([replace if m else x for x, m in zip(leaves, mask)])
-    return chosen, rest
+    half = lambda flag: call.build([x if m is flag else replace for x, m in zip(leaves, mask)])
+    return half(True), half(False)
 
 
 def tree_equal(
@@ -471,9 +454,8 @@ def tree_inference(pytree: T, value: bool = True) -> T:
     new = tree.definition.build(tree.leaves)
     for _, node in iter_graph(new):
         if kind_of(node) == Kind.OBJECT:
-            for name in _MODES:
-                if name in node._nnx_dict:
-                    Pytree._nnx_assign(node, name, value)  # frozen or not: the copy is ours
+            for name in _MODES.intersection(node._nnx_dict):
+                Pytree._nnx_assign(node, name, value)  # frozen or not: the copy is ours
     return jax.tree_util.tree_map_with_path(
         lambda path, x: value if path and getattr(path[-1], "name", None) == "inference" else x,
         new,
@@ -481,7 +463,7 @@ def tree_inference(pytree: T, value: bool = True) -> T:
     )
 
 
-_MODES = ("deterministic", "use_running_average", "inference")
+_MODES = frozenset({"deterministic", "use_running_average", "inference"})
 
 
 # Text ---------------------------------------------------------------------------------------------
@@ -545,15 +527,7 @@ def tree_pformat(
         return laid_out(order, style)
 
 
-def tree_pprint(
-    pytree: tp.Any,
-    *,
-    width: int = 80,
-    indent: int = 2,
-    short_arrays: bool = True,
-    struct_as_array: bool = False,
-    truncate_leaf: tp.Callable[[tp.Any], bool] = _never,
-) -> None:
+def tree_pprint(pytree: tp.Any, **options: tp.Any) -> None:
     """Print a tree; arguments as for `tree_pformat`.
 
     Args:
@@ -564,12 +538,8 @@ def tree_pprint(
     >>> nnx.tree_pprint([jnp.zeros(3), "a"])
     [f32[3], 'a']
     """
-    text = tree_pformat(
-        pytree,
-        width=width,
-        indent=indent,
-        short_arrays=short_arrays,
-        struct_as_array=struct_as_array,
-        truncate_leaf=truncate_leaf,
-    )
-    print(text)
+    print(tree_pformat(pytree, **options))
+
+
+_SIGNATURE = inspect.signature(tree_pformat).replace(return_annotation="None")
+tree_pprint.__signature__ = _SIGNATURE  # type: ignore[attr-defined]

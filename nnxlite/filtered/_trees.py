@@ -16,14 +16,14 @@ import functools
 import typing as tp
 
 import jax
+from jax.core import Tracer
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.interning import Writes
-from nnxlite._base.jax import flatten_one_level, is_pytree_leaf, key_name
-from nnxlite._state._flat import sorted_keys
-from nnxlite.filtered._specs import IsLeaf, T, is_array
-from nnxlite.graph._defs import own_status
-from nnxlite.graph._kinds import DATA_TYPES, Kind, is_static_part, kind_of
+from nnxlite._base.jax import flatten_one_level, is_pytree_leaf
+from nnxlite.filtered._specs import IsLeaf, SpecKind, T, answers, is_array, leaves_of
+from nnxlite.graph._defs import define_container, own_status
+from nnxlite.graph._kinds import CONTAINERS, DATA_TYPES, Kind, Leaves, is_static_part, kind_of
 from nnxlite.graph._rebuild import Path
 from nnxlite.objects._pytree import Pytree
 from nnxlite.variables._definition import MISSING
@@ -42,31 +42,19 @@ def children(value: tp.Any, also: tuple[type, ...] = ()) -> list[tuple[Path, tp.
     if kind == Kind.OBJECT:
         status, attributes = value._nnx_status, value._nnx_dict.items()
         return [((n,), v) for n, v in attributes if status.get(n) or isinstance(v, also)]
-    found = _level(value)
-    return [((name,), child) for name, child in zip(*found[:2])] if found else []
+    form, parts = _level(value)
+    return [((name,), part) for name, part in zip(form.keys, parts)] if form else []
 
 
-def _level(value: tp.Any) -> tuple[tp.Sequence[tp.Any], tp.Sequence[tp.Any], tp.Any, tp.Any] | None:
-    """Names and children of a container, what equal ones share, and how to build one; None for a leaf.
-
-    The keys of a dict may be of several types, unlike for JAX.
-    """
-    if type(value) is dict:
-        keys = tuple(sorted_keys(value))
-        return keys, [value[key] for key in keys], keys, lambda new: dict(zip(keys, new))
-    if value is None or is_pytree_leaf(value):
-        return None
-    pairs, treedef = flatten_one_level(value)
-    names = [key_name(key) for key, _ in pairs]
-    return names, [part for _, part in pairs], treedef, treedef.unflatten
-
-
-Values = tuple[tp.Any, ...]
+def _level(value: tp.Any) -> tuple[tp.Any, tp.Sequence[tp.Any]]:
+    """The definition of a container and its children; None and nothing for all else."""
+    kind = kind_of(value)
+    return define_container(value, kind, Leaves.EVERY) if kind in CONTAINERS else (None, ())
 
 
 def copied(
     what: str,
-    trees: Values,
+    trees: tuple[tp.Any, ...],
     leaf: tp.Callable[..., tp.Any],
     stops: tp.Callable[[tp.Any], bool] = lambda part: False,
     finish: tp.Callable[[tp.Any, tp.Any], None] = lambda lead, copy: None,
@@ -89,9 +77,9 @@ def copied(
     """
     # By id: the lead, which so stays alive, and its copy.
     copies: dict[int, tuple[tp.Any, tp.Any]] = {}
-    pending: list[tuple[Path, Values, tp.Any]] = []
+    pending: list[tuple[Path, tuple[tp.Any, ...], tp.Any]] = []
 
-    def copy_of(path: Path, lead: tp.Any, values: Values) -> tp.Any:
+    def copy_of(path: Path, lead: tp.Any, values: tuple[tp.Any, ...]) -> tp.Any:
         for value in values:
             if value is not None and type(value) is not type(lead):
                 differ(what, path, lead, value)
@@ -102,7 +90,7 @@ def copied(
         pending.append((path, values, copy))
         return copy
 
-    def part(path: Path, values: Values, in_container: bool) -> tp.Any:
+    def part(path: Path, values: tuple[tp.Any, ...], in_container: bool) -> tp.Any:
         lead = first_given(*values)
         if lead is None or stops(lead):
             return leaf(in_container, *values)
@@ -110,17 +98,16 @@ def copied(
             if id(lead) not in copies:
                 copies[id(lead)] = lead, copy_of(path, lead, values)
             return copies[id(lead)][1]
-        found, levels = _level(lead), [None if value is None else _level(value) for value in values]
-        for value, other in zip(values, levels):
-            same = other is found is None or (other and found and other[2] == found[2])
-            if not (value is None or same):
+        form, _ = _level(lead)
+        levels = [(None, ()) if value is None else _level(value) for value in values]
+        for value, (other, _) in zip(values, levels):
+            if value is not None and getattr(other, "head", None) != getattr(form, "head", None):
                 differ(what, path, lead, value)
-        if found is None:
+        if form is None:
             return leaf(in_container, *values)
-        names, _, _, build = found
-        below = zip(*[[None] * len(names) if level is None else level[1] for level in levels])
-        new = [part((*path, name), parts, in_container) for name, parts in zip(names, below)]
-        return build(new)
+        below = zip(*[parts or [None] * len(form.keys) for _, parts in levels])
+        new = [part((*path, name), parts, in_container) for name, parts in zip(form.keys, below)]
+        return form.build(new)
 
     out = part((), trees, False)
     while pending:
@@ -129,9 +116,7 @@ def copied(
         for name, child in list(lead._nnx_dict.items()):
             if lead._nnx_status.get(name):
                 parts = tuple(None if v is None else v._nnx_dict.get(name) for v in values)
-                is_object = kind_of(child) in (Kind.OBJECT, Kind.VARIABLE)
-                in_container = not is_object and _level(child) is not None
-                copy._nnx_dict[name] = part((*path, name), parts, in_container)
+                copy._nnx_dict[name] = part((*path, name), parts, kind_of(child) in CONTAINERS)
         finish(lead, copy)
     return out
 
@@ -145,10 +130,9 @@ def differ(what: str, path: Path, one: tp.Any, other: tp.Any) -> tp.NoReturn:
     """Raise ValueError for two parts of different structure."""
 
     def shown(value: tp.Any) -> str:
-        found = None if kind_of(value) in (Kind.OBJECT, Kind.VARIABLE) else _level(value)
-        if found is None:
-            return short_type(value)
-        return f"{short_type(value)} with {len(found[0])} children {[*found[0]]}"
+        form, parts = _level(value)
+        inside = f" with {len(parts)} children {[*form.keys]}" if form else ""
+        return f"{short_type(value)}{inside}"
 
     raise ValueError(
         f"{what}: the trees differ in structure at '{path_text(path)}': one has {shown(one)}, another "
@@ -160,7 +144,7 @@ def combined(
     fun: tp.Callable[..., tp.Any],
     trees: tp.Sequence[tp.Any],
     what: str,
-    is_leaf: tp.Callable[[tp.Any], bool] | None = None,
+    stops: tp.Callable[[tp.Any], bool] = lambda part: False,
 ) -> tp.Any:
     """Trees joined leaf by leaf: `fun(*leaves)`, with None where a tree has no leaf.
 
@@ -170,7 +154,6 @@ def combined(
 
     Raises ValueError naming the path where two trees differ in structure.
     """
-    stops = is_leaf or (lambda part: False)
 
     def leaf(in_container: bool, *values: tp.Any) -> tp.Any:
         lead = first_given(*values)
@@ -199,7 +182,7 @@ def combine(*pytrees: T, is_leaf: IsLeaf | None = None) -> T:
     """
     if not pytrees:
         raise ValueError("combine needs at least one pytree.")
-    return combined(first_given, pytrees, "combine", is_leaf)
+    return combined(first_given, pytrees, "combine", is_leaf or (lambda part: False))
 
 
 def apply_updates(model: T, updates: tp.Any) -> T:
@@ -291,6 +274,46 @@ def tree_flatten_one_level(pytree: tp.Any) -> tuple[list[tp.Any], tp.Any]:
     if any(child is pytree for _, child in pairs):
         raise ValueError(f"The {type(pytree).__name__} contains itself: it is not a tree.")
     return [child for _, child in pairs], treedef
+
+
+_SHARDINGS = (type(None), jax.Device, jax.sharding.Sharding, jax.sharding.PartitionSpec)
+SHARDING = SpecKind(
+    "device_or_shardings",
+    lambda x: isinstance(x, _SHARDINGS),
+    "shardings and devices, callables",
+)
+
+
+def filter_shard(x: T, device_or_shardings: tp.Any) -> T:
+    """A tree with its arrays on a device, or sharded; other leaves are unchanged.
+
+    Under `jit` it constrains the shardings. Graph objects in the result are new.
+
+    Args:
+        x: any pytree, or a graph object.
+        device_or_shardings: a device or sharding, or a prefix of the tree with them; None leaves
+            arrays where they are.
+
+    Returns:
+        A tree of the same structure and values.
+
+    >>> import nnxlite as nnx, jax, jax.numpy as jnp
+    >>> nnx.filter_shard((jnp.ones(2), "name"), jax.devices()[0])[1]
+    'name'
+    """
+    tree = leaves_of(x)
+    shardings = answers(tree, device_or_shardings, SHARDING)
+    return tree.definition.build(list(map(_placed, tree.leaves, shardings)))
+
+
+def _placed(leaf: tp.Any, sharding: tp.Any) -> tp.Any:
+    if sharding is None or not is_array(leaf):
+        return leaf
+    if not isinstance(leaf, Tracer):
+        return jax.device_put(leaf, sharding)
+    if isinstance(sharding, jax.Device):
+        sharding = jax.sharding.SingleDeviceSharding(sharding)
+    return jax.lax.with_sharding_constraint(leaf, sharding)
 
 
 # tree_at ------------------------------------------------------------------------------------------
@@ -395,10 +418,9 @@ def _filled(marked: tp.Any, new: dict[int, tp.Callable[[tp.Any], tp.Any]]) -> tp
 
 def _at_path(tree: tp.Any, where: str | Path) -> tp.Any:
     """The part of a marked tree at a path; static attributes become marks."""
-    value, path = tree, tp.cast(Path, where)
+    value, path = tree, tp.cast(tp.Any, where)
     if isinstance(where, str):
-        steps = [int(n) if n.lstrip("-").isdigit() else n for n in where.split(".")]
-        path = tp.cast(Path, tuple(steps))
+        path = tuple([int(n) if n.lstrip("-").isdigit() else n for n in where.split(".")])
     for step, name in enumerate(path):
         parent: tp.Any = value
         if kind_of(parent) == Kind.OBJECT and name in parent._nnx_dict:
@@ -409,9 +431,8 @@ def _at_path(tree: tp.Any, where: str | Path) -> tp.Any:
         if isinstance(parent, Variable):
             parent = parent.get_raw_value()
         try:
-            value = (
-                parent[name] if isinstance(parent, (list, tuple, dict)) else getattr(parent, name)
-            )
+            is_container = isinstance(parent, (list, tuple, dict))
+            value = parent[name] if is_container else getattr(parent, tp.cast(str, name))
         except (AttributeError, KeyError, IndexError, TypeError):
             raise ValueError(
                 f"tree_at: there is nothing at '{path_text(path)}': {type(parent).__name__} at "
@@ -440,9 +461,8 @@ def _find(where: tp.Any, marked: tp.Any) -> tuple[list[tp.Any], bool]:
     if isinstance(where, list):
         return [_at_path(marked, path) for path in where], False
     selected = where(marked)
-    is_part = selected is not None and id(selected) in _ids(marked)
-    if isinstance(selected, (list, tuple)) and not is_part:
-        return list(selected), False
+    if isinstance(selected, (list, tuple)) and id(selected) not in _ids(marked):
+        return [*selected], False
     return [selected], True
 
 
@@ -450,20 +470,16 @@ def _parts(where: tp.Any, tree: tp.Any, is_leaf: IsLeaf) -> tuple[tp.Any, list[t
     """The tree with marks, the parts of it that `where` selects, and whether that is one part."""
     marked = _marked(tree, is_leaf)
     parts, single = _find(where, marked)
-    if not any(part is None for part in parts):
-        return marked, parts, single
-    marked = _marked(tree, lambda x: x is None or is_leaf(x))
-    again = _find(where, marked)
-    if again[1] != single or [_is_none(p) for p in again[0]] != [p is None for p in parts]:
-        raise ValueError(
-            "tree_at: `where` returns a None, and it is unclear which one, as it asks whether parts are "
-            "None. Pass is_leaf=lambda x: x is None, and give paths or parts without asking."
-        )
-    return marked, *again
-
-
-def _is_none(part: tp.Any) -> bool:
-    return isinstance(part, _Mark) and part.value is None
+    if any(part is None for part in parts):
+        marked = _marked(tree, lambda x: x is None or is_leaf(x))
+        nones, (parts, single) = [part is None for part in parts], _find(where, marked)
+        if [isinstance(part, _Mark) and part.value is None for part in parts] != nones:
+            raise ValueError(
+                "tree_at: `where` returns a None, and it is unclear which one, as it asks whether "
+                "parts are None. Pass is_leaf=lambda x: x is None, and give paths or parts without "
+                "asking."
+            )
+    return marked, parts, single
 
 
 def _check_parts(parts: list[tp.Any], marked: tp.Any) -> None:

@@ -1,5 +1,7 @@
 """Transforms: those of JAX, for functions of mutable objects."""
 
+from nnxlite.transforms._checks import branched_error_if as branched_error_if
+from nnxlite.transforms._checks import error_if as error_if
 from nnxlite.transforms._compiles import CacheInfo as CacheInfo
 from nnxlite.transforms._compiles import Explanation as Explanation
 from nnxlite.transforms._compiles import eval_shape as eval_shape

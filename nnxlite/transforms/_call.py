@@ -9,20 +9,16 @@ cross as static data.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-import itertools
-import threading
+import re
 import typing as tp
 
 import jax
-from jax.errors import JaxRuntimeError
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from nnxlite._base.errors import (
-    RuntimeCheckError,
-    listed,
-)
-from nnxlite._base.jax import Tracer, as_integers, constrained
+from nnxlite._base.errors import listed, path_text
+from nnxlite._base.jax import as_integers, constrained
 from nnxlite.boundary._call_def import (
     CallDef,
     Inner,
@@ -38,11 +34,13 @@ from nnxlite.boundary._leave import leave, refuse_non_arrays
 from nnxlite.boundary._out import Outputs, replay
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._plan import view
+from nnxlite.transforms._checks import raise_failed
 from nnxlite.transforms._wrapper import Options, Unbound, holds_object, name_of
 from nnxlite.variables._definition import PLACEMENT
 from nnxlite.variables._variable import Variable
 
 R = tp.TypeVar("R")
+T = tp.TypeVar("T")
 
 
 class Selection(tp.NamedTuple):
@@ -387,6 +385,17 @@ class Call:
         out = leave(inner, result, name=self.name, graph=modes.graph, **more)
         return out if is_array is None else out.as_arrays(is_array)
 
+    def refuse_writes(self, inner: Inner, what: str) -> None:
+        """Raise ValueError where a function changed its arguments and the change would be dropped."""
+        left = leave(inner, None).definition
+        if left.written or left.restructures:
+            leaves = self.definition.graph_leaves()
+            names = ", ".join(f"'{path_text(leaves[i].below)}'" for i in left.written[:5])
+            raise ValueError(
+                f"{what} changes its arguments ({names or 'their structure'}), and the change cannot "
+                "leave it. Return the new value instead, and write it outside."
+            )
+
     def run_out(self, leaves: tp.Sequence[tp.Any]) -> Outputs:
         """The function between leaves: from those of the arguments to what leaves it.
 
@@ -432,97 +441,6 @@ def _in_place(new: tp.Any, old: tp.Any, spec: PartitionSpec) -> tp.Any:
     except ValueError:  # by now it is on another mesh
         return new
     return constrained(new, sharding)
-
-
-# Checks at run time -------------------------------------------------------------------------------
-#
-# `error_if` and the transforms agree on the error of a condition, and who waits for it.  A callback of
-# the compiled program checks the condition.  Where a callback raises, JAX raises an error of its own
-# class, whose text has that of the callback at its end; and it may do so later, when results are read.
-# The transforms raise the user's error in its place.  A function that contains a check waits for its
-# results before it writes anything back: a failed call changes nothing.
-
-
-class _Noted(threading.local):
-    """How many checks were traced in a thread."""
-
-    count = 0
-
-
-_noted = _Noted()
-
-
-def note_check() -> None:
-    """Note that a check is part of the function that is being traced."""
-    _noted.count += 1
-
-
-def checks_noted() -> int:
-    """How many checks have been traced in this thread; more at the end of a trace than before it mean
-    that the function has one.
-    """
-    return _noted.count
-
-
-def wait(results: tp.Any) -> bool:
-    """Wait for results, so that a failed check raises now; False where they are traced."""
-    leaves = jax.tree_util.tree_leaves(results)
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
-        return False
-    jax.block_until_ready(leaves)
-    return True
-
-
-def raise_failed(error: RuntimeError) -> None:
-    """Raise the error of a condition that was true in place of JAX's; returns for any other error."""
-    if isinstance(error, RuntimeCheckError):
-        raise error from None
-    if isinstance(error, JaxRuntimeError):
-        _, found, message = str(error).partition(f"\n{RuntimeCheckError.__name__}: ")
-        if found:
-            raise RuntimeCheckError(message) from None
-
-
-# Programs in flight -------------------------------------------------------------------------------
-#
-# On several CPU devices a call waits before there are too many.
-#
-# XLA runs the parts of a program, one for each device, on a pool of threads, and the parts meet in
-# collectives. JAX starts a program without waiting for the one before. On a few cores with many virtual
-# devices (`--xla_force_host_platform_device_count`) the parts of a few dozen programs then occupy the
-# pool, a part that the others wait for gets no thread, and XLA ends the process after 40 seconds. It
-# happens to loops that do not read their results, in plain JAX as well.
-#
-# Whether a process can have such programs is decided when a function is traced: elsewhere nothing is
-# looked at in a call.
-
-MOST_IN_FLIGHT = 4
-"""How many programs are started on several CPU devices before one is waited for."""
-
-_started = itertools.count(1)  # of the whole process, whose programs share the threads
-
-
-def has_several_cpus() -> bool:
-    """Whether this process has several CPU devices, real or virtual."""
-    try:
-        return jax.local_device_count("cpu") > 1
-    except RuntimeError:  # no such backend
-        return False
-
-
-def wait_in_turn(outputs: tp.Any) -> None:
-    """Wait for each fourth program whose outputs are on several CPU devices.
-
-    Args:
-        outputs: of the program that was just started.
-    """
-    for leaf in jax.tree_util.tree_leaves(outputs):
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
-            devices = leaf.sharding.device_set
-            if len(devices) > 1 and next(iter(devices)).platform == "cpu":
-                if next(_started) % MOST_IN_FLIGHT == 0:
-                    jax.block_until_ready(leaf)  # a program's outputs are ready together
-            return
 
 
 def in_positions(
@@ -589,3 +507,82 @@ def axis_complaint(
         f"got inconsistent sizes for array axes to be mapped: {', '.join(parts)}. Give all the "
         "same size, or None to what is passed whole."
     )
+
+
+# Errors, with the user's names in place of positions in lists of leaves ---------------------------
+
+SHOWN = 12
+"""How many settings a message lists."""
+
+
+def explained(program: tp.Any, error: Exception, inputs: Inputs) -> Exception:
+    """JAX's error for a mapped function, with the user's names for leaves.
+
+    Args:
+        program: the mapping.
+        error: JAX's error.
+        inputs: the arguments.
+    """
+    name, options, last, axes = program.name, program.options, program.last, program.settings
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    remedy = "Pass an array, or let the function capture the value."
+    refuse_non_arrays(name, program.call, inputs.leaves, remedy)
+    arguments = [leaf.text() for leaf in program.call.leaves()]
+    if options.in_name == "in_axes":
+        sizes = axis_complaint(arguments, inputs.leaves, axes, options.jax_options["axis_size"])
+        if sizes:
+            return ValueError(f"{name}: {sizes}")
+    outputs = [] if last is None else last.names(program.call)
+    positions = () if last is None else last.partition.positions
+    output = lambda group, number: outputs[positions[int(group)][int(number)]]
+    varying = re.search(r"out_axes\[1\]\[(\d+)\]\[(\d+)\]", str(error))
+    if varying is not None and last is not None:
+        return ValueError(
+            f"{name}: got axis spec None but output was batched: {output(*varying.groups())} has "
+            "axis None, and its value differs between the slices. Give it an axis, in out_axes, or "
+            "with nnx.StateAxes in in_axes if it belongs to an argument."
+        )
+    text = _in_words(str(error), lambda i: repr(arguments[int(i)]), output)
+    if options.out_name in text and last is not None:
+        each = [f"{output}: {axis!r}" for output, axis in zip(outputs, last.axes)]
+        what = f"{options.out_name} by output"
+    else:
+        each = [f"{n!r}: {axis!r}" for n, axis in zip(arguments, axes)]
+        what = f"{options.in_name} by argument"
+    tail = f"\n{what}: {listed(each, SHOWN)}." if each else ""
+    return kind(f"{name}: {text}{tail}")
+
+
+def _in_words(
+    text: str, argument: tp.Callable[[str], str], output: tp.Callable[[str, str], str]
+) -> str:
+    """A message of JAX with the user's names in place of its own."""
+    for pattern, name in (
+        (r", where args\[\d\] is bound to \S+ parameter '[^']*''?,", lambda: ""),
+        (r"\b(?:leaves|args\[0\])\[(\d+)\](?:\[[^]]*\])*", argument),
+        (r"\bin_specs\[0\]\[(\d+)\]", lambda i: f"the spec of {argument(i)}"),
+        (r"\S+\(\*args\)\[1\]\[(\d+)\]\[(\d+)\]", output),
+        (r"\bout_specs\[1\](?:\[\d+\])*", lambda: "out_specs"),
+    ):
+        text = re.sub(pattern, lambda found, name=name: name(*found.groups()), text)
+    return text
+
+
+def passed_through(error: BaseException) -> bool:
+    """Whether an exception was raised during a call of a function under `marks_errors`."""
+    return getattr(error, "_nnx_marked", False)
+
+
+def marks_errors(fun: tp.Callable[..., T]) -> tp.Callable[..., T]:
+    """Mark what a function raises, for `passed_through`: JAX removes our frames from the traceback."""
+
+    @functools.wraps(fun)
+    def marked(*args: tp.Any, **kwargs: tp.Any) -> T:
+        try:
+            return fun(*args, **kwargs)
+        except Exception as error:
+            with contextlib.suppress(Exception):  # an exception that takes no attributes
+                error._nnx_marked = True  # type: ignore[attr-defined]
+            raise
+
+    return marked

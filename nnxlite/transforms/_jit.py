@@ -35,22 +35,14 @@ from nnxlite.boundary._call_def import (
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import broadcast, by_path, labels, mentioned, output_settings
 from nnxlite.boundary._leave import leave, refuse_non_arrays
-from nnxlite.boundary._out import (
-    OutputGroups,
-    Outputs,
-    replay,
-    write_leaves,
-)
+from nnxlite.boundary._out import OutputGroups, Outputs, replay, write_leaves
 from nnxlite.objects._module import note_deleted
-from nnxlite.transforms._call import (
+from nnxlite.transforms._call import inputs_in_mode, owners, select_arguments, stay_in_place
+from nnxlite.transforms._checks import (
     checks_noted,
     has_several_cpus,
-    inputs_in_mode,
     note_check,
-    owners,
     raise_failed,
-    select_arguments,
-    stay_in_place,
     wait,
     wait_in_turn,
 )
@@ -433,33 +425,6 @@ class JitWrapped(Transform[P, R]):
         out = replay(Inputs(call.build(inputs.leaves), call.trees), left)
         place_abstract(out)
         return out
-
-    def donation(self, *args: P.args, **kwargs: P.kwargs) -> Donation:
-        """What `donate="written"` reuses in a call with these arguments; nothing runs.
-
-        Raises ValueError for a function without `donate="written"`.
-        """
-        if self.options.donate != "written":
-            raise ValueError(f"{self!r} does not donate what it writes: pass donate='written'.")
-        inputs = self._inputs(args, kwargs)
-        call = inputs.define(context_key())
-        self._compiled.groups(call, inputs.leaves)
-        chosen, places = self._compiled.donated(call), call.graph_leaves()
-        leaves = jax.tree_util.tree_leaves([inputs.values[i] for i in chosen])
-        size = sum(getattr(x, "nbytes", 0) for x in leaves)
-        return Donation(tuple(places[i].text() for i in chosen), size)
-
-
-class Donation(tp.NamedTuple):
-    """What `donate="written"` reuses for one structure of arguments.
-
-    Attributes:
-        paths: of the donated Variables, argument first.
-        bytes: the memory that is reused in each call.
-    """
-
-    paths: tuple[str, ...]
-    bytes: int
 
 
 def run_jit(jitted: JitWrapped[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:

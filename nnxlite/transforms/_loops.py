@@ -34,12 +34,7 @@ from nnxlite.boundary._call_def import CallDef, Inner, parameter_names, replaced
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import Carry, by_path, output_settings
 from nnxlite.boundary._leave import described, leave
-from nnxlite.boundary._out import (
-    Outputs,
-    refuse_no_room,
-    remove_axis_names,
-    with_axis_names,
-)
+from nnxlite.boundary._out import Outputs, refuse_no_room, remove_axis_names, with_axis_names
 from nnxlite.graph._functional import build
 from nnxlite.graph._plan import view
 from nnxlite.transforms._call import (

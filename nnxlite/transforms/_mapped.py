@@ -8,11 +8,10 @@ may have; which leaf is in which group crosses as static data.
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import functools
 import inspect
 import math
-import re
 import typing as tp
 
 import jax
@@ -21,39 +20,47 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from nnxlite._base.errors import Modes, context_key, listed
+from nnxlite._base.errors import Modes, context_key
 from nnxlite._base.jax import as_integer, as_integers, is_tracing
 from nnxlite.boundary._body import warn_of_streams
-from nnxlite.boundary._call_def import CallDef, enter
+from nnxlite.boundary._call_def import CallDef, Inner, StaticLeaves, enter, static_leaves
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import (
+    Meaning,
     broadcast,
     by_path,
     labels,
     mentioned,
+    new_variables,
     output_settings,
     refuse_foreign_axes,
 )
-from nnxlite.boundary._leave import leave, refuse_non_arrays
+from nnxlite.boundary._leave import leave
 from nnxlite.boundary._out import (
     Fixed,
     OutputGroups,
+    Outputs,
+    Source,
+    output_paths,
+    pick,
     refuse_no_room,
     remove_axis_names,
     replay,
     with_axis_names,
     write_leaves,
 )
+from nnxlite.graph._rebuild import Path
 from nnxlite.transforms._call import (
     R,
     Selection,
-    axis_complaint,
-    has_several_cpus,
+    explained,
     in_positions,
     inputs_in_mode,
-    raise_failed,
-    wait_in_turn,
+    marks_errors,
+    passed_through,
 )
+from nnxlite.transforms._checks import has_several_cpus, raise_failed, wait_in_turn
+from nnxlite.transforms._compiles import Lowered, Staged, refuse_other_structure
 from nnxlite.transforms._wrapper import (
     Decorator,
     G,
@@ -69,29 +76,9 @@ from nnxlite.transforms._wrapper import (
     program,
     weakly,
 )
-from nnxlite.variables._definition import (
-    MISSING,
-    PARTITION_NAME,
-)
-
-T = tp.TypeVar("T")
+from nnxlite.variables._definition import MISSING, PARTITION_NAME
 
 RUN = inspect.signature(lambda leaves, size=None: None)
-
-
-def marks_errors(fun: tp.Callable[..., T]) -> tp.Callable[..., T]:
-    """Mark what a function raises, for `passed_through`: JAX removes our frames from the traceback."""
-
-    @functools.wraps(fun)
-    def marked(*args: tp.Any, **kwargs: tp.Any) -> T:
-        try:
-            return fun(*args, **kwargs)
-        except Exception as error:
-            with contextlib.suppress(Exception):  # an exception that takes no attributes
-                error._nnx_marked = True  # type: ignore[attr-defined]
-            raise
-
-    return marked
 
 
 class Program:
@@ -151,7 +138,7 @@ class Program:
 
     @marks_errors
     def _finish(self, inputs: Inputs, fixed: Fixed, groups: tp.Any) -> tp.Any:
-        if self.options.by_leaf is not None:  # JAX gives back NumPy arrays that pass through
+        if self.options.axis_of is not None:  # JAX gives back NumPy arrays that pass through
             groups = [*map(jnp.asarray, groups[0])], groups[1]
         outputs = fixed.value.outputs(groups)
         self._move_what_was_read(inputs, groups, outputs.definition.written)
@@ -186,7 +173,7 @@ class Program:
         names = options.metadata
         remove_axis_names(inner, self.values, names)
         result = self._fun()(*args, **kwargs)
-        foreign, modes = options.by_leaf is not None, options.modes
+        foreign, modes = options.axis_of is not None, options.modes
         more = {"graph": modes.graph, "structure": modes.updates}
         out = leave(inner, result, name=self.name, foreign=foreign, **more)
         settings = output_settings(
@@ -197,17 +184,42 @@ class Program:
             options.out_prefix,
             options.out_name,
             options.default,
-            _as_it_is if options.meaning is None else options.meaning(inner, out),
+            self._meaning(inner, out) if foreign else _as_it_is,
         )
         out = with_axis_names(inner, out, self.values, out.definition.split(settings)[2], names)
         whole = [i for i in out.definition.written if _is_whole(self.values[i])]
         self._warn_of_streams(whole)
         refuse_no_room(self.name, call, out, settings)
-        if options.by_leaf is not None:
-            out, settings = options.by_leaf(call, out, settings)
+        if foreign:
+            out, settings = self._by_leaf(out, settings)
         fixed, groups = OutputGroups.of(out, settings, options.order)
         self.last = fixed.value
         return fixed, groups
+
+    def _meaning(self, inner: Inner, out: Outputs) -> Meaning:
+        """Gives the axis of a leaf that has a setting, by the path and source of the leaf."""
+
+        def axis_of(setting: tp.Any, path: Path, variable: tp.Any, source: Source) -> int | None:
+            leaves = jax.tree_util.tree_leaves(pick(source, inner.values, out.new))
+            return self.options.axis_of(setting, path, variable, leaves[0] if leaves else None)
+
+        return axis_of
+
+    def _by_leaf(self, out: Outputs, settings: list[tp.Any]) -> tuple[Outputs, list[int | None]]:
+        """The leaves of the outputs, of which those that are not arrays are static, and their axes."""
+        variables = [*out.values[: len(out.values) - len(out.new)], *new_variables(out)]
+        outputs = zip(output_paths(self.call, out.definition), variables, settings, out.values)
+        leaves, treedef = jax.tree_util.tree_flatten([*out.values])
+        axes = [
+            self.options.axis_of(setting, path, variable, leaf)
+            for path, variable, setting, value in outputs
+            for leaf in jax.tree_util.tree_leaves(value)
+        ]
+        pairs = zip(axes, leaves)
+        chosen = [axis is None and not self.options.is_array(leaf) for axis, leaf in pairs]
+        static = static_leaves(leaves, chosen) or StaticLeaves((), (), (), True)
+        definition = dataclasses.replace(out.definition, static=(treedef, static))
+        return Outputs(definition, static.split(leaves)), static.split(axes)
 
     def _warn_of_streams(self, written: list[int]) -> None:
         """Warn of the streams that draw alike, given the leaves that were written and are whole."""
@@ -275,78 +287,44 @@ def _sharding(mesh: Mesh, setting: tp.Any) -> NamedSharding:
     return NamedSharding(mesh, setting or PartitionSpec())
 
 
-# Errors, with the user's names in place of positions in lists of leaves ---------------------------
-
-SHOWN = 12
-"""How many settings a message lists."""
-
-
-def explained(program: Program, error: Exception, inputs: Inputs) -> Exception:
-    """JAX's error for a mapped function, with the user's names for leaves.
-
-    Args:
-        program: the mapping.
-        error: JAX's error.
-        inputs: the arguments.
-    """
-    name, options, last, axes = program.name, program.options, program.last, program.settings
-    kind = TypeError if isinstance(error, TypeError) else ValueError
-    remedy = "Pass an array, or let the function capture the value."
-    refuse_non_arrays(name, program.call, inputs.leaves, remedy)
-    arguments = [leaf.text() for leaf in program.call.leaves()]
-    if options.in_name == "in_axes":
-        sizes = axis_complaint(arguments, inputs.leaves, axes, options.jax_options["axis_size"])
-        if sizes:
-            return ValueError(f"{name}: {sizes}")
-    outputs = [] if last is None else last.names(program.call)
-    positions = () if last is None else last.partition.positions
-    output = lambda group, number: outputs[positions[int(group)][int(number)]]
-    varying = re.search(r"out_axes\[1\]\[(\d+)\]\[(\d+)\]", str(error))
-    if varying is not None and last is not None:
-        return ValueError(
-            f"{name}: got axis spec None but output was batched: {output(*varying.groups())} has "
-            "axis None, and its value differs between the slices. Give it an axis, in out_axes, or "
-            "with nnx.StateAxes in in_axes if it belongs to an argument."
-        )
-    text = _in_words(str(error), lambda i: repr(arguments[int(i)]), output)
-    if options.out_name in text and last is not None:
-        each = [f"{output}: {axis!r}" for output, axis in zip(outputs, last.axes)]
-        what = f"{options.out_name} by output"
-    else:
-        each = [f"{n!r}: {axis!r}" for n, axis in zip(arguments, axes)]
-        what = f"{options.in_name} by argument"
-    tail = f"\n{what}: {listed(each, SHOWN)}." if each else ""
-    return kind(f"{name}: {text}{tail}")
-
-
-def _in_words(
-    text: str, argument: tp.Callable[[str], str], output: tp.Callable[[str, str], str]
-) -> str:
-    """A message of JAX with the user's names in place of its own."""
-    for pattern, name in (
-        (r", where args\[\d\] is bound to \S+ parameter '[^']*''?,", lambda: ""),
-        (r"\b(?:leaves|args\[0\])\[(\d+)\](?:\[[^]]*\])*", argument),
-        (r"\bin_specs\[0\]\[(\d+)\]", lambda i: f"the spec of {argument(i)}"),
-        (r"\S+\(\*args\)\[1\]\[(\d+)\]\[(\d+)\]", output),
-        (r"\bout_specs\[1\](?:\[\d+\])*", lambda: "out_specs"),
-    ):
-        text = re.sub(pattern, functools.partial(_named, name), text)
-    return text
-
-
-def _named(name: tp.Callable[..., str], match: re.Match[str]) -> str:
-    return name(*match.groups())
-
-
-def passed_through(error: BaseException) -> bool:
-    """Whether an exception was raised during a call of a function under `marks_errors`."""
-    return getattr(error, "_nnx_marked", False)
-
-
 # The transforms -----------------------------------------------------------------------------------
 
 
-def _map(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+def _prepared(
+    mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any
+) -> tuple[Inputs, Program]:
+    """The arguments of a call of a mapped function, and its program."""
+    inputs, call, settings = mapped.options.resolve(mapped, args, kwargs)
+    return inputs, program(mapped, call.exactly, lambda: Program(mapped, call, *settings()))
+
+
+def run_mapped(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
+    """Call a mapped function."""
+    inputs, made = _prepared(mapped, args, kwargs)
+    return made.run(inputs, made.mapped)
+
+
+class Mapped(Transform[P, R]):
+    """A function over slices of its arguments, one on each device, as `pmap` returns it."""
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
+        """Lower the function for these arguments, without running it."""
+        return Lowered.of("lower", self, args, kwargs)
+
+    def staged(self, args: tp.Any, kwargs: tp.Any, program: CallDef | None = None) -> Staged:
+        """A call, ready for JAX; see `Staged`."""
+        inputs, made = _prepared(self, args, kwargs)
+        if program is not None:
+            refuse_other_structure(self, program, made.call)
+        groups = inputs.leaves, *made.size
+        return Staged(made.call, made.mapped, groups, functools.partial(made.run, inputs))
+
+
+Resolved: tp.TypeAlias = tuple[Inputs, CallDef, tp.Callable[[], tuple[list[tp.Any], list[tp.Any]]]]
+"""The arguments of a call, its key, and what gives the settings of their leaves and roots."""
+
+
+def _by_prefix(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> Resolved:
     options, bound = mapped.options, mapped.bound
     # With graph updates off `vmap` and `pmap` treat keyword arguments as JAX does: they have axis 0,
     # unless there are more settings than positional arguments.
@@ -357,15 +335,8 @@ def _map(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any
     args, kwargs = in_positions(mapped, args, kwargs, wanted, moves)
     statics = Selection(frozenset(options.statics), option="static_broadcasted_argnums")
     inputs = inputs_in_mode(bound, args, kwargs, options, static=statics)
-    call = inputs.define(context_key())
-
-    def make() -> Program:
-        settings = options.constant, options.default
-        by_leaf, by_root = argument_settings(call, bound, prefix, options.in_name, *settings)
-        return Program(mapped, call, by_leaf, by_root)
-
-    made = program(mapped, call.exactly, make)
-    return made.run(inputs, made.mapped)
+    call, more = inputs.define(context_key()), (options.constant, options.default)
+    return inputs, call, lambda: argument_settings(call, bound, prefix, options.in_name, *more)
 
 
 def _mapping(
@@ -399,7 +370,8 @@ def _mapping(
     options = Options.of(
         name,
         modes,
-        _map,
+        run_mapped,
+        resolve=_by_prefix,
         in_name=f"in_{kind}",
         out_name=f"out_{kind}",
         in_prefix=prefixes[0],
@@ -407,14 +379,13 @@ def _mapping(
         default=default,
         constant=constant,
         order=mentioned(*prefixes, default, constant),
-        meaning=None,
-        by_leaf=None,
+        axis_of=None,
         make=make,
         jax_options=jax_options,
         metadata=dict(metadata) if PARTITION_NAME in metadata else {},
         statics=statics,
     )
-    return decorated(Transform, f, options)
+    return decorated(Mapped if make is jax.pmap else Transform, f, options)
 
 
 @tp.overload
@@ -487,7 +458,7 @@ def vmap(
 
 
 @tp.overload
-def pmap(f: tp.Callable[P, R], **options: tp.Unpack[PmapKeywords]) -> Transform[P, R]: ...
+def pmap(f: tp.Callable[P, R], **options: tp.Unpack[PmapKeywords]) -> Mapped[P, R]: ...
 @tp.overload
 def pmap(**options: tp.Unpack[PmapKeywords]) -> Decorator: ...
 def pmap(

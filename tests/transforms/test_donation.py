@@ -42,16 +42,11 @@ def test_donating_what_is_written():
     m = Counted()
     m.extra = nnx.Param(X + 5)
     w, count, extra, x = m.w.value, m.count.value, m.extra.value, X + 0
-    saved = step.donation(m, x)
-    assert saved.paths == ("m.count", "m.w") and saved.bytes == 4 + 8
-    assert not w.is_deleted()
     step(m, x)
     step(m, x)
     assert w.is_deleted() and count.is_deleted()
     assert m.extra.value is extra and not extra.is_deleted() and not x.is_deleted()
     assert values(m) == [5.0, [6.0, 7.0], [-1.0, -2.0]]
-    nothing = nnx.jit(lambda m: m.w * 1, donate="written").donation(m)
-    assert nothing.paths == () and nothing.bytes == 0
 
 
 ALIASES = {

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import nnxlite as nnx
-from nnxlite.transforms import _call
+from nnxlite.transforms import _checks
 from tests.conftest import xla_flags
 from tests.sharding.meshes import mesh_of
 
@@ -64,7 +64,7 @@ def test_each_fourth_program_on_several_cpu_devices_is_waited_for(kind, waits):
     variable, x = (nnx.Variable(0.0), jnp.arange(8.0)) if kind == "pmap" else arguments()
     for _ in range(12):
         program(variable, x)
-    assert len(waits) == 12 // _call.MOST_IN_FLIGHT
+    assert len(waits) == 12 // _checks.MOST_IN_FLIGHT
     assert all(len(leaf.devices()) == 8 for leaf in waits)
 
 
@@ -90,7 +90,7 @@ def test_without_several_devices_a_function_is_not_changed(monkeypatch, waits):
         raise RuntimeError("Unknown backend cpu")
 
     monkeypatch.setattr(jax, "local_device_count", no_backend)
-    assert not _call.has_several_cpus()
+    assert not _checks.has_several_cpus()
 
 
 UNREAD = """

@@ -492,8 +492,6 @@ def keyword(x, *, k):
          ["static_argnames='z'", "two has no argument 'z'", "['x', 'y']"]),
         (lambda: nnx.jit(keyword, donate_argnames=["k", "q"]), ValueError,
          ["donate_argnames=['k', 'q']", "no argument 'q'", "['k', 'x']"]),
-        (lambda: nnx.jit(two).donation(1, 2), ValueError,
-         ["jit(two) does not donate what it writes", "donate='written'"]),
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense(make, kind, texts):

@@ -101,7 +101,6 @@ def test_jit_partial_donates_what_is_written():
         model.bias[...] += 1.0
 
     donating = nnx.jit_partial(step, model, donate="written")
-    assert donating.donation().paths == ("model.bias",)
     before = model.bias[...]
     donating()
     assert before.is_deleted() and model.bias[...].tolist() == [1.0, 1.0, 1.0]
