@@ -71,15 +71,6 @@ def test_a_callable_pytree_is_an_argument():
     assert nnx.filter_jit(partial)(jnp.array(2)) == 3
 
 
-def test_donation():
-    x, y = jnp.ones(2), jnp.ones(2)
-    nnx.filter_jit(lambda x, y: x + y, donate="all-except-first")(x, y)
-    assert y.is_deleted() and not x.is_deleted()
-    kept = Tied()
-    total = nnx.filter_jit(lambda m, x: m(x).sum(), donate="all")(kept.first, jnp.ones((1, 3)))
-    assert np.isfinite(total) and np.isfinite(kept.first.kernel.value).all()
-
-
 def test_ahead_of_time():
     f = nnx.filter_jit(lambda x, n: x * n)
     compiled = f.lower(jnp.array(2.0), 3).compile()
@@ -174,26 +165,6 @@ def test_donation_on_objects_with_shared_variables(donate):
 def test_what_cannot_be_donated(donate):
     with pytest.raises(ValueError, match="it must be one of .'all', 'all-except-first', 'warn'"):
         nnx.filter_jit(lambda x, y: x + y, donate=donate)
-
-
-@pytest.mark.parametrize(
-    ("donate", "by_variable", "places"),
-    [
-        ("all", False, ("one.a.0", "other.b")),
-        ("all", True, ("one.a.0", "other.b")),
-        ("all-except-first", True, ("other.b", "one.a.0")),
-    ],
-)
-def test_a_buffer_that_is_donated_twice(donate, by_variable, places):
-    x = jnp.ones(2)
-    one = {"a": [nnx.Param(x)]} if by_variable else {"a": [x]}
-    other = nnx.Dict(b=nnx.Param(x))
-    step = nnx.filter_jit(lambda one, other: other.b.set_value(2 * other.b), donate=donate)
-    text = "the same array buffer is donated at '{}' and used at '{}'. A donated buffer can be used"
-    with pytest.raises(ValueError, match=text.format(*places)) as error:
-        step(one, other)
-    assert "share one Variable between them" in str(error.value)
-    assert not x.is_deleted() and other.b.get_raw_value() is x
 
 
 def test_a_numpy_array_in_two_places_is_donated_in_both():

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import nnxlite as nnx
 from tests.filtered.models import Tied
@@ -34,59 +31,6 @@ def test_if_array():
     assert nnx.if_array(1)(jnp.ones(2)) == 1
     assert nnx.if_array(1)("a") is None
     assert nnx.if_array(1) == nnx.if_array(1)
-
-
-leaves = st.one_of(
-    st.integers(), st.text(max_size=3), st.none(), st.booleans(), st.just(np.arange(3))
-)
-trees = st.recursive(
-    leaves,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.tuples(inner, inner),
-        st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
-    ),
-    max_leaves=8,
-)
-
-
-@st.composite
-def specs(draw, tree):
-    """A spec that is a prefix of the tree."""
-    literal = st.one_of(st.booleans(), st.just(nnx.is_array), st.just(lambda x: x == 1))
-    if draw(st.booleans()):
-        if isinstance(tree, (list, tuple)):
-            return type(tree)([draw(specs(t)) for t in tree])
-        if isinstance(tree, dict):
-            return {k: draw(specs(v)) for k, v in tree.items()}
-        if tree is None:
-            return None
-    return draw(literal)
-
-
-@settings(max_examples=20)
-@given(st.data())
-def test_combine_is_the_inverse_of_partition(data):
-    tree = data.draw(trees)
-    spec = data.draw(specs(tree)) if jax.tree.leaves(tree) else True
-    chosen, rest = nnx.partition(tree, _comparable(spec))
-    again = nnx.combine(chosen, rest)
-    assert jax.tree.structure(again) == jax.tree.structure(tree)
-    assert all(x is y for x, y in zip(jax.tree.leaves(again), jax.tree.leaves(tree), strict=True))
-    stop = {"is_leaf": lambda x: x is None}
-    for one, other in zip(
-        jax.tree.leaves(chosen, **stop), jax.tree.leaves(rest, **stop), strict=True
-    ):
-        assert one is None or other is None
-
-
-def _comparable(spec):
-    """Functions in a spec answer a bool for arrays, too."""
-
-    def wrap(literal):
-        return (lambda x: bool(np.all(literal(x)))) if callable(literal) else literal
-
-    return jax.tree.map(wrap, spec)
 
 
 def test_is_leaf_closes_parts():

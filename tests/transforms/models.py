@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 
 import jax
+import jax.monitoring
 import jax.numpy as jnp
 import pytest
 
@@ -125,86 +127,8 @@ class Drop(nnx.Module):
         return y, {**s, "drop.rngs.count": count + 1}
 
 
-class TiedPair(Tied):
-    """`Tied`, by hand."""
-
-    @staticmethod
-    def pure(p, s, x):
-        return (jnp.sin(p["a"]) * p["a"] + p["a"]) * x, s
-
-
-class Ring(nnx.Module):
-    """A cycle: the child counts in its parent."""
-
-    def __init__(self):
-        self.count = nnx.Variable(jnp.array(1.0))
-        self.child = nnx.Dict(w=nnx.Param(jnp.array([0.5, -1.0])), parent=self)
-
-    def __call__(self, x):
-        self.child.parent.count[...] += 1
-        return jnp.tanh(self.child.w * x) * self.count
-
-    @staticmethod
-    def pure(p, s, x):
-        count = s["count"] + 1
-        return jnp.tanh(p["child.w"] * x) * count, {"count": count}
-
-
-class Memory(nnx.Module):
-    """A cache of the latest rows."""
-
-    def __init__(self):
-        self.rows = nnx.Cache(jnp.zeros((3, 2)))
-
-    def __call__(self, x):
-        self.rows.value = jnp.concatenate([self.rows[1:], x.sum(0)[None]])
-        return x + jnp.sin(self.rows.sum(0))
-
-    @staticmethod
-    def pure(p, s, x):
-        rows = jnp.concatenate([s["rows"][1:], x.sum(0)[None]])
-        return x + jnp.sin(rows.sum(0)), {"rows": rows}
-
-
-class Sown(nnx.Module):
-    """Intermediates; the first call makes the Variable."""
-
-    def __init__(self):
-        self.w = nnx.Param(jnp.array([[1.0, 0.5], [-0.5, 1.0]]))
-
-    def __call__(self, x):
-        h = jnp.tanh(x @ self.w)
-        self.sow(nnx.Intermediate, "h", h, init_fn=lambda: None, reduce_fn=lambda old, new: new)
-        return h
-
-    @staticmethod
-    def pure(p, s, x):
-        h = jnp.tanh(x @ p["w"])
-        return h, {"h": h}
-
-
-class Grown(nnx.Module):
-    """A structure change: the first call adds a Variable and changes a static attribute."""
-
-    def __init__(self):
-        self.mode = "new"
-        self.w = nnx.Param(jnp.array([2.0, -1.0]))
-
-    def __call__(self, x):
-        if self.mode == "new":
-            self.mode = "used"
-            self.calls = nnx.Dict(n=nnx.Variable(jnp.array(0.0)))
-        self.calls.n[...] += 1
-        return jnp.sin(self.w * x) + self.calls.n
-
-    @staticmethod
-    def pure(p, s, x):
-        n = s.get("calls.n", jnp.array(0.0)) + 1
-        return jnp.sin(p["w"] * x) + n, {"calls.n": n}
-
-
 class Medley(nnx.Module):
-    """Most of it in one small call: statistics, sharing, a cycle, a cache, growth."""
+    """All else in one small call: sharing, a cycle, a count, a cache, intermediates, growth."""
 
     def __init__(self):
         self.mode = "new"
@@ -244,11 +168,6 @@ class Medley(nnx.Module):
 CATALOGUE = {
     "norm": Norm,
     "drop": Drop,
-    "tied": TiedPair,
-    "ring": Ring,
-    "memory": Memory,
-    "sown": Sown,
-    "grown": Grown,
     "medley": Medley,
 }
 
@@ -347,3 +266,32 @@ EACH = {
 
 MODAL = [name for name in EACH if not name.startswith(("filter", "cached"))]
 """The transforms that have a mode."""
+
+
+# What JAX does -------------------------------------------------------------------------------------
+
+COMPILATION = "/jax/core/compile/backend_compile_duration"
+
+
+@contextlib.contextmanager
+def jax_events():
+    """What JAX traces, lowers and compiles within the block."""
+    seen = collections.Counter()
+
+    def listen(name, _seconds, **_):
+        if name.startswith("/jax/core/compile"):
+            seen[name] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@contextlib.contextmanager
+def compilations(expected):
+    """Within the block XLA compiles as often as told."""
+    with jax_events() as seen:
+        yield
+    assert seen[COMPILATION] == expected

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -14,10 +13,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
+from tests.transforms.models import COMPILATION, jax_events
 
 WIDTH = 8
 SHARDED = 4  # XLA may take other instructions for a part of an array than for the whole
-COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Block(nnx.Module):
@@ -97,13 +96,8 @@ def assert_same(found, expected, ulps=0):
 
 def compiled_by(function):
     """The result of a call, and how many programs XLA compiled for it."""
-    seen = []
-    listen = lambda event, duration, **details: seen.append(event)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        return function(), seen.count(COMPILED)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+    with jax_events() as seen:
+        return function(), seen[COMPILATION]
 
 
 def test_one_program_builds_model_and_optimizer_as_eager_code_does(eager):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import threading
 import weakref
 
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,25 +16,9 @@ from hypothesis import strategies as st
 
 import nnxlite as nnx
 from nnxlite.transforms import _control
+from tests.transforms.models import compilations
 
 X = jnp.arange(1.0, 5.0)
-
-
-@contextlib.contextmanager
-def compilations(expected):
-    """Within the block XLA compiles as often as told."""
-    seen: list[str] = []
-
-    def listen(name, _seconds, **_):
-        if name == "/jax/core/compile/backend_compile_duration":
-            seen.append(name)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-    assert len(seen) == expected
 
 
 EACH = {

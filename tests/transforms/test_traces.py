@@ -5,20 +5,18 @@ The functions count their own runs: `TRACES.append` is no change of what a funct
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
 
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import nnxlite as nnx
-from tests.transforms.models import EACH, Counted
+from tests.transforms.models import EACH, Counted, compilations, jax_events
 
 TRACES: list[str] = []
 X = jnp.array([1.0, 2.0])
@@ -30,22 +28,6 @@ def traces(expected):
     start = len(TRACES)
     yield
     assert TRACES[start:] == ["trace"] * expected
-
-
-@contextlib.contextmanager
-def jax_events():
-    """What JAX traces, lowers and compiles within the block."""
-    seen: collections.Counter[str] = collections.Counter()
-
-    def listen(name, _seconds, **_):
-        if name.startswith("/jax/core/compile"):
-            seen[name] += 1
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield seen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def scaled_tanh(scale, x):
@@ -253,17 +235,6 @@ def call(m):
 
 
 EAGER = ["cond", "switch", "while_loop", "fori_loop", "scan", "remat"]
-
-
-@contextlib.contextmanager
-def compilations(expected):
-    """Within the block XLA compiles as often as told."""
-    with jax_events() as seen:
-        yield
-    assert seen[COMPILATION] == expected
-
-
-COMPILATION = "/jax/core/compile/backend_compile_duration"
 
 
 @pytest.mark.parametrize("name", EAGER)
