@@ -491,7 +491,8 @@ def pmap(
         graph, graph_updates: see `jit`.
 
     Returns:
-        A function of the same arguments, whose results have an axis of one slice for each device.
+        A function of the same arguments, whose results have an axis of one slice for each device. It has
+        the method `lower` of a function under `jax.pmap`.
 
     Raises:
         ValueError: as for `vmap`, and for static arguments that are unhashable or not given.

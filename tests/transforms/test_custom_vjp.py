@@ -108,12 +108,6 @@ def test_with_updates_the_inputs_have_cotangents_as_the_function_left_them():
     assert jnp.allclose(grads["y"].value, 7 + 10 * jnp.sin(2.0))  # 7 goes past the rule
 
 
-def test_without_updates_the_cotangent_is_that_of_the_result():
-    seen = []
-    nnx.grad(sine(PLAIN, seen=seen))(Foo(), 1.0)
-    assert float(seen[0]) == 1.0
-
-
 def test_without_updates_the_cotangent_of_a_written_value_is_not_lost():
     f = sine(PLAIN, write_x)
     m = Foo()

@@ -364,23 +364,15 @@ def test_captured_objects_can_be_read_and_are_constants():
 
 
 CAPTURED_WRITES = {
-    "value": lambda m, x: setattr(m.x, "value", x),
-    "index": lambda m, x: m.x.__setitem__(..., x),
-    "attribute": lambda m, x: setattr(m, "z", x),
-    "deletion": lambda m, x: delattr(m, "x"),
-    "metadata": lambda m, x: m.x.set_metadata(a=1),
-    "list": lambda m, x: m.layers.append(x),
     "nested jit": lambda m, x: nnx.jit(lambda m: setattr(m.x, "value", x))(m),
     "nested jit that adds": lambda m, x: nnx.jit(lambda m: setattr(m, "z", 1))(m),
     "nested grad": lambda m, x: nnx.grad(lambda m: (setattr(m.n, "value", x), m.x * 1.0)[1])(m),
-    "update": lambda m, x: nnx.update(m, {"x": x}),
 }
 
 
 @pytest.mark.parametrize("how", CAPTURED_WRITES)
-def test_captured_objects_are_protected_from_writes(how):
+def test_captured_objects_are_protected_from_nested_writes(how):
     m = Foo()
-    m.layers = nnx.List([nnx.Param(1.0)])
     before = snapshot(m)
 
     def f(x):
@@ -411,22 +403,6 @@ def test_captured_objects_do_not_leave(result):
     ):
         nnx.jit(lambda k: result(m, k))(k)
     assert snapshot(m, k) == before
-
-
-def test_an_object_kept_from_inside_is_protected_afterwards():
-    kept = []
-    m = Foo()
-
-    @nnx.jit
-    def f(m):
-        kept.append(m)
-        return m.x * 1
-
-    f(m)
-    with refuses(nnx.TraceContextError, "belongs to", "different trace level"):
-        kept[0].x.value = jnp.array(1.0)
-    with pytest.raises(jax.errors.UnexpectedTracerError):
-        jnp.sin(kept[0].x.value)
 
 
 def raises(error):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import traceback
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -348,18 +347,6 @@ def test_arrays_that_a_donating_call_has_reused(reader):
     assert text in notes and "nnx.clone(model, arrays=True)" in notes
     assert notes.count("nnx.clone(model, arrays=True)") == 1
     read(own, x)
-
-
-def test_an_array_donated_and_used_at_once():
-    both = nnx.jit(lambda a, b: a.kernel + b.kernel, donate_argnums=0)
-    model = linear()
-    with pytest.raises(
-        ValueError, match=r"copy the array.*nnx\.clone\(model, arrays=True\) copies"
-    ):
-        both(model, nnx.clone(model))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        both(model, nnx.clone(model, arrays=True))
 
 
 def written(model):

@@ -84,28 +84,6 @@ def test_jit_partial_options_count_the_given_arguments_as_one():
     assert w.is_deleted() and m.w.value.tolist() == [2.0, 3.0]
 
 
-def test_jit_partial_says_why_it_was_compiled_again():
-    step = nnx.jit_partial(call, nnx.Linear(2, 3, rngs=nnx.Rngs(0)), max_traces=2)
-    step(jnp.ones((1, 2)))
-    step(jnp.ones((5, 2)))
-    assert step.explain().causes == ("x: float32[1,2] -> float32[5,2]",)
-    assert step.cache_info().traces == 2
-    with pytest.raises(RuntimeError, match="would be traced 3 times; max_traces=2"):
-        step(jnp.ones((7, 2)))
-
-
-def test_jit_partial_donates_what_is_written():
-    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-
-    def step(model):
-        model.bias[...] += 1.0
-
-    donating = nnx.jit_partial(step, model, donate="written")
-    before = model.bias[...]
-    donating()
-    assert before.is_deleted() and model.bias[...].tolist() == [1.0, 1.0, 1.0]
-
-
 # cached_partial ----------------------------------------------------------------------------------
 
 
@@ -270,16 +248,6 @@ def test_jitted_fn_is_the_jax_function_and_travels_with_what_wraps_it():
     assert again.jitted_fn is not jitted.jitted_fn and again.jitted_fn._cache_size() == 0
     jitted.jitted_fn.clear_cache()
     assert jitted.jitted_fn._cache_size() == jitted._cache_size() == 0
-
-
-def test_jitted_fn_of_a_function_with_shardings_counts_all_programs():
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    jitted = nnx.jit(call, out_shardings=sharding)
-    m = Counted()
-    jitted(m, 1.0), jitted(m, x=1.0)
-    assert jitted.jitted_fn._cache_size() == jitted._cache_size() >= 2
-    jitted.jitted_fn.clear_cache()
-    assert jitted.jitted_fn._cache_size() == 0
 
 
 def test_attributes_of_the_function_give_way_to_those_of_the_wrapper():

@@ -56,6 +56,8 @@ def test_every_device_runs_its_slice(mode):
     out = nnx.pmap(call, **mode)(m, xs)
     np.testing.assert_allclose(out, m.w.value * xs[:, None])
     assert m.n is n and n.value.tolist() == [1.0] * 8
+    again = nnx.pmap(call, **mode).lower(m, xs).compile()(m, xs)
+    assert again.tolist() == out.tolist() and n.value.tolist() == [2.0] * 8
     assert len(out.sharding.device_set) == DEVICES
 
 
