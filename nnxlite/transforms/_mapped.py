@@ -294,8 +294,12 @@ def _prepared(
     mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any
 ) -> tuple[Inputs, Program]:
     """The arguments of a call of a mapped function, and its program."""
-    inputs, call, settings = mapped.options.resolve(mapped, args, kwargs)
-    return inputs, program(mapped, call.exactly, lambda: Program(mapped, call, *settings()))
+    options = mapped.options
+    inputs, call, settings = options.resolve(mapped, args, kwargs)
+    make = lambda: Program(mapped, call, *settings())
+    # `filter_vmap` may have functions among its static leaves, which live no longer than the call.
+    is_cached = options.axis_of is None or options.make is jax.pmap
+    return inputs, program(mapped, call.exactly, make) if is_cached else make()
 
 
 def run_mapped(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
