@@ -48,46 +48,27 @@ def scaled_by_hand(g):
 # Each transform: for models, and by hand ----------------------------------------------------------
 
 
-def grad(f):
-    def run(m, x):
-        d_m, d_x = nnx.grad(lambda m, x: f(m, x).sum(), argnums=(0, 1))(m, x)
-        return d_x + total(nnx.state(d_m, nnx.Param))
-
-    return run
-
-
-def grad_by_hand(g):
-    def run(p, s, x):
-        def loss(p, x):
-            y, s_new = g(p, s, x)
-            return y.sum(), s_new
-
-        (d_p, d_x), s_new = jax.grad(loss, argnums=(0, 1), has_aux=True)(p, x)
-        return d_x + total(d_p), s_new
-
-    return run
-
-
 def value_and_grad(f):
     def loss(m, x):
         y = f(m, x)
         return y.sum(), y * 2
 
     def run(m, x):
-        (value, aux), grads = nnx.value_and_grad(loss, has_aux=True)(m, x)
-        return value + aux + total(nnx.state(grads, nnx.Param))
+        (value, aux), (d_m, d_x) = nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True)(m, x)
+        return value + aux + d_x + total(nnx.state(d_m, nnx.Param))
 
     return run
 
 
 def value_and_grad_by_hand(g):
     def run(p, s, x):
-        def loss(p):
+        def loss(p, x):
             y, s_new = g(p, s, x)
             return y.sum(), (y * 2, s_new)
 
-        (value, (aux, s_new)), grads = jax.value_and_grad(loss, has_aux=True)(p)
-        return value + aux + total(grads), s_new
+        both = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+        (value, (aux, s_new)), (d_p, d_x) = both(p, x)
+        return value + aux + d_x + total(d_p), s_new
 
     return run
 
@@ -319,7 +300,6 @@ class Transform(tp.NamedTuple):
 
 TRANSFORMS = {
     "jit": Transform(nnx.jit, jax.jit, once=True),
-    "grad": Transform(grad, grad_by_hand),
     "value_and_grad": Transform(value_and_grad, value_and_grad_by_hand),
     "vjp": Transform(vjp, vjp_by_hand),
     "jvp": Transform(jvp, jvp_by_hand),
@@ -333,7 +313,7 @@ TRANSFORMS = {
     "eval_shape": Transform(eval_shape, eval_shape_by_hand, runs=False),
     "checkify": Transform(checked, checked_by_hand),
 }
-REVERSE = {"grad", "value_and_grad", "vjp"}
+REVERSE = {"value_and_grad", "vjp"}
 
 
 # The law ------------------------------------------------------------------------------------------
@@ -433,8 +413,8 @@ PAIRS = [(a, b) for a in TRANSFORMS for b in TRANSFORMS if allowed(a, b)][::5]
 
 @pytest.mark.parametrize(
     ("name", "outer", "inner"),
-    [("norm", "jit", "value_and_grad"), ("drop", "grad", "scan"), ("norm", "scan", "vmap"),
-     ("drop", "cond", "remat")],
+    [("norm", "jit", "value_and_grad"), ("drop", "value_and_grad", "scan"), ("norm", "scan", "vmap"),
+     ("drop", "value_and_grad", "remat")],
 )  # fmt: skip
 def test_statistics_and_dropout_through_pairs(name, outer, inner):
     check(CATALOGUE[name], False, [TRANSFORMS[outer], TRANSFORMS[inner]])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-from tests.transforms.models import Counted, Foo, assert_close
+from tests.transforms.models import Counted, Foo
 
 
 def loss(m, x):
@@ -75,18 +75,3 @@ def test_static_arguments_by_keyword_and_by_default():
 def test_a_static_argument_out_of_range_is_refused():
     with pytest.raises(ValueError, match=r"static_argnums has 5, but the call has 2 positional"):
         nnx.remat(loss, static_argnums=5)(Counted(), 1.0)
-
-
-def test_dropout_draws_the_same_mask_again():
-    class Noisy(nnx.Module):
-        def __init__(self):
-            self.w = nnx.Param(jnp.ones(64))
-            self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-
-        def __call__(self, x):
-            return self.drop(self.w * x)
-
-    one, two = Noisy(), Noisy()
-    f = lambda m: (m(1.0) ** 2).sum()
-    assert_close(nnx.grad(nnx.remat(f))(one), nnx.grad(f)(two))
-    assert int(one.drop.rngs.count.value) == int(two.drop.rngs.count.value) == 1
