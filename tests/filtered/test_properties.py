@@ -1,4 +1,4 @@
-"""Properties of the filtered transforms on random trees: sharing, loops, rules by hand."""
+"""Properties of the filtered transforms on random trees: sharing and loops."""
 
 from __future__ import annotations
 
@@ -102,57 +102,3 @@ def test_filter_vmap_on_objects_is_a_loop(data, pair):
         if isinstance(whole, mapped):
             for number, part in enumerate(parts):
                 assert content(whole.value[number]) == content(jnp.asarray(part.value))
-
-
-shapes = st.lists(st.integers(1, 3), max_size=2)
-trees = st.recursive(
-    shapes.map(lambda s: np.arange(np.prod(s), dtype=np.float32).reshape([int(i) for i in s])),
-    lambda inner: st.one_of(
-        st.lists(inner, min_size=1, max_size=2),
-        st.tuples(inner, st.just("static")),
-        st.dictionaries(st.sampled_from("ab"), inner, min_size=1, max_size=2),
-        inner.map(lambda x: nnx.Dict(held=nnx.data(x))),
-    ),
-    max_leaves=4,
-)
-
-
-def arrays_of(tree):
-    return [x for x in jax.tree.leaves(tree) if nnx.is_array(x)]
-
-
-@settings(max_examples=12)
-@given(trees, st.floats(0.5, 2, width=16))
-def test_filter_custom_vjp_is_jax_custom_vjp(tree, factor):
-    """The same rule over a tree of anything, and over the flat list of its arrays."""
-    tree = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree)
-
-    def forward(arrays):
-        return sum((jnp.sin(x).sum() for x in arrays), jnp.zeros(()))
-
-    @nnx.filter_custom_vjp
-    def f(tree, factor, name):
-        assert name == "rule"
-        return forward(arrays_of(tree)) * factor, name
-
-    def fwd(tree, factor, name):
-        return f(tree, factor, name), None
-
-    def bwd(residuals, grad, tree, factor, name):
-        assert residuals is None and grad[1] is None
-        return jax.tree.map(lambda x: 3 * x * grad[0] if nnx.is_array(x) else None, tree)
-
-    f.defvjp(fwd, bwd)
-
-    @jax.custom_vjp
-    def g(arrays):
-        return forward(arrays) * factor
-
-    g.defvjp(lambda arrays: (g(arrays), arrays), lambda kept, ct: ([3 * x * ct for x in kept],))
-    value, grads = nnx.filter_value_and_grad(lambda t: f(t, factor, "rule")[0])(tree)
-    expected, flat = jax.value_and_grad(g)(arrays_of(tree))
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    found = arrays_of(grads)
-    assert len(found) == len(flat)
-    for x, y in zip(found, flat, strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-5)
