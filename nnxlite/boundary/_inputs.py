@@ -203,7 +203,7 @@ class Inputs:
 
     @property
     def definition(self) -> CallDef:
-        """`defined()`."""
+        """What `defined` gives without anything else in the key."""
         return self.defined()
 
     def defined(self, extra: tp.Any = None) -> CallDef:
