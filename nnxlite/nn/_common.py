@@ -112,6 +112,10 @@ class Arguments:
         dtype, rngs = values["param_dtype"], values["rngs"]
         return new_param(self.layer, rngs, made_by, shape, dtype, metadata)
 
+    def sizes(self, *names: str) -> tuple[int, ...]:
+        """The arguments of these names, each of them a size."""
+        return tuple(check_size(self.layer, name, self.values[name]) for name in names)
+
     def passed_on(self, *names: str, prefix: str = "") -> dict[str, tp.Any]:
         """Arguments for another constructor, by the names that they have without the prefix."""
         return {name: self.values[prefix + name] for name in names}
@@ -145,10 +149,6 @@ def promoted(layer: tp.Any, inputs: tp.Any) -> tuple[tp.Any, ...]:
     """Input, kernel without an adapter, and bias (or None) in the dtype of the computation."""
     arrays = (inputs, weight_of(layer.kernel), value_of(layer.bias))
     return layer.promote_dtype(arrays, dtype=layer.dtype)
-
-
-DotGeneralFn: tp.TypeAlias = tp.Callable[..., jax.Array]
-"""A replacement for `jax.lax.dot_general`, such as a quantised product; called with its arguments."""
 
 
 class FrozenMapping(tp.Mapping[tp.Any, tp.Any]):
@@ -339,18 +339,17 @@ def broadcastable(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 # Shapes
 
 
-def broadcast_together(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether arrays of the two shapes broadcast.
+def broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape that arrays of these shapes broadcast to; None if they do not.
 
-    >>> from nnxlite.nn._common import broadcast_together
-    >>> broadcast_together((3, 1), (4,)), broadcast_together((3,), (4,))
-    (True, False)
+    >>> from nnxlite.nn._common import broadcast_shape
+    >>> broadcast_shape((3, 1), (4,)), broadcast_shape((3,), (4,))
+    ((3, 4), None)
     """
     try:
-        jnp.broadcast_shapes(one, other)
+        return jnp.broadcast_shapes(*shapes)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def broadcasts_to(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
@@ -360,7 +359,7 @@ def broadcasts_to(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
     >>> broadcasts_to((3, 1), (3, 4)), broadcasts_to((3, 4), (3, 1))
     (True, False)
     """
-    return broadcast_together(shape, full) and jnp.broadcast_shapes(shape, full) == full
+    return broadcast_shape(shape, full) == full
 
 
 # Random keys

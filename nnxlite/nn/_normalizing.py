@@ -88,18 +88,17 @@ def absolute(layer: tp.Any, x: jax.Array, axes: Axes) -> tuple[int, ...]:
     return tuple(sorted({axis % x.ndim for axis in chosen}))
 
 
-def present(*arrays: jax.Array | None) -> list[jax.Array]:
-    return [array for array in arrays if array is not None]
-
-
-def check_features(layer: tp.Any, x: jax.Array, feature_axes: tuple[int, ...], *sizes: int) -> None:
-    """Raise TypeError unless the input has as many features as the arrays of the layer.
+def check_features(
+    layer: tp.Any, x: jax.Array, feature_axes: tuple[int, ...], *arrays: jax.Array | int | None
+) -> None:
+    """Raise TypeError unless the input has as many features as the arrays of the layer, or a number.
 
     Those count, not `num_features`: a layer may get parameters of another size after it is made.
     """
     features = math.prod(x.shape[axis] for axis in feature_axes)
-    for expected in sizes:
-        if features != expected:
+    for array in arrays:
+        expected = getattr(array, "size", array)
+        if expected is not None and features != expected:
             raise TypeError(
                 f"{layer_name(layer)} was made for {expected} feature(s), and its input of shape "
                 f"{x.shape} has {features} along axes {feature_axes}."
@@ -147,12 +146,3 @@ def groups_of(num_features: int, num_groups: int | None, group_size: int | None)
         raise ValueError(f"GroupNorm: {wrong}: {name}={given} makes no equal groups.")
     other = num_features // given
     return (given, other) if group_size is None else (other, given)
-
-
-def refuse_batch_axis(layer: tp.Any, x: jax.Array, feature_axes: tuple[int, ...]) -> None:
-    """Raise ValueError where the first axis, the batch, is among the feature axes."""
-    if 0 in feature_axes:
-        raise ValueError(
-            f"{layer_name(layer)}: The channel axes cannot include the leading dimension, which "
-            f"is the batch: feature_axes={layer.feature_axes}, and the input has shape {x.shape}."
-        )

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from nnxlite.nn._common import Precision, broadcast_together, broadcasts_to, check_rate, name_of
+from nnxlite.nn._common import Precision, broadcast_shape, broadcasts_to, check_rate, name_of
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.objects._module import Module
 from nnxlite.variables._kinds import Intermediate
@@ -105,9 +105,14 @@ def dot_product_attention(
     bias, mask = _terms(query, key, bias, mask)
     drop = dropout_rate > 0 and not deterministic
     if implementation is not None:
-        _check_fusible(implementation, drop, module, precision, key, value)
+        obstacle = _obstacle(drop, module, precision, key, value)
+        if obstacle:
+            raise ValueError(
+                f"dot_product_attention(implementation={implementation!r}) is fused, which "
+                f"excludes {obstacle}. Leave `implementation` out."
+            )
     elif not (dropout_rate == 0 and module is None and _is_fusible(precision, key, value)):
-        weights = _recorded(module, _weights(query, key, bias, mask, is_causal, precision))
+        weights = _weights(query, key, bias, mask, is_causal, precision, module)
         if drop:
             weights = _dropout(weights, dropout_rate, dropout_rng, broadcast_dropout)
         return _mean_value(weights, value, precision)
@@ -143,7 +148,7 @@ def dot_product_attention_weights(
     query, key = promote_dtype((query, key), dtype=dtype)
     check_shapes(query, key)
     bias, mask = _terms(query, key, bias, mask)
-    weights = _recorded(module, _weights(query, key, bias, mask, is_causal, precision))
+    weights = _weights(query, key, bias, mask, is_causal, precision, module)
     if dropout_rate > 0 and not deterministic:
         return _dropout(weights, dropout_rate, dropout_rng, broadcast_dropout)
     return weights
@@ -157,12 +162,6 @@ def _terms(
     bias = logit_like("dot_product_attention", "bias", bias, shape)
     mask = logit_like("dot_product_attention", "mask", mask, shape)
     return bias, None if mask is None else mask.astype(bool)
-
-
-def _recorded(module: Module | None, weights: jax.Array) -> jax.Array:
-    if module is not None:
-        module.sow(Intermediate, "attention_weights", weights)
-    return weights
 
 
 def _is_fusible(precision: Precision, key: jax.Array, value: jax.Array) -> bool:
@@ -184,28 +183,19 @@ def _precision_name(precision: Precision) -> str | None:
         return None
 
 
-def _check_fusible(
-    implementation: Implementation,
-    drop: bool,
-    module: Module | None,
-    precision: Precision,
-    key: jax.Array,
-    value: jax.Array,
-) -> None:
-    obstacle = ""
+def _obstacle(
+    drop: bool, module: Module | None, precision: Precision, key: jax.Array, value: jax.Array
+) -> str:
+    """What an `implementation` cannot do, in words; empty if it can do all that is asked for."""
     if drop:
-        obstacle = "dropout"
-    elif module is not None:
-        obstacle = "recording the weights (module=..., sow_weights=True)"
-    elif precision is not None:
-        obstacle = f"precision={precision!r}"
-    elif key.shape != value.shape:
-        obstacle = f"having values of shape {value.shape} for keys of shape {key.shape}"
-    if obstacle:
-        raise ValueError(
-            f"dot_product_attention(implementation={implementation!r}) is fused, which excludes "
-            f"{obstacle}. Leave `implementation` out."
-        )
+        return "dropout"
+    if module is not None:
+        return "recording the weights (module=..., sow_weights=True)"
+    if precision is not None:
+        return f"precision={precision!r}"
+    if key.shape != value.shape:
+        return f"having values of shape {value.shape} for keys of shape {key.shape}"
+    return ""
 
 
 def _fused(
@@ -249,8 +239,9 @@ def _weights(
     mask: jax.Array | None,
     is_causal: bool,
     precision: Precision,
+    module: Module | None,
 ) -> jax.Array:
-    """The weights, (*batch, heads, query length, key length), in the dtype of the query."""
+    """The weights, (*batch, heads, query length, key length), in the query's dtype; in `module` too."""
     dtype, heads, groups = query.dtype, query.shape[-2], key.shape[-2]
     wide = jnp.promote_types(dtype, jnp.float32)  # a logit may be too large for float16
     product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=wide)
@@ -269,7 +260,10 @@ def _weights(
         mask = causal if mask is None else jnp.logical_and(mask, causal)
     if mask is not None:
         logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
-    return jax.nn.softmax(logits).astype(dtype)
+    weights = jax.nn.softmax(logits).astype(dtype)
+    if module is not None:
+        module.sow(Intermediate, "attention_weights", weights)
+    return weights
 
 
 def _dropout(weights: jax.Array, rate: float, key: jax.Array | None, broadcast: bool) -> jax.Array:
@@ -427,9 +421,6 @@ def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.A
     shapes = [mask.shape for mask in given]
     if len({len(shape) for shape in shapes}) > 1:
         raise ValueError(f"combine_masks: masks must have same rank, got the shapes {shapes}.")
-    combined = given[0]
-    for mask in given[1:]:
-        if not broadcast_together(combined.shape, mask.shape):
-            raise TypeError(f"combine_masks got shapes that do not broadcast: {shapes}.")
-        combined = combined & mask
-    return combined.astype(dtype)
+    if broadcast_shape(*shapes) is None:
+        raise TypeError(f"combine_masks got shapes that do not broadcast: {shapes}.")
+    return functools.reduce(jnp.logical_and, given).astype(dtype)

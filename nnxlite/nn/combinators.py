@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 import typing as tp
 
 import jax
-import jax.numpy as jnp
 
 from nnxlite._base.jax import R
 from nnxlite.boundary._call_def import parameters_of
-from nnxlite.nn._common import Arguments, Precision, check_rate, check_size
+from nnxlite.nn._common import Arguments
 from nnxlite.nn.activations import identity, relu
-from nnxlite.nn.dtypes import Dtype
-from nnxlite.nn.initializers import Initializer
-from nnxlite.nn.linear import Linear, default_bias_init, default_kernel_init
-from nnxlite.nn.stochastic import Dropout
+from nnxlite.nn.linear import Linear
 from nnxlite.objects._containers import List
 from nnxlite.objects._module import Module, layer_name
-from nnxlite.objects._rngs import Rngs, RngStream
+from nnxlite.objects._rngs import Rngs
 
 __all__ = ["Identity", "MLP", "Sequential"]
 
@@ -138,8 +135,8 @@ class MLP(Module):
     """A multilayer perceptron: `depth` hidden layers of `width` features, and an output layer.
 
     Maps `(..., in_features)` to `(..., out_features)`.  A hidden layer is a `Linear`, then the
-    norm (if any), the activation and the dropout (if any); the output layer is a `Linear`, then
-    `final_activation`.  With depth zero there is only the output layer.
+    activation; the output layer is a `Linear`, then `final_activation`.  With depth zero there is only
+    the output layer.
 
     Args:
         in_features, out_features: sizes of the last axis before and after.
@@ -147,32 +144,23 @@ class MLP(Module):
         depth: number of hidden layers.
         activation, final_activation: functions or modules; all hidden layers share one module.
         use_bias, use_final_bias: whether the hidden layers and the output layer have a bias.
-        norm: called as `norm(width, rngs=rngs)` for each hidden layer, such as `nnx.LayerNorm`.
-        dropout_rate: the rate of a `Dropout` after each hidden layer.
-        dtype: dtype of the computation; None lets input and parameters decide.
-        param_dtype: dtype of the parameters.
-        precision: precision of the products.
-        kernel_init, bias_init: initializers of all kernels and biases.
-        rngs: the stream "params" is drawn layer by layer (kernel, bias, norm); the stream
-            "dropout" is forked last, if there is dropout.
+        rngs: the stream "params" is drawn layer by layer (kernel, then bias).
+        **options: further arguments of every `Linear`, such as `dtype` or `kernel_init`.
 
     Attributes:
         layers: List of depth + 1 Linears.
-        norms: List of depth norms, empty without `norm`.
-        dropout: the Dropout, or None.
 
     Raises:
         TypeError: for a size that is not a whole number, or an input of another size.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
-    >>> mlp = nnx.MLP(3, 2, width=16, depth=2, norm=nnx.LayerNorm, rngs=nnx.Rngs(0))
+    >>> mlp = nnx.MLP(3, 2, width=16, depth=2, rngs=nnx.Rngs(0))
     >>> mlp(jnp.ones((5, 3))).shape, len(mlp.layers)
     ((5, 2), 3)
     """
 
     layers: List[Linear]
-    norms: List[tp.Any]
 
     def __init__(
         self,
@@ -185,21 +173,10 @@ class MLP(Module):
         final_activation: tp.Callable[[tp.Any], tp.Any] = identity,
         use_bias: bool = True,
         use_final_bias: bool = True,
-        norm: tp.Callable[..., Module] | None = None,
-        dropout_rate: float = 0.0,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        precision: Precision = None,
-        kernel_init: Initializer = default_kernel_init,
-        bias_init: Initializer = default_bias_init,
         rngs: Rngs,
+        **options: tp.Any,
     ) -> None:
-        arguments = Arguments(self, locals())
-        check_size(self, "in_features", in_features)
-        check_size(self, "out_features", out_features)
-        check_size(self, "width", width)
-        check_size(self, "depth", depth)
-        check_rate(self, "dropout_rate", dropout_rate, below_one=False)
+        Arguments(self, locals()).sizes("in_features", "out_features", "width", "depth")
         self.in_features = in_features
         self.out_features = out_features
         self.width = width
@@ -207,37 +184,17 @@ class MLP(Module):
         self.activation = activation
         self.final_activation = final_activation
         self.layers = List()
-        self.norms = List()
-        names = ("dtype", "param_dtype", "precision", "kernel_init", "bias_init", "rngs")
-        options = arguments.passed_on(*names)
-        for index in range(depth + 1):
-            last = index == depth
-            sizes = (width if index else in_features, out_features if last else width)
-            use = use_final_bias if last else use_bias
-            self.layers.append(Linear(*sizes, use_bias=use, **options))
-            if norm is not None and not last:
-                self.norms.append(norm(width, rngs=rngs))
-        self.dropout = Dropout(dropout_rate, rngs=rngs) if depth and dropout_rate else None
+        sizes = (in_features, *(width for _ in range(depth)), out_features)
+        for index, (rows, columns) in enumerate(itertools.pairwise(sizes)):
+            bias = use_final_bias if index == depth else use_bias
+            self.layers.append(Linear(rows, columns, use_bias=bias, rngs=rngs, **options))
 
-    def __call__(
-        self,
-        x: jax.Array,
-        *,
-        deterministic: bool | None = None,
-        rngs: Rngs | RngStream | jax.Array | None = None,
-    ) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:
         """The image of `x`, (..., in_features) -> (..., out_features).
 
         Args:
             x: array whose last axis has the size `in_features`.
-            deterministic: whether to skip the dropout; takes precedence over the layer's own mode.
-            rngs: the source of the dropout's keys; takes precedence over the layer's own.
         """
         for index in range(self.depth):
-            x = self.layers[index](x)
-            if self.norms:
-                x = self.norms[index](x)
-            x = self.activation(x)
-            if self.dropout is not None:
-                x = self.dropout(x, deterministic=deterministic, rngs=rngs)
+            x = self.activation(self.layers[index](x))
         return self.final_activation(self.layers[-1](x))

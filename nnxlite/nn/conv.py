@@ -24,29 +24,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from nnxlite.nn._common import (
-    NO_METADATA,
-    AffineLayer,
-    Arguments,
-    Axes,
-    Metadata,
-    OutSharding,
-    Padding,
-    Pads,
-    Precision,
-    add_bias,
-    check_size,
-    check_sizes,
-    current,
-    padding_of,
-    product_options,
-    value_of,
-    without_numpy,
-)
+from nnxlite.nn import _common
+from nnxlite.nn._common import NO_METADATA, Axes, Metadata, OutSharding, Padding, Pads, Precision
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import default_bias_init, default_kernel_init
-from nnxlite.nn.lora_kernel import add_adapter, weight_of
+from nnxlite.nn.lora_kernel import Product, add_adapter, weight_of
 from nnxlite.objects._module import layer_name
 from nnxlite.objects._rngs import Rngs
 
@@ -64,23 +47,19 @@ def canonicalize_padding(padding: Padding, rank: int) -> str | list[tuple[int, i
     """
     if isinstance(padding, str):
         return padding
-    pads = padding_of("canonicalize_padding", padding, (), rank)
+    pads = _common.padding_of("canonicalize_padding", padding, (), rank)
     return pads if isinstance(pads, str) else list(pads)
-
-
-ConvGeneralDilatedFn: tp.TypeAlias = tp.Callable[..., jax.Array]
-"""A replacement for `jax.lax.conv_general_dilated`; called with its arguments."""
 
 
 def _as_tuples(given: tp.Any) -> tp.Any:
     """Lists and NumPy arrays as tuples, at every level, so that the value is hashable."""
-    given = without_numpy(given)
+    given = _common.without_numpy(given)
     if isinstance(given, tp.Sequence) and not isinstance(given, str):
         return tuple(_as_tuples(g) for g in given)
     return given
 
 
-class _Convolution(AffineLayer):
+class _Convolution(_common.AffineLayer):
     """What both convolutions share: their attributes, and how their parameters are made."""
 
     in_features: int
@@ -94,7 +73,7 @@ class _Convolution(AffineLayer):
     mask: jax.Array | None
     _nnx_pads: tp.ClassVar[tp.Callable[[tp.Any], Pads]]
 
-    def _nnx_set_up(self, arguments: Arguments, *kernel_features: int) -> None:
+    def _nnx_set_up(self, arguments: _common.Arguments, *kernel_features: int) -> None:
         """Set the attributes, check them, and make the parameters.
 
         Args:
@@ -102,7 +81,7 @@ class _Convolution(AffineLayer):
             *kernel_features: sizes of the last two axes of the kernel.
         """
         values = arguments.values
-        size = check_sizes(self, "kernel_size", values["kernel_size"])
+        size = _common.check_sizes(self, "kernel_size", values["kernel_size"])
         lists = ("strides", "padding", "input_dilation", "kernel_dilation")
         hashable = {name: _as_tuples(values[name]) for name in lists if name in values}
         arguments.set_attributes(kernel_size=size, **hashable)
@@ -121,11 +100,11 @@ class _Convolution(AffineLayer):
 
 def _per_axis(layer: tp.Any, name: str) -> tuple[int, ...]:
     """One number for each spatial axis, from an attribute that may also be None (for 1) or a number."""
-    given = without_numpy(getattr(layer, name))
+    given = _common.without_numpy(getattr(layer, name))
     rank = len(layer.kernel_size)
     if given is None:
         return (1,) * rank
-    sizes = check_sizes(layer, name, given)
+    sizes = _common.check_sizes(layer, name, given)
     if not isinstance(given, tp.Sequence):
         sizes *= rank
     if len(sizes) != rank or 0 in sizes:
@@ -140,7 +119,7 @@ def _pads(layer: Conv) -> Pads:
     """The padding of a convolution."""
     names = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR", "REFLECT", "CAUSAL")
     rank = len(layer.kernel_size)
-    pads = padding_of(layer, layer.padding, names, rank)
+    pads = _common.padding_of(layer, layer.padding, names, rank)
     if pads == "CAUSAL" and rank != 1:
         raise ValueError(
             f"{layer_name(layer)}: Causal padding is only implemented for 1D convolutions, "
@@ -158,7 +137,7 @@ def _pads(layer: Conv) -> Pads:
 def _pads_of_transpose(layer: ConvTranspose) -> Pads:
     """The padding of a transposed convolution."""
     names = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR")
-    return padding_of(layer, layer.padding, names, len(layer.kernel_size))
+    return _common.padding_of(layer, layer.padding, names, len(layer.kernel_size))
 
 
 def _check_mask(layer: tp.Any, kernel_shape: tuple[int, ...]) -> None:
@@ -171,7 +150,7 @@ def _check_mask(layer: tp.Any, kernel_shape: tuple[int, ...]) -> None:
 
 def _parameters(layer: tp.Any, kernel: jax.Array) -> tuple[jax.Array, jax.Array | None]:
     """The kernel, times the mask if there is one, and the bias."""
-    bias = value_of(layer.bias) if layer.use_bias else None
+    bias = _common.value_of(layer.bias) if layer.use_bias else None
     if layer.mask is None:
         return kernel, bias
     _check_mask(layer, kernel.shape)
@@ -244,7 +223,7 @@ class Conv(_Convolution):
 
     input_dilation: tp.Any
     feature_group_count: int
-    conv_general_dilated: ConvGeneralDilatedFn
+    conv_general_dilated: Product
     _nnx_pads = _pads
 
     def __init__(
@@ -265,17 +244,15 @@ class Conv(_Convolution):
         precision: Precision = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
-        conv_general_dilated: ConvGeneralDilatedFn = lax.conv_general_dilated,
+        conv_general_dilated: Product = lax.conv_general_dilated,
         promote_dtype: PromoteDtypeFn = default_promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ) -> None:
-        arguments = Arguments(self, locals())
-        check_size(self, "in_features", in_features)
-        check_size(self, "out_features", out_features)
-        groups = check_size(self, "feature_group_count", feature_group_count)
+        arguments = _common.Arguments(self, locals())
+        _, _, groups = arguments.sizes("in_features", "out_features", "feature_group_count")
         if groups == 0 or in_features % groups or out_features % groups:
             raise ValueError(
                 f"{layer_name(self)}: feature_group_count={feature_group_count} must divide "
@@ -290,42 +267,25 @@ class Conv(_Convolution):
             inputs: array of shape (*batch, *spatial, in_features).
             out_sharding: sharding of the convolution, where the mesh has explicit axes.
         """
-        whole = self.kernel[...] if self.mask is not None else weight_of(self.kernel)
-        kernel, bias = _parameters(self, whole)
+        by_input = self.mask is None and self.feature_group_count == 1  # how an adapter works
+        kernel, bias = _parameters(self, weight_of(self.kernel) if by_input else self.kernel[...])
         x, batch = _one_batch_axis(self, inputs, kernel.shape[-2] * self.feature_group_count)
         x, pads = _padded(self, x)
         x, kernel, bias = self.promote_dtype((x, kernel, bias), dtype=self.dtype)
-        options = product_options(self, out_sharding)
-        y = _convolved(self, current(self.conv_general_dilated), x, kernel, pads, options)
-        if self.mask is None:
-            product = lambda x, a, **kwargs: _convolved(
-                self, lax.conv_general_dilated, x, a, pads, kwargs
-            )
-            y = add_adapter(y, x, self.kernel, product, options, self.feature_group_count)
-        y = add_bias(y, bias)
+        options = _common.product_options(self, out_sharding)
+        window = (_per_axis(self, "strides"), pads)
+        layout = {
+            "lhs_dilation": _per_axis(self, "input_dilation"),
+            "rhs_dilation": _per_axis(self, "kernel_dilation"),
+            "dimension_numbers": _dimension_numbers(x.ndim),
+            "feature_group_count": self.feature_group_count,
+        }
+        y = _common.current(self.conv_general_dilated)(x, kernel, *window, **layout, **options)
+        if by_input:
+            product = lambda x, a, **more: lax.conv_general_dilated(x, a, *window, **layout, **more)
+            y = add_adapter(y, x, self.kernel, product, options)
+        y = _common.add_bias(y, bias)
         return y if batch is None else jnp.reshape(y, (*batch, *y.shape[1:]))
-
-
-def _convolved(
-    layer: Conv,
-    convolve: tp.Any,
-    x: jax.Array,
-    kernel: jax.Array,
-    pads: Pads,
-    options: dict[str, tp.Any],
-) -> jax.Array:
-    """The convolution of a padded input with a kernel that may have other output features."""
-    return convolve(
-        x,
-        kernel,
-        _per_axis(layer, "strides"),
-        pads,
-        lhs_dilation=_per_axis(layer, "input_dilation"),
-        rhs_dilation=_per_axis(layer, "kernel_dilation"),
-        dimension_numbers=_dimension_numbers(x.ndim),
-        feature_group_count=layer.feature_group_count,
-        **options,
-    )
 
 
 def _padded(layer: Conv, x: jax.Array) -> tuple[jax.Array, Pads]:
@@ -413,10 +373,8 @@ class ConvTranspose(_Convolution):
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ) -> None:
-        arguments = Arguments(self, locals())
-        check_size(self, "in_features", in_features)
-        check_size(self, "out_features", out_features)
-        features = (in_features, out_features)
+        arguments = _common.Arguments(self, locals())
+        features = arguments.sizes("in_features", "out_features")
         self._nnx_set_up(arguments, *(reversed(features) if transpose_kernel else features))
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -428,13 +386,12 @@ class ConvTranspose(_Convolution):
         kernel, bias = _parameters(self, self.kernel[...])
         x, batch = _one_batch_axis(self, inputs, kernel.shape[-1 if self.transpose_kernel else -2])
         x, kernel, bias = self.promote_dtype((x, kernel, bias), dtype=self.dtype)
-        strides = _per_axis(self, "strides")
-        if _pads_of_transpose(self) == "SAME_LOWER" and any(stride != 1 for stride in strides):
+        strides, pads = _per_axis(self, "strides"), _pads_of_transpose(self)
+        if pads == "SAME_LOWER" and any(stride != 1 for stride in strides):
             raise ValueError(
                 f"{layer_name(self)}: 'SAME_LOWER' padding needs strides of one, got strides="
                 f"{self.strides}. Use 'SAME', or give the padding as numbers."
             )
-        pads = _pads_of_transpose(self)
         y = lax.conv_transpose(
             x,
             kernel,
@@ -447,7 +404,7 @@ class ConvTranspose(_Convolution):
         )
         if pads == "CIRCULAR":
             y = _wrapped(y, x.shape[1:-1], strides, self.transpose_kernel)
-        y = add_bias(y, bias)
+        y = _common.add_bias(y, bias)
         return y if batch is None else jnp.reshape(y, (*batch, *y.shape[1:]))
 
 

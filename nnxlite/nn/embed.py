@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite.nn import initializers
-from nnxlite.nn._common import NO_METADATA, Metadata, OutSharding, check_size, new_param
+from nnxlite.nn._common import NO_METADATA, Arguments, Metadata, OutSharding
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.nn.lora_kernel import adapter_of, thin_options, weight_of
+from nnxlite.nn.lora_kernel import LoRAKernel, adapter_of, add_adapter, thin_options, weight_of
 from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._rngs import Rngs
 from nnxlite.variables._kinds import Param
@@ -69,13 +69,9 @@ class Embed(Module):
         rngs: Rngs,
         embedding_metadata: Metadata = NO_METADATA,
     ) -> None:
-        shape = (
-            check_size(self, "num_embeddings", num_embeddings),
-            check_size(self, "features", features),
-        )
-        self.embedding = new_param(
-            self, rngs, embedding_init, shape, param_dtype, embedding_metadata
-        )
+        arguments = Arguments(self, locals())
+        sizes = arguments.sizes("num_embeddings", "features")
+        self.embedding = arguments.parameter("embedding", sizes)
         self.num_embeddings = num_embeddings
         self.features = features
         self.dtype = self.embedding.dtype if dtype is None else dtype
@@ -103,13 +99,11 @@ class Embed(Module):
         if out_sharding is None:
             out_sharding = _sharding_of_rows(embedding, indices)
         rows = _rows(embedding, indices, out_sharding)
-        matrices = adapter_of(self.embedding, rows.dtype)
-        if matrices is None:
+        if not isinstance(self.embedding, LoRAKernel):
             return rows
-        options = {"out_sharding": out_sharding}
-        thin = _rows(matrices.a, indices, thin_options(options, rows.ndim - 1)["out_sharding"])
-        thin *= matrices.dropped(jnp.ones((*indices.shape, 1), thin.dtype))  # a one-hot input
-        return rows + jnp.dot(thin, matrices.b, **options)
+        product = lambda one, a, out_sharding: one * _rows(a, indices, out_sharding)
+        one = jnp.ones((*indices.shape, 1), rows.dtype)  # the element of a one-hot input
+        return add_adapter(rows, one, self.embedding, product, {"out_sharding": out_sharding})
 
     def attend(self, query: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
         """The scalar product of queries with every row, (..., features) -> (..., num_embeddings).

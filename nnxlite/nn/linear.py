@@ -14,40 +14,20 @@ what input and parameters promote to.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-import string
 import types
 import typing as tp
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite.nn import initializers
-from nnxlite.nn._common import (
-    NO_METADATA,
-    AffineLayer,
-    Arguments,
-    Axes,
-    DotGeneralFn,
-    FrozenMapping,
-    Metadata,
-    OutSharding,
-    Precision,
-    add_bias,
-    as_tuple,
-    check_size,
-    check_sizes,
-    current,
-    feature_mismatch,
-    product_options,
-    promoted,
-    value_of,
-)
+from nnxlite.nn import _common, initializers
+from nnxlite.nn._common import NO_METADATA, Arguments, Axes, Metadata, OutSharding, Precision
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.nn.lora_kernel import Adapter, LoRAKernel, Product, adapter_of, add_adapter, weight_of
+from nnxlite.nn.lora_kernel import Product, add_adapter, weight_of
 from nnxlite.objects._module import layer_name, note_layer
 from nnxlite.objects._rngs import Rngs
 from nnxlite.variables._definition import VariableMetadata
@@ -60,7 +40,7 @@ default_bias_init: tp.Final[Initializer] = initializers.zeros_init()
 NO_AXES: tp.Final[tp.Mapping[int, int]] = types.MappingProxyType({})
 
 
-class Linear(AffineLayer):
+class Linear(_common.AffineLayer):
     """A linear map of the last axis: `y = x @ kernel + bias`.
 
     Maps an array of shape `(..., in_features)` to `(..., out_features)`.
@@ -95,7 +75,7 @@ class Linear(AffineLayer):
     in_features: int
     out_features: int
     use_bias: bool
-    dot_general: DotGeneralFn
+    dot_general: Product
 
     def __init__(
         self,
@@ -108,7 +88,7 @@ class Linear(AffineLayer):
         precision: Precision = None,
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
-        dot_general: DotGeneralFn = lax.dot_general,
+        dot_general: Product = lax.dot_general,
         promote_dtype: PromoteDtypeFn = default_promote_dtype,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
@@ -116,10 +96,9 @@ class Linear(AffineLayer):
         bias_metadata: Metadata = NO_METADATA,
     ) -> None:
         arguments = Arguments(self, locals())
-        rows = check_size(self, "in_features", in_features)
-        columns = check_size(self, "out_features", out_features)
-        self.kernel = arguments.parameter("kernel", (rows, columns))
-        self.bias = arguments.parameter("bias", (columns,))
+        sizes = arguments.sizes("in_features", "out_features")
+        self.kernel = arguments.parameter("kernel", sizes)
+        self.bias = arguments.parameter("bias", sizes[1:])
         arguments.set_attributes()
 
     def __call__(self, inputs: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
@@ -129,14 +108,14 @@ class Linear(AffineLayer):
             inputs: array whose last axis has the size `in_features`.
             out_sharding: sharding of the product, where the mesh has explicit axes.
         """
-        x, kernel, bias = promoted(self, inputs)
+        x, kernel, bias = _common.promoted(self, inputs)
         if x.shape[-1:] != kernel.shape[:1]:
-            raise TypeError(feature_mismatch(self, x, kernel))
+            raise TypeError(_common.feature_mismatch(self, x, kernel))
         axes = (((x.ndim - 1,), (0,)), ((), ()))
-        options = product_options(self, out_sharding)
-        y = current(self.dot_general)(x, kernel, axes, **options)
+        options = _common.product_options(self, out_sharding)
+        y = _common.current(self.dot_general)(x, kernel, axes, **options)
         y = add_adapter(y, x, self.kernel, _dot_general(axes), options)
-        return add_bias(y, bias)
+        return _common.add_bias(y, bias)
 
 
 def _dot_general(numbers: lax.DotDimensionNumbers) -> Product:
@@ -144,7 +123,7 @@ def _dot_general(numbers: lax.DotDimensionNumbers) -> Product:
     return lambda x, kernel, **options: lax.dot_general(x, kernel, numbers, **options)
 
 
-class LinearGeneral(AffineLayer):
+class LinearGeneral(_common.AffineLayer):
     """A linear map of several axes at once, optionally with separate weights along batch axes.
 
     The axes `axis` of the input, of sizes `in_features`, are contracted.  In the output the batch
@@ -190,10 +169,10 @@ class LinearGeneral(AffineLayer):
     in_features: tuple[int, ...]
     out_features: tuple[int, ...]
     axis: tuple[int, ...]
-    batch_axis: FrozenMapping
+    batch_axis: _common.FrozenMapping
     use_bias: bool
-    dot_general: DotGeneralFn | None
-    dot_general_cls: tp.Callable[[], DotGeneralFn] | None
+    dot_general: Product | None
+    dot_general_cls: tp.Callable[[], Product] | None
 
     def __init__(
         self,
@@ -209,8 +188,8 @@ class LinearGeneral(AffineLayer):
         bias_init: Initializer = default_bias_init,
         precision: Precision = None,
         promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        dot_general: DotGeneralFn | None = None,
-        dot_general_cls: tp.Callable[[], DotGeneralFn] | None = None,
+        dot_general: Product | None = None,
+        dot_general_cls: tp.Callable[[], Product] | None = None,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
         kernel_metadata: Metadata = NO_METADATA,
@@ -220,33 +199,29 @@ class LinearGeneral(AffineLayer):
         arguments.set_attributes(
             "promote_dtype",
             "preferred_element_type",
-            in_features=check_sizes(self, "in_features", in_features),
-            out_features=check_sizes(self, "out_features", out_features),
-            axis=as_tuple(axis),
-            batch_axis=FrozenMapping(batch_axis),
+            in_features=_common.check_sizes(self, "in_features", in_features),
+            out_features=_common.check_sizes(self, "out_features", out_features),
+            axis=_common.as_tuple(axis),
+            batch_axis=_common.FrozenMapping(batch_axis),
         )
         self.promote_dtype = promote_dtype  # after the products, as in a repr of the reference
         self.preferred_element_type = preferred_element_type
-        self._nnx_check_axes()
+        if len(self.in_features) != len(self.axis):
+            raise ValueError(
+                f"{layer_name(self)}: in_features and axis must have the same length. Got "
+                f"{self.in_features} and {self.axis}."
+            )
+        if tuple(batch_axis) != tuple(range(len(batch_axis))):
+            raise ValueError(
+                f"{layer_name(self)}: batch_dims {tuple(batch_axis)} must be consecutive leading "
+                "dimensions starting from 0. They are the keys of batch_axis."
+            )
         batch = tuple(batch_axis.values())
         ins, outs = (*batch, *self.in_features), self.out_features
         init = _flat(kernel_init, (math.prod(ins), math.prod(outs)))
         self.kernel = arguments.parameter("kernel", (*ins, *outs), init)
         shape = (*batch, *outs)
         self.bias = arguments.parameter("bias", shape, _flat(bias_init, (math.prod(shape),)))
-
-    def _nnx_check_axes(self) -> None:
-        if len(self.in_features) != len(self.axis):
-            raise ValueError(
-                f"{layer_name(self)}: in_features and axis must have the same length. Got "
-                f"{self.in_features} and {self.axis}."
-            )
-        batch = tuple(self.batch_axis)
-        if batch != tuple(range(len(batch))):
-            raise ValueError(
-                f"{layer_name(self)}: batch_dims {batch} must be consecutive leading dimensions "
-                "starting from 0. They are the keys of batch_axis."
-            )
 
     def __call__(self, inputs: jax.Array, out_sharding: OutSharding = None) -> jax.Array:
         """The image of `inputs`: (*batch, ..., *in_features) -> (*batch, ..., *out_features).
@@ -255,35 +230,30 @@ class LinearGeneral(AffineLayer):
             inputs: array with the sizes `in_features` at the axes `axis`.
             out_sharding: sharding of the product, where the mesh has explicit axes.
         """
-        x, kernel, bias = promoted(self, inputs)
+        x, kernel, bias = _common.promoted(self, inputs)
         axes = tuple(sorted(a + x.ndim if a < 0 else a for a in self.axis))
         batch = tuple(self.batch_axis)
-        _check_input(self, x, kernel, axes, batch)
+        _check_input(self, x, kernel, (*batch, *axes))
         dot_general = self.dot_general if self.dot_general_cls is None else self.dot_general_cls()
-        dot_general = lax.dot_general if dot_general is None else current(dot_general)
+        dot_general = lax.dot_general if dot_general is None else _common.current(dot_general)
         numbers = ((axes, tuple(range(len(batch), len(batch) + len(axes)))), (batch, batch))
-        options = product_options(self, out_sharding)
+        options = _common.product_options(self, out_sharding)
         y = dot_general(x, kernel, numbers, **options)
         y = add_adapter(y, x, self.kernel, _dot_general(numbers), options)
         if bias is not None and batch:
             between = x.ndim - len(batch) - len(axes)
             sizes = bias.shape
             bias = jnp.reshape(bias, (*sizes[: len(batch)], *(1,) * between, *sizes[len(batch) :]))
-        return add_bias(y, bias)
+        return _common.add_bias(y, bias)
 
 
 def _check_input(
-    layer: LinearGeneral,
-    x: jax.Array,
-    kernel: jax.Array,
-    axes: tuple[int, ...],
-    batch: tuple[int, ...],
+    layer: LinearGeneral, x: jax.Array, kernel: jax.Array, axes: tuple[int, ...]
 ) -> None:
     """Raise TypeError unless `x` has the kernel's sizes at the batch and contracted axes."""
-    wanted = kernel.shape[: len(batch) + len(axes)]
-    if all(0 <= a < x.ndim for a in (*batch, *axes)):
-        if tuple(x.shape[a] for a in (*batch, *axes)) == wanted:
-            return
+    wanted, batch = kernel.shape[: len(axes)], tuple(layer.batch_axis)
+    if tuple(x.shape[a] for a in axes if 0 <= a < x.ndim) == wanted:
+        return
     sizes = f"{wanted[len(batch) :]} along the axes {layer.axis} of its input"
     if batch:
         sizes += f", and {wanted[: len(batch)]} along the batch axes {batch}"
@@ -305,11 +275,7 @@ def _flat(init: Initializer, flat: tuple[int, ...]) -> Initializer:
     return flat_init
 
 
-EinsumFn: tp.TypeAlias = tp.Callable[..., jax.Array]
-"""A replacement for `jax.numpy.einsum`; called with its arguments."""
-
-
-class Einsum(AffineLayer):
+class Einsum(_common.AffineLayer):
     """An einsum of the input with a learned kernel, plus a bias.
 
     The first operand of the equation is the input, the second the kernel.  The bias runs along those
@@ -349,7 +315,7 @@ class Einsum(AffineLayer):
     einsum_str: str
     kernel_shape: tuple[int, ...]
     bias_shape: tuple[int, ...] | None
-    einsum_op: EinsumFn
+    einsum_op: Product
 
     def __init__(
         self,
@@ -363,7 +329,7 @@ class Einsum(AffineLayer):
         kernel_init: Initializer = default_kernel_init,
         bias_init: Initializer = default_bias_init,
         promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        einsum_op: EinsumFn = jnp.einsum,
+        einsum_op: Product = jnp.einsum,
         preferred_element_type: Dtype | None = None,
         rngs: Rngs,
         kernel_metadata: Metadata = NO_METADATA,
@@ -371,8 +337,8 @@ class Einsum(AffineLayer):
     ) -> None:
         arguments = Arguments(self, locals())
         equation = _checked_equation(self, einsum_str)
-        shape = check_sizes(self, "kernel_shape", kernel_shape)
-        sizes = None if bias_shape is None else check_sizes(self, "bias_shape", bias_shape)
+        shape = _common.check_sizes(self, "kernel_shape", kernel_shape)
+        sizes = None if bias_shape is None else _common.check_sizes(self, "bias_shape", bias_shape)
         self.kernel = arguments.parameter("kernel", shape)
         self.bias = arguments.parameter("bias", sizes)
         arguments.set_attributes(einsum_str=equation, kernel_shape=shape, bias_shape=sizes)
@@ -388,19 +354,20 @@ class Einsum(AffineLayer):
             out_sharding: sharding of the product, where the mesh has explicit axes.
         """
         equation = self.einsum_str if einsum_str is None else _checked_equation(self, einsum_str)
-        by_input = _adapts_inputs(equation, self.kernel)
+        by_input = _maps_to_outputs(equation)
         weight = weight_of(self.kernel) if by_input else self.kernel[...]
-        arrays = (inputs, weight, value_of(self.bias))
+        arrays = (inputs, weight, _common.value_of(self.bias))
         x, kernel, bias = self.promote_dtype(arrays, dtype=self.dtype)
-        options = product_options(self, out_sharding)
+        options = _common.product_options(self, out_sharding)
         try:
-            y = current(self.einsum_op)(equation, x, kernel, **options)
+            y = _common.current(self.einsum_op)(equation, x, kernel, **options)
         except (TypeError, ValueError) as error:
             error.add_note(f"It is {equation!r} of shapes {x.shape} and {kernel.shape} (`kernel`).")
             note_layer(error, self)
             raise
         if by_input:
-            y = _with_adapter(y, equation, x, tp.cast(tp.Any, self.kernel), options)
+            product = functools.partial(jnp.einsum, equation)
+            y = add_adapter(y, x, self.kernel, product, options)
         if bias is None:
             return y
         shape = _bias_in_output(equation, x.ndim, kernel.shape)
@@ -413,38 +380,11 @@ class Einsum(AffineLayer):
         return y + jnp.reshape(bias, shape)
 
 
-def _with_adapter(
-    y: jax.Array, equation: str, x: jax.Array, kernel: LoRAKernel, options: dict[str, tp.Any]
-) -> jax.Array:
-    """The einsum `y`, plus that of the same input with the adapter of its kernel.
-
-    Its first matrix has `rank` in place of the kernel's last axis, which the second one maps `rank` to.
-    """
-    a, b, dropped = tp.cast(Adapter, adapter_of(kernel, x.dtype))
+def _maps_to_outputs(equation: str) -> bool:
+    """Whether the last axis of the output comes from that of the kernel, and from no other."""
     operands, output = equation.split("->")
     of_x, of_kernel = operands.split(",")
-    columns = of_kernel[-1]
-    rank = next(label for label in string.ascii_letters if label not in equation)
-    thin = output.replace(columns, rank)
-    sharding = _thin_sharding(options["out_sharding"], _labels(output, y.ndim).index(columns))
-    thin_options = options | {"out_sharding": sharding}
-    z = jnp.einsum(f"{of_x},{of_kernel[:-1]}{rank}->{thin}", dropped(x), a, **thin_options)
-    delta = jnp.einsum(f"{thin},{rank}{columns}->{output}", z, b, **options)
-    return y + delta.astype(y.dtype)
-
-
-def _thin_sharding(sharding: OutSharding, axis: int) -> OutSharding:
-    """The sharding of an output, but whole along one axis."""
-    if isinstance(sharding, NamedSharding):
-        return NamedSharding(sharding.mesh, _thin_sharding(sharding.spec, axis))
-    return sharding and PartitionSpec(*(None if i == axis else n for i, n in enumerate(sharding)))
-
-
-def _adapts_inputs(equation: str, kernel: tp.Any) -> bool:
-    """Whether the kernel has an adapter that the input can be multiplied by."""
-    operands, output = equation.split("->")
-    of_x, of_kernel = operands.split(",")
-    return isinstance(kernel, LoRAKernel) and of_kernel[-1:] in set(output) - {*of_x, "."}
+    return of_kernel[-1:] == output[-1:] and output[-1:] not in {*of_x, "."}
 
 
 def _checked_equation(layer: Einsum, equation: str) -> str:

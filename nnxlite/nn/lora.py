@@ -10,9 +10,9 @@ Adaptation of Large Language Models" (2021).
 `LoRA` and `LoRALinear` are layers to build with.  `inject` adapts the kernels of any model in place: the
 attribute that was a Variable becomes a `LoRAKernel`, which contains that same Variable as `base` and
 reads like it.  The layers of the library multiply their input by the thin matrices, as `LoRA` does;
-transposed or masked convolutions, an `Einsum` whose output lacks the kernel's last axis, and other
-objects read the sum.  A kernel with several axes is adapted as the matrix of its input axes by
-its output axes.  The layers of a stack, made by `vmap`, have an adapter each.
+transposed, grouped or masked convolutions, an `Einsum` whose output does not end with the kernel's last
+axis, and other objects read the sum.  A kernel with several axes is adapted as the matrix of its input
+axes by its output axes.  The layers of a stack, made by `vmap`, have an adapter each.
 """
 
 from __future__ import annotations
@@ -29,25 +29,15 @@ from nnxlite._base.errors import listed, path_text, short_type
 from nnxlite.filters import All, Filter, Not
 from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import freeze, iter_graph, matches
-from nnxlite.nn import initializers
-from nnxlite.nn._common import (
-    NO_METADATA,
-    Arguments,
-    Metadata,
-    OutSharding,
-    check_rate,
-    check_size,
-    feature_mismatch,
-    new_param,
-    params_key,
-)
+from nnxlite.nn import _common, initializers
+from nnxlite.nn._common import NO_METADATA, Arguments, Metadata, OutSharding
 from nnxlite.nn.conv import Conv, ConvTranspose
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.embed import Embed
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import Einsum, Linear, LinearGeneral
 from nnxlite.nn.lora_kernel import LoRAKernel as LoRAKernel
-from nnxlite.nn.lora_kernel import entries_of_matrices, low_rank
+from nnxlite.nn.lora_kernel import entries_of_matrices
 from nnxlite.nn.stochastic import Dropout
 from nnxlite.nn.weight_normalization import SpectralNorm, WeightNorm
 from nnxlite.objects._module import Module, layer_name
@@ -129,9 +119,7 @@ class LoRA(Module):
         a_metadata: Metadata = NO_METADATA,
         b_metadata: Metadata = NO_METADATA,
     ) -> None:
-        check_size(self, "in_features", in_features)
-        check_size(self, "lora_rank", lora_rank)
-        check_size(self, "out_features", out_features)
+        Arguments(self, locals()).sizes("in_features", "lora_rank", "out_features")
         if base_module is not None and not callable(base_module):
             raise ValueError(
                 f"{layer_name(self)}: `base_module` must be callable, got {type(base_module).__name__}."
@@ -145,8 +133,8 @@ class LoRA(Module):
         self.promote_dtype = promote_dtype
         a, b = (in_features, lora_rank), (lora_rank, out_features)
         kind = lora_param_type
-        self.lora_a = new_param(self, rngs, a_initializer, a, param_dtype, a_metadata, kind)
-        self.lora_b = new_param(self, rngs, b_initializer, b, param_dtype, b_metadata, kind)
+        self.lora_a = _common.new_param(self, rngs, a_initializer, a, param_dtype, a_metadata, kind)
+        self.lora_b = _common.new_param(self, rngs, b_initializer, b, param_dtype, b_metadata, kind)
 
     def __call__(self, x: jax.Array, **kwargs: tp.Any) -> jax.Array:
         """The adapted result, (..., in_features) -> (..., out_features).
@@ -157,8 +145,8 @@ class LoRA(Module):
         """
         x, a, b = self.promote_dtype((x, self.lora_a[...], self.lora_b[...]), dtype=self.dtype)
         if x.shape[-1:] != a.shape[:1]:
-            raise TypeError(feature_mismatch(self, x, a, "lora_a"))
-        y = low_rank(x, a, b)
+            raise TypeError(_common.feature_mismatch(self, x, a, "lora_a"))
+        y = x @ a @ b
         if self.base_module is not None:
             y = y + self.base_module(x, **kwargs)
         return y
@@ -209,7 +197,7 @@ class LoRALinear(Linear):
         **kwargs: tp.Any,
     ) -> None:
         arguments = Arguments(self, locals())
-        check_size(self, "lora_rank", lora_rank)
+        arguments.sizes("lora_rank")
         super().__init__(in_features, out_features, rngs=rngs, **kwargs)
         options = arguments.passed_on("dtype", "param_dtype", "promote_dtype", prefix="lora_")
         names = ("a_initializer", "b_initializer", "a_metadata", "b_metadata")
@@ -275,7 +263,7 @@ def inject(
     """
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise ValueError(f"lora.inject: rank must be a whole number, 1 or more, got {rank!r}.")
-    check_rate("lora.inject", "dropout", dropout)
+    _common.check_rate("lora.inject", "dropout", dropout)
     layers = matches(model, filter, lambda x: _form(x, weight) is not None, "layer", "lora.inject")
     kernels = [
         _Kernel(path, layer, *tp.cast(_Form, _form(layer, weight))) for path, layer in layers
@@ -349,7 +337,7 @@ def _matrices(
     base, stacked = kernel.base, kernel.stacked
     split = base.ndim - kernel.outputs
     stack, rows = base.shape[:stacked], math.prod(base.shape[stacked:split])
-    key = params_key("lora.inject", rngs)
+    key = _common.params_key("lora.inject", rngs)
     if stack:  # each matrix as if it were alone
         keys = jax.random.split(key, math.prod(stack))
         a = jax.vmap(lambda k: init(k, (rows, rank), dtype))(keys).reshape(*stack, rows, rank)

@@ -4,7 +4,7 @@
 
 `product` is the layer's own, and linear in the kernel.  The first thin matrix is a kernel of the same
 layer with `rank` output features, and the second one maps these to the outputs, so that nothing as large
-as the kernel is formed.  `LoRA` is the same for a plain matrix product (`low_rank`).
+as the kernel is formed.  `LoRA` is the same for a plain matrix product.
 
 An object that the library does not know reads its attribute like an array: then, and only then, the
 sum `base + alpha / rank * lora_a @ lora_b` is formed.
@@ -28,9 +28,7 @@ if tp.TYPE_CHECKING:
     from nnxlite.nn.stochastic import Dropout
 
 Product: tp.TypeAlias = tp.Callable[..., jax.Array]
-"""The product of a layer: `product(x, kernel, **options)`."""
-
-NO_OPTIONS: tp.Final[dict[str, tp.Any]] = {}
+"""A product that a layer computes, such as `jax.lax.dot_general` or a quantised one."""
 
 
 class Adapter(tp.NamedTuple):
@@ -112,11 +110,6 @@ class LoRAKernel(Pytree, ArrayOperators[jax.Array]):
         return self.base.dtype
 
 
-def low_rank(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The product of an input with two thin matrices, (..., rows) -> (..., columns)."""
-    return x @ a @ b
-
-
 def weight_of(kernel: tp.Any) -> jax.Array:
     """The array of a kernel, without an adapter: a layer adds that on the side of its input."""
     return kernel.base[...] if isinstance(kernel, LoRAKernel) else kernel[...]
@@ -140,12 +133,7 @@ def adapter_of(kernel: tp.Any, dtype: tp.Any) -> Adapter | None:
 
 
 def add_adapter(
-    y: jax.Array,
-    x: jax.Array,
-    kernel: tp.Any,
-    product: Product,
-    options: dict[str, tp.Any] = NO_OPTIONS,
-    groups: int = 1,
+    y: jax.Array, x: jax.Array, kernel: tp.Any, product: Product, options: dict[str, tp.Any]
 ) -> jax.Array:
     """`y`, a layer's product with its kernel, plus that with the kernel's adapter, if there is one.
 
@@ -153,19 +141,13 @@ def add_adapter(
         y: array of shape (..., *output axes).
         x: the input, in the dtype of the computation.
         kernel: a Variable, or a `LoRAKernel`.
-        product: multiplies an input by a kernel that has `rank` outputs for each group.
+        product: multiplies an input by a kernel that has `rank` outputs: `product(x, a, **options)`.
         options: keywords of a product, among them perhaps the sharding of `y`.
-        groups: groups of features, each of which gives an equal part of the last axis.
     """
     adapter = adapter_of(kernel, x.dtype)
     if adapter is None:
         return y
     a, b, dropped = adapter
-    if groups > 1:
-        z = product(dropped(x), jnp.tile(a, groups), **options)
-        z = jnp.reshape(z, (*z.shape[:-1], groups, -1))
-        delta = jnp.einsum("...gr,rgo->...go", z, jnp.reshape(b, (b.shape[0], groups, -1)))
-        return y + jnp.reshape(delta, y.shape).astype(y.dtype)
     z = product(dropped(x), a, **thin_options(options, y.ndim - b.ndim + 1))
     delta = lax.dot_general(z, b, (((z.ndim - 1,), (0,)), ((), ())), **options)
     return y + delta.astype(y.dtype)

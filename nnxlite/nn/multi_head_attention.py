@@ -22,24 +22,13 @@ from jax import lax
 from jax.core import Tracer
 
 from nnxlite.boundary._call_def import parameters_of
-from nnxlite.nn import initializers
-from nnxlite.nn._common import (
-    NO_METADATA,
-    Arguments,
-    DotGeneralFn,
-    KeySource,
-    Metadata,
-    OutSharding,
-    Precision,
-    check_rate,
-    draw_key,
-    own_stream,
-    resolve_mode,
-)
+from nnxlite.nn import _common, initializers
+from nnxlite.nn._common import NO_METADATA, Arguments, KeySource, Metadata, OutSharding, Precision
 from nnxlite.nn.attention import Implementation, dot_product_attention, logit_like
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
 from nnxlite.nn.linear import LinearGeneral, default_kernel_init
+from nnxlite.nn.lora_kernel import Product
 from nnxlite.nn.normalization import LayerNorm
 from nnxlite.objects._fields import data
 from nnxlite.objects._module import Module, layer_name, note_layer
@@ -161,10 +150,10 @@ class MultiHeadAttention(Module):
         qkv_promote_dtype: PromoteDtypeFn = default_promote_dtype,
         out_promote_dtype: PromoteDtypeFn = default_promote_dtype,
         ln_promote_dtype: PromoteDtypeFn = default_promote_dtype,
-        qkv_dot_general: DotGeneralFn | None = None,
-        out_dot_general: DotGeneralFn | None = None,
-        qkv_dot_general_cls: tp.Callable[[], DotGeneralFn] | None = None,
-        out_dot_general_cls: tp.Callable[[], DotGeneralFn] | None = None,
+        qkv_dot_general: Product | None = None,
+        out_dot_general: Product | None = None,
+        qkv_dot_general_cls: tp.Callable[[], Product] | None = None,
+        out_dot_general_cls: tp.Callable[[], Product] | None = None,
         rngs: Rngs,
         keep_rngs: bool = True,
         kernel_metadata: Metadata = NO_METADATA,
@@ -182,56 +171,41 @@ class MultiHeadAttention(Module):
             in_kv_features=in_features if in_kv_features is None else in_kv_features,
             num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
         )
-        self._nnx_check_heads()
-        check_rate(self, "dropout_rate", dropout_rate)
-        self.head_dim = self.qkv_features // num_heads
-
-        def linear(
-            part: str, kernel: tp.Any, bias: tp.Any, *args: tp.Any, axis: tp.Any = -1
-        ) -> LinearGeneral:
-            names = ("promote_dtype", "dot_general", "dot_general_cls")
-            return LinearGeneral(
-                *args,
-                axis=axis,
-                kernel_init=kernel[0],
-                kernel_metadata=kernel[1],
-                bias_init=bias[0],
-                bias_metadata=bias[1],
-                **arguments.passed_on("use_bias", "precision", "dtype", "param_dtype", "rngs"),
-                **arguments.passed_on(*names, prefix=part),
-            )
-
-        kernel, bias = (kernel_init, kernel_metadata), (bias_init, bias_metadata)
-        heads, kv_heads = (num_heads, self.head_dim), (self.num_kv_heads, self.head_dim)
-        self.query = linear("qkv_", kernel, bias, in_features, heads)
-        self.key = linear("qkv_", kernel, bias, self.in_kv_features, kv_heads)
-        self.value = linear("qkv_", kernel, bias, self.in_kv_features, kv_heads)
-        self.query_ln, self.key_ln = data(None), data(None)
-        if normalize_qk:
-            options = arguments.passed_on("dtype", "param_dtype", "rngs")
-            options |= {"use_bias": False, "promote_dtype": ln_promote_dtype}
-            norm = functools.partial(LayerNorm, self.head_dim, **options)
-            self.query_ln = norm(scale_metadata=query_ln_scale_metadata)
-            self.key_ln = norm(scale_metadata=key_ln_scale_metadata)
-        kernel = out_kernel_init or kernel_init, out_kernel_metadata or kernel_metadata
-        bias = out_bias_init or bias_init, out_bias_metadata or bias_metadata
-        self.out = linear("out_", kernel, bias, heads, self.out_features, axis=(-2, -1))
-        keeps_stream = keep_rngs and dropout_rate > 0
-        self.rngs = own_stream(self, rngs, "dropout") if keeps_stream else None
-        self.cached_key, self.cached_value, self.cache_index = data(None), data(None), data(None)
-
-    def _nnx_check_heads(self) -> None:
-        heads, kv_heads = self.num_heads, self.num_kv_heads
-        if heads < 1 or self.qkv_features % heads:
+        if num_heads < 1 or self.qkv_features % num_heads:
             raise ValueError(
                 f"{layer_name(self)}: Memory dimension ({self.qkv_features}) must be divisible by "
-                f"'num_heads' heads ({heads}). It is qkv_features, or else in_features."
+                f"'num_heads' heads ({num_heads}). It is qkv_features, or else in_features."
             )
-        if kv_heads < 1 or heads % kv_heads:
+        if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
             raise ValueError(
-                f"{layer_name(self)}: num_heads ({heads}) must be divisible by num_kv_heads "
-                f"({kv_heads}): equally many query heads share each key head."
+                f"{layer_name(self)}: num_heads ({num_heads}) must be divisible by num_kv_heads "
+                f"({self.num_kv_heads}): equally many query heads share each key head."
             )
+        _common.check_rate(self, "dropout_rate", dropout_rate)
+        self.head_dim = self.qkv_features // num_heads
+
+        shared = ("kernel_init", "kernel_metadata", "bias_init", "bias_metadata")
+        products = ("promote_dtype", "dot_general", "dot_general_cls")
+        names = ("use_bias", "precision", "dtype", "param_dtype", "rngs", *shared)
+        options = arguments.passed_on(*names)
+        of_qkv = options | arguments.passed_on(*products, prefix="qkv_")
+        heads, kv_heads = (num_heads, self.head_dim), (self.num_kv_heads, self.head_dim)
+        self.query = LinearGeneral(in_features, heads, **of_qkv)
+        self.key = LinearGeneral(self.in_kv_features, kv_heads, **of_qkv)
+        self.value = LinearGeneral(self.in_kv_features, kv_heads, **of_qkv)
+        self.query_ln, self.key_ln = data(None), data(None)
+        if normalize_qk:
+            of_norm = arguments.passed_on("dtype", "param_dtype", "rngs")
+            of_norm |= {"use_bias": False, "promote_dtype": ln_promote_dtype}
+            norm = functools.partial(LayerNorm, self.head_dim, **of_norm)
+            self.query_ln = norm(scale_metadata=query_ln_scale_metadata)
+            self.key_ln = norm(scale_metadata=key_ln_scale_metadata)
+        of_out = arguments.passed_on(*shared, *products, prefix="out_")
+        options |= {name: value for name, value in of_out.items() if value}  # or as the others
+        self.out = LinearGeneral(heads, self.out_features, axis=(-2, -1), **options)
+        keeps_stream = keep_rngs and dropout_rate > 0
+        self.rngs = _common.own_stream(self, rngs, "dropout") if keeps_stream else None
+        self.cached_key, self.cached_value, self.cache_index = data(None), data(None), data(None)
 
     def __call__(
         self,
@@ -286,8 +260,8 @@ class MultiHeadAttention(Module):
                 )
             inputs_k = inputs_q
         inputs_v = inputs_k if inputs_v is None else inputs_v
-        decode = resolve_mode(self, "decode", decode, self.decode)
-        drops = self.dropout_rate > 0 and not resolve_mode(
+        decode = _common.resolve_mode(self, "decode", decode, self.decode)
+        drops = self.dropout_rate > 0 and not _common.resolve_mode(
             self, "deterministic", deterministic, self.deterministic
         )
         _check_input(self, "inputs_q", inputs_q, self.in_features)
@@ -299,25 +273,22 @@ class MultiHeadAttention(Module):
         value = self.value(inputs_v, out_sharding=qkv_sharding)
         if self.query_ln is not None and self.key_ln is not None:
             query, key = self.query_ln(query), self.key_ln(key)
-        step = None
+        fits = None
         if decode:
-            step = _decode(self, query, key, value, mask)
-            key, value, mask = step.keys, step.values, step.mask
+            key, value, mask, positions, fits = _decode(self, query, key, value, mask)
             if input_positions is None and takes_positions(self.attention_fn):
-                input_positions = step.positions
-        implementation = getattr(
-            self, "implementation", None
-        )  # unknown to layers of another library
-        optional = {"input_positions": input_positions, "implementation": implementation}
+                input_positions = positions
+        optional = {"input_positions": input_positions}
+        optional["implementation"] = getattr(self, "implementation", None)  # not in other libraries
+        drawn = (rngs, self.rngs, "dropout", _PURPOSE, "keep_rngs=True")
+        dropout_rng = _common.draw_key(self, *drawn) if drops else None
         try:
             x = self.attention_fn(
                 query,
                 key,
                 value,
                 mask=mask,
-                dropout_rng=draw_key(self, rngs, self.rngs, "dropout", _PURPOSE, "keep_rngs=True")
-                if drops
-                else None,
+                dropout_rng=dropout_rng,
                 dropout_rate=self.dropout_rate,
                 broadcast_dropout=self.broadcast_dropout,
                 deterministic=not drops,
@@ -330,8 +301,8 @@ class MultiHeadAttention(Module):
         except (TypeError, ValueError) as error:
             note_layer(error, self)
             raise
-        if step is not None and step.fits is not None:
-            x = jnp.where(step.fits, x, jnp.nan)
+        if fits is not None:
+            x = jnp.where(fits, x, jnp.nan)
         return self.out(x, out_sharding=out_sharding)
 
     def init_cache(self, input_shape: tp.Sequence[int], dtype: Dtype = jnp.float32) -> None:
@@ -427,24 +398,19 @@ def _dtype_of(layer: MultiHeadAttention) -> Dtype:
     return jnp.result_type(*dtypes) if dtypes else jnp.float32
 
 
-class _Step(tp.NamedTuple):
-    """What a decoding step attends to."""
-
-    keys: jax.Array
-    values: jax.Array
-    mask: jax.Array
-    positions: jax.Array  # (query length,), in their sequence
-    fits: jax.Array | None  # whether the cache had enough free entries; None if that is known
-
-
 def _decode(
     layer: MultiHeadAttention,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     mask: jax.Array | None,
-) -> _Step:
-    """Write keys and values to the cache, and return its content."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """Write keys and values to the cache; what the step attends to.
+
+    Returns:
+        Keys, values and mask of the whole cache; the positions of the queries, (query length,); whether
+        the cache had enough free entries, or None if that is known.
+    """
     cached_keys, cached_values, count = layer.cached_key, layer.cached_value, layer.cache_index
     if cached_keys is None or cached_values is None or count is None:
         raise ValueError(
@@ -469,8 +435,8 @@ def _decode(
     cached_values.set_value(values)
     keys, values = keys.astype(key.dtype), values.astype(value.dtype)  # as without a cache
     count.set_value(index + steps)
-    fits = None if _known(index) else index + steps <= length
-    return _Step(keys, values, mask, positions, fits)
+    fits = index + steps <= length if isinstance(index, Tracer) else None
+    return keys, values, mask, positions, fits
 
 
 def _check_step(
@@ -484,17 +450,13 @@ def _check_step(
             f"{expected} instead got {key.shape}. It decodes the next positions, at most {length}; "
             f"the cache has shape {cached.shape}, the query {query.shape}."
         )
-    if _known(index) and int(index) + steps > length:
+    if not isinstance(index, Tracer) and int(index) + steps > length:
         last = int(index) + steps - 1
         filled = "all" if int(index) == length else f"{int(index)} of"
         raise ValueError(
             f"{layer_name(layer)} cannot decode position {last}: {filled} {length} entries of its "
             "cache are filled. Make a longer one with init_cache, which also empties it."
         )
-
-
-def _known(index: jax.Array) -> bool:
-    return not isinstance(index, Tracer)
 
 
 def takes_positions(attention_fn: tp.Callable[..., tp.Any]) -> bool:

@@ -21,21 +21,10 @@ import typing as tp
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from nnxlite.nn import initializers
-from nnxlite.nn._common import (
-    NO_METADATA,
-    Arguments,
-    Axes,
-    Metadata,
-    broadcastable,
-    resolve_mode,
-    value_of,
-    wide,
-    without_numpy,
-)
+from nnxlite.nn import _common, initializers
+from nnxlite.nn._common import NO_METADATA, Arguments, Axes, Metadata
 from nnxlite.nn._normalizing import (
     Count,
     abs_squared,
@@ -45,15 +34,13 @@ from nnxlite.nn._normalizing import (
     checked_mask,
     groups_of,
     number_of,
-    present,
     reduction_axes_of_groups,
-    refuse_batch_axis,
     unless_of_none,
     updated,
 )
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, canonicalize_dtype, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.objects._module import Module
+from nnxlite.objects._module import Module, layer_name
 from nnxlite.objects._rngs import Rngs
 from nnxlite.variables._kinds import BatchStat, Param
 
@@ -82,8 +69,15 @@ class _Normalization(Module):
         if "use_bias" in values:
             self.bias = arguments.parameter("bias", shape)
         names = [n for n in ("axis", "feature_axes", "reduction_axes") if n in values]
-        axes = {name: without_numpy(values[name]) for name in names}
+        axes = {name: _common.without_numpy(values[name]) for name in names}
         arguments.set_attributes(*without, **axes)
+
+
+class _WithBias(_Normalization):
+    """One that has a bias, or the choice of one."""
+
+    bias: Param[jax.Array] | None
+    use_bias: bool
 
 
 def _normalized_by_itself(
@@ -98,8 +92,8 @@ def _normalized_by_itself(
     """The input normalised by its own moments over some axes."""
     x = jnp.asarray(x)
     feature_axes = absolute(layer, x, layer.feature_axes if feature_axes is None else feature_axes)
-    parameters = (value_of(layer.scale), value_of(bias))
-    check_features(layer, x, feature_axes, *map(np.size, present(*parameters)))
+    parameters = (_common.value_of(layer.scale), _common.value_of(bias))
+    check_features(layer, x, feature_axes, *parameters)
     axes = absolute(layer, x, reduction_axes)
     x, scale, bias_value = layer.promote_dtype((x, *parameters), dtype=layer.dtype)
     mean, var = moments(layer, x, axes, checked_mask(layer, mask, x.shape), centred)
@@ -119,39 +113,33 @@ def moments(
     The fast variance, E|x|^2 - |E x|^2, reads the input once and needs one communication between
     devices; it loses digits if the mean is much larger than the deviation.
     """
-    x = wide(x)
+    x = _common.wide(x)
     count = number_of(layer, x.shape, axes, mask) if count is None else count
-    if not centred:
-        (var,) = _means(layer, (abs_squared(x),), axes, mask, count)
-        return jnp.zeros_like(var), unless_of_none(var, count, 1)
-    if layer.use_fast_variance:
-        mean, square = _means(layer, (x, abs_squared(x)), axes, mask, count)
-        var = jnp.maximum(0.0, square - abs_squared(mean))
-        return mean, unless_of_none(var, count, 1)
-    (mean,) = _means(layer, (x,), axes, mask, count)
-    (var,) = _means(layer, (abs_squared(x - mean),), axes, mask, count)
-    return mean, unless_of_none(var, count, 1)
-
-
-def _means(
-    layer: tp.Any,
-    arrays: tuple[jax.Array, ...],
-    axes: tuple[int, ...],
-    mask: jax.Array | None,
-    count: Count,
-) -> tp.Sequence[jax.Array]:
-    """The mean of each array over `axes`, and over the devices on the named axis; of no elements, 0.
-
-    With a mask, devices may count different numbers of elements: sums and counts are added up.
-    """
     name, groups = layer.axis_name, layer.axis_index_groups
-    if name is None or mask is None:
-        means = tuple(jnp.mean(a, axes, where=mask, keepdims=True) for a in arrays)
-        means = means if name is None else lax.pmean(means, name, axis_index_groups=groups)
+
+    def means(*arrays: jax.Array) -> list[jax.Array]:
+        """Over `axes`, and over the devices on the named axis; the mean of no elements is 0.
+
+        With a mask, devices may count different numbers of elements: sums and counts are added up.
+        """
+        if name is None or mask is None:
+            each = tuple(jnp.mean(a, axes, where=mask, keepdims=True) for a in arrays)
+            each = each if name is None else lax.pmean(each, name, axis_index_groups=groups)
+        else:
+            sums = tuple(jnp.sum(a, axes, where=mask, keepdims=True) for a in arrays)
+            each = tuple(a / count for a in lax.psum(sums, name, axis_index_groups=groups))
+        return [unless_of_none(mean, count, 0) for mean in each]
+
+    if not centred:
+        (var,) = means(abs_squared(x))
+        mean = jnp.zeros_like(var)
+    elif layer.use_fast_variance:
+        mean, square = means(x, abs_squared(x))
+        var = jnp.maximum(0.0, square - abs_squared(mean))
     else:
-        sums = tuple(jnp.sum(a, axes, where=mask, keepdims=True) for a in arrays)
-        means = tuple(a / count for a in lax.psum(sums, name, axis_index_groups=groups))
-    return tuple(unless_of_none(mean, count, 0) for mean in means)
+        (mean,) = means(x)
+        (var,) = means(abs_squared(x - mean))
+    return mean, unless_of_none(var, count, 1)
 
 
 def normalized(
@@ -168,14 +156,14 @@ def normalized(
     y = x - mean
     factor = lax.rsqrt(var + layer.epsilon)
     if scale is not None:
-        factor = factor * broadcastable(scale, along)
+        factor = factor * _common.broadcastable(scale, along)
     y = y * factor
     if bias is not None:
-        y = y + broadcastable(bias, along)
+        y = y + _common.broadcastable(bias, along)
     return jnp.asarray(y, canonicalize_dtype(x, scale, bias, dtype=layer.dtype))
 
 
-class BatchNorm(_Normalization):
+class BatchNorm(_WithBias):
     """Batch normalisation (Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167).
 
     In training (`use_running_average=False`) the moments are those of the batch, and the running
@@ -214,8 +202,6 @@ class BatchNorm(_Normalization):
     (2, 2) [0.2 2. ]
     """
 
-    bias: Param[jax.Array] | None
-    use_bias: bool
     use_running_average: bool | None
     axis: tp.Any
     momentum: float
@@ -267,15 +253,15 @@ class BatchNorm(_Normalization):
             IndexError: if the input does not have the axis.
         """
         x = jnp.asarray(x)
-        use_running_average = resolve_mode(
+        use_running_average = _common.resolve_mode(
             self, "use_running_average", use_running_average, self.use_running_average
         )
         feature_axes = absolute(self, x, self.axis)
         average, spread = self.mean.get_value(), self.var.get_value()
         if not use_running_average:  # a running average in bfloat16 stops moving on the way
-            average, spread = wide(average), wide(spread)
-        arrays = (average, spread, value_of(self.scale), value_of(self.bias))
-        check_features(self, x, feature_axes, *map(np.size, present(*arrays)))
+            average, spread = _common.wide(average), _common.wide(spread)
+        arrays = (average, spread, _common.value_of(self.scale), _common.value_of(self.bias))
+        check_features(self, x, feature_axes, *arrays)
         x, _, _, scale, bias = self.promote_dtype((x, *arrays), dtype=self.dtype)
         if use_running_average:  # in float32 even if `x` is not, like the moments of a batch
             along = [n if axis in feature_axes else 1 for axis, n in enumerate(x.shape)]
@@ -299,7 +285,7 @@ class BatchNorm(_Normalization):
             self.use_running_average = use_running_average
 
 
-class LayerNorm(_Normalization):
+class LayerNorm(_WithBias):
     """Layer normalisation (Ba, Kiros and Hinton 2016, https://arxiv.org/abs/1607.06450).
 
     Args:
@@ -326,8 +312,6 @@ class LayerNorm(_Normalization):
      [-1.225  0.     1.225]]
     """
 
-    bias: Param[jax.Array] | None
-    use_bias: bool
     reduction_axes: tp.Any
     feature_axes: tp.Any
 
@@ -436,7 +420,7 @@ class RMSNorm(_Normalization):
         return _normalized_by_itself(self, x, self.reduction_axes, mask, centred=False)
 
 
-class GroupNorm(_Normalization):
+class GroupNorm(_WithBias):
     """Group normalisation (Wu and He 2018, https://arxiv.org/abs/1803.08494).
 
     The features, along the last axis, are divided into groups of neighbours; each group of each
@@ -470,8 +454,6 @@ class GroupNorm(_Normalization):
     [[-1.  1. -1.  1.]]
     """
 
-    bias: Param[jax.Array] | None
-    use_bias: bool
     reduction_axes: tp.Any
 
     def __init__(
@@ -527,7 +509,7 @@ class GroupNorm(_Normalization):
         return y.reshape(x.shape)
 
 
-class InstanceNorm(_Normalization):
+class InstanceNorm(_WithBias):
     """Instance normalisation (Ulyanov et al. 2016, https://arxiv.org/abs/1607.08022).
 
     Each example (along the first axis) and each feature has its own moments, computed over all
@@ -556,8 +538,6 @@ class InstanceNorm(_Normalization):
      [-1.  1.]]
     """
 
-    bias: Param[jax.Array] | None
-    use_bias: bool
     feature_axes: tp.Any
 
     def __init__(
@@ -596,5 +576,9 @@ class InstanceNorm(_Normalization):
         """
         x = jnp.asarray(x)
         feature_axes = absolute(self, x, self.feature_axes)
-        refuse_batch_axis(self, x, feature_axes)
+        if 0 in feature_axes:
+            raise ValueError(
+                f"{layer_name(self)}: The channel axes cannot include the leading dimension, which "
+                f"is the batch: feature_axes={self.feature_axes}, and the input has shape {x.shape}."
+            )
         return _normalized_by_itself(self, x, all_but(x, (0, *feature_axes)), mask, self.bias)

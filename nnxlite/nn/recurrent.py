@@ -36,7 +36,7 @@ __all__ = ["Bidirectional", "RNN"]
 _logger = logging.getLogger(__name__)
 
 
-class RNNKeywords(tp.TypedDict, total=False):
+class Keywords(tp.TypedDict, total=False):
     """The options of a call of `RNN` or `Bidirectional`, but for `return_carry`."""
 
     initial_carry: tp.Any
@@ -107,27 +107,15 @@ class RNN(Module):
 
     @tp.overload
     def __call__(
-        self,
-        inputs: jax.Array,
-        *,
-        return_carry: tp.Literal[True],
-        **options: tp.Unpack[RNNKeywords],
+        self, inputs: jax.Array, *, return_carry: tp.Literal[True], **options: tp.Unpack[Keywords]
     ) -> tuple[tp.Any, jax.Array]: ...
     @tp.overload
     def __call__(
-        self,
-        inputs: jax.Array,
-        *,
-        return_carry: tp.Literal[False],
-        **options: tp.Unpack[RNNKeywords],
+        self, inputs: jax.Array, *, return_carry: tp.Literal[False], **options: tp.Unpack[Keywords]
     ) -> jax.Array: ...
     @tp.overload
     def __call__(
-        self,
-        inputs: jax.Array,
-        *,
-        return_carry: bool | None = None,
-        **options: tp.Unpack[RNNKeywords],
+        self, inputs: jax.Array, *, return_carry: bool | None = None, **options: tp.Unpack[Keywords]
     ) -> tp.Any: ...
     def __call__(
         self,
@@ -408,19 +396,11 @@ class Bidirectional(Module):
 
     @tp.overload
     def __call__(
-        self,
-        inputs: jax.Array,
-        *,
-        return_carry: tp.Literal[True],
-        **options: tp.Unpack[RNNKeywords],
+        self, inputs: jax.Array, *, return_carry: tp.Literal[True], **options: tp.Unpack[Keywords]
     ) -> tuple[tp.Any, jax.Array]: ...
     @tp.overload
     def __call__(
-        self,
-        inputs: jax.Array,
-        *,
-        return_carry: bool | None = None,
-        **options: tp.Unpack[RNNKeywords],
+        self, inputs: jax.Array, *, return_carry: bool | None = None, **options: tp.Unpack[Keywords]
     ) -> tp.Any: ...
     def __call__(
         self,

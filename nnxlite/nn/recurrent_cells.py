@@ -15,17 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import TraceContextError, short_type, under_own_name
-from nnxlite.nn import initializers
-from nnxlite.nn._common import (
-    KEYLESS,
-    NO_METADATA,
-    Arguments,
-    KeySource,
-    Metadata,
-    broadcast_together,
-    draw_key,
-    own_stream,
-)
+from nnxlite.nn import _common, initializers
+from nnxlite.nn._common import KEYLESS, NO_METADATA, Arguments, KeySource, Metadata
 from nnxlite.nn.activations import sigmoid, tanh
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
@@ -107,6 +98,48 @@ class RNNCellBase(Module):
         raise NotImplementedError(f"{layer_name(self)} is an RNN cell and must define `{member}`.")
 
 
+def _initialize_carry(count: int) -> tp.Callable[..., tp.Any]:
+    """The method of a cell whose carry is so many arrays."""
+
+    def initialize_carry(
+        self: tp.Any,
+        input_shape: tuple[int, ...],
+        rngs: KeySource | None = None,
+        carry_init: Initializer | None = None,
+    ) -> tp.Any:
+        """The initial carry: an array (*batch, hidden_features), or two for long short-term memory.
+
+        Args:
+            input_shape: the shape of one position of the input, (*batch, in_features).
+            rngs: the source of a key for each array, from the stream "carry"; takes precedence over
+                the cell's own stream.  A constant carry needs none.
+            carry_init: an initializer; takes precedence over the cell's own.  Zeros by default.
+
+        Raises ValueError if the carry is random and the cell has no source of keys.
+        """
+        init = self.carry_init if carry_init is None else carry_init
+        init = initializers.zeros if init is None else init
+        keyless = rngs is None and self.rngs is None and init in KEYLESS
+        shape = (*input_shape[:-1], self.hidden_features)
+        source = RngStream(rngs, tag="carry") if isinstance(rngs, jax.Array) else rngs
+
+        def key() -> tp.Any:
+            if keyless:
+                return None
+            purpose = "RNGs must be provided to initialize the cell carry"
+            try:
+                return _common.draw_key(self, source, self.rngs, "carry", purpose, "keep_rngs=True")
+            except TraceContextError:  # a stream of an outer trace level cannot advance
+                if init in KEYLESS:
+                    return None
+                raise
+
+        arrays = tuple(init(key(), shape, self.param_dtype) for _ in range(count))
+        return arrays if count > 1 else arrays[0]
+
+    return initialize_carry
+
+
 class _Cell(RNNCellBase):
     """What the cells of this file share: their attributes, and how their carry is made."""
 
@@ -134,7 +167,7 @@ class _Cell(RNNCellBase):
         arguments.set_attributes()
         values = arguments.values
         rngs = values["rngs"]
-        self.rngs = data(own_stream(self, rngs, "carry") if values["keep_rngs"] else None)
+        self.rngs = data(_common.own_stream(self, rngs, "carry") if values["keep_rngs"] else None)
         self.carry_init = values["carry_init"]
         names = ("dtype", "param_dtype", "bias_init", "promote_dtype", "bias_metadata", "rngs")
         linear = functools.partial(Linear, **arguments.passed_on(*names))
@@ -145,23 +178,7 @@ class _Cell(RNNCellBase):
         of_hidden = functools.partial(linear, self.hidden_features, **recurrent)
         return of_input, of_hidden
 
-    def initialize_carry(
-        self,
-        input_shape: tuple[int, ...],
-        rngs: KeySource | None = None,
-        carry_init: Initializer | None = None,
-    ) -> tp.Any:
-        """The initial carry: (*batch, hidden_features).
-
-        Args:
-            input_shape: the shape of one position of the input, (*batch, in_features).
-            rngs: the source of a key for each array, from the stream "carry"; takes precedence over
-                the cell's own stream.  A constant carry needs none.
-            carry_init: an initializer; takes precedence over the cell's own.  Zeros by default.
-
-        Raises ValueError if the carry is random and the cell has no source of keys.
-        """
-        return _first_carry(self, 1, input_shape, rngs, carry_init)[0]
+    initialize_carry = _initialize_carry(1)
 
     @property
     def num_feature_axes(self) -> int:
@@ -169,39 +186,10 @@ class _Cell(RNNCellBase):
         return 1
 
 
-def _first_carry(
-    cell: tp.Any,
-    parts: int,
-    input_shape: tuple[int, ...],
-    rngs: KeySource | None,
-    carry_init: Initializer | None,
-) -> tuple[tp.Any, ...]:
-    """The arrays of the initial carry; see `_Cell.initialize_carry`."""
-    init = carry_init if carry_init is not None else cell.carry_init
-    init = initializers.zeros if init is None else init
-    keyless = rngs is None and cell.rngs is None and init in KEYLESS
-    shape = (*input_shape[:-1], cell.hidden_features)
-    if isinstance(rngs, jax.Array):
-        rngs = RngStream(rngs, tag="carry")
-
-    def key() -> tp.Any:
-        if keyless:
-            return None
-        purpose = "RNGs must be provided to initialize the cell carry"
-        try:
-            return draw_key(cell, rngs, cell.rngs, "carry", purpose, "keep_rngs=True")
-        except TraceContextError:  # a stream of an outer trace level cannot advance
-            if init in KEYLESS:
-                return None
-            raise
-
-    return tuple(init(key(), shape, cell.param_dtype) for _ in range(parts))
-
-
 def _check_batch(cell: tp.Any, inputs: jax.Array, *hidden: jax.Array) -> None:
     """Raise TypeError unless batch axes of input and carry broadcast; `Linear` checks features."""
     for shape in map(np.shape, hidden):
-        if not broadcast_together(shape[:-1], np.shape(inputs)[:-1]):
+        if _common.broadcast_shape(shape[:-1], np.shape(inputs)[:-1]) is None:
             raise TypeError(
                 f"{layer_name(cell)} got a carry of shape {shape} for an input of shape "
                 f"{np.shape(inputs)}: their batch axes must broadcast."
@@ -311,28 +299,8 @@ class _GatedCell(_Cell):
         self._nnx_lacks("_nnx_build")
 
 
-class _MemoryCell(_GatedCell):
-    """A cell whose carry is two arrays, memory and hidden array."""
-
-    def initialize_carry(
-        self,
-        input_shape: tuple[int, ...],
-        rngs: KeySource | None = None,
-        carry_init: Initializer | None = None,
-    ) -> tuple[tp.Any, tp.Any]:
-        """The initial carry: two arrays (*batch, hidden_features).
-
-        Arguments and errors are those of `GRUCell`, with a key for each array.
-        """
-        memory, hidden = _first_carry(self, 2, input_shape, rngs, carry_init)
-        return memory, hidden
-
-
 def _memory_step(
-    cell: tp.Any,
-    carry: Memory,
-    inputs: jax.Array,
-    gates: tp.Callable[[jax.Array], tp.Iterable[jax.Array]],
+    cell: tp.Any, carry: Memory, inputs: jax.Array, gates: tp.Callable[..., tp.Iterable[jax.Array]]
 ) -> tuple[Memory, jax.Array]:
     """One step of long short-term memory.
 
@@ -354,6 +322,12 @@ def _memory_step(
     new_c = cell.gate_fn(f) * c + cell.gate_fn(i) * cell.activation_fn(g)
     new_h = cell.gate_fn(o) * cell.activation_fn(new_c)
     return (new_c, new_h), new_h
+
+
+class _MemoryCell(_GatedCell):
+    """A cell whose carry is two arrays, memory and hidden array."""
+
+    initialize_carry = _initialize_carry(2)
 
 
 class LSTMCell(_MemoryCell):
@@ -413,10 +387,7 @@ class LSTMCell(_MemoryCell):
             inputs: (*batch, in_features).
         """
         pairs = (self.ii, self.hi), (self.if_, self.hf), (self.ig, self.hg), (self.io, self.ho)
-
-        def gates(h: jax.Array) -> tp.Iterable[jax.Array]:
-            return [of_input(inputs) + of_hidden(h) for of_input, of_hidden in pairs]
-
+        gates = lambda h: [of_input(inputs) + of_hidden(h) for of_input, of_hidden in pairs]
         return _memory_step(self, carry, inputs, gates)
 
 
@@ -450,10 +421,7 @@ class OptimizedLSTMCell(_MemoryCell):
             carry: memory and hidden array, both (*batch, hidden_features).
             inputs: (*batch, in_features).
         """
-
-        def gates(h: jax.Array) -> tp.Iterable[jax.Array]:
-            return jnp.split(self.dense_i(inputs) + self.dense_h(h), 4, axis=-1)
-
+        gates = lambda h: jnp.split(self.dense_i(inputs) + self.dense_h(h), 4, axis=-1)
         return _memory_step(self, carry, inputs, gates)
 
 

@@ -163,10 +163,15 @@ def _matrices(layer: SpectralNorm) -> Weights:
 def _divide_by_singular_value(
     layer: SpectralNorm, path: Path, weight: Variable[jax.Array], update_stats: bool
 ) -> None:
+    """Divide a weight by its largest singular value, after some steps of power iteration."""
     stored_u, stored_sigma = layer.batch_stats[(*path, "u")], layer.batch_stats[(*path, "sigma")]
     value = weight.get_value()
-    matrix = wide(value.reshape(-1, value.shape[-1]))
-    u, v = _singular_vectors(matrix, wide(stored_u.get_value()), layer.n_steps, layer.epsilon)
+    matrix, u = wide(value.reshape(-1, value.shape[-1])), wide(stored_u.get_value())
+    v = u
+    for _ in range(layer.n_steps):
+        v = _unit(jnp.matmul(u, matrix.T), None, layer.epsilon)
+        u = _unit(jnp.matmul(v, matrix), None, layer.epsilon)
+    u, v = lax.stop_gradient((u, v))
     sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
     if update_stats:
         stored_u.set_value(u.astype(stored_u.dtype))
@@ -174,17 +179,6 @@ def _divide_by_singular_value(
     normalized = value / jnp.where(sigma != 0, sigma, 1)
     dtype = canonicalize_dtype(value, u, v, sigma, dtype=layer.dtype)
     weight.set_value(normalized.astype(dtype).astype(value.dtype))
-
-
-def _singular_vectors(
-    matrix: jax.Array, u: jax.Array, steps: int, epsilon: float
-) -> tuple[jax.Array, jax.Array]:
-    """Right and left singular vector, as rows, by power iteration from `u`; no gradient."""
-    v = u
-    for _ in range(steps):
-        v = _unit(jnp.matmul(u, matrix.T), None, epsilon)
-        u = _unit(jnp.matmul(v, matrix), None, epsilon)
-    return lax.stop_gradient(u), lax.stop_gradient(v)
 
 
 class WeightNorm(_WeightNormalization):

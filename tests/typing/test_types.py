@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import nnxlite as nnx
-from nnxlite.nn.recurrent import RNNKeywords
+from nnxlite.nn.recurrent import Keywords
 from nnxlite.transforms import _wrapper as signatures
 
 HERE = Path(__file__).parent
@@ -145,7 +145,7 @@ def test_options_of_overloads_are_those_of_the_transform(transform):
 @pytest.mark.parametrize("layer", [nnx.RNN, nnx.Bidirectional])
 def test_options_of_a_call_of_recurrent_layers(layer):
     names = inspect.signature(layer.__call__).parameters.keys()
-    assert names - {"self", "inputs", "return_carry"} == RNNKeywords.__annotations__.keys()
+    assert names - {"self", "inputs", "return_carry"} == Keywords.__annotations__.keys()
 
 
 def test_options_of_grad():
