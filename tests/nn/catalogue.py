@@ -17,7 +17,7 @@ import numpy as np
 
 import nnxlite as nnx
 from tests.nn import formulas
-from tests.nn.quick import quick
+from tests.nn.quick import QUICK, quick
 from tests.nn.rows import Layer, X, at, function, of
 
 # Linear maps and what is made of them --------------------------------------------------------
@@ -36,7 +36,6 @@ EINSUMS = [
     ("a...,ab->b...", (4, 5), (5,), (4, 2, 3), (5, 1, 1)),
     ("ab,...b->a...", (3, 2, 4), (3, 2), (5, 4), (1, 3, 2)),
     ("bij,ji->b", (3, 2), None, (5, 2, 3), ()),
-    ("bi,ji->bj", (6, 3), None, (5, 3), ()),
     ("be,he->bhe", (4, 3), None, (5, 3), ()),
     ("...a,...ab->...b", (2, 3, 4), None, (2, 3), ()),
 ]
@@ -107,8 +106,9 @@ def linear():
         "PReLU": everywhere(
             of("PReLU", 0.2), X, lambda p, x: np.where(x >= 0, x, p["negative_slope"] * x)
         ),
-        "MLP": Layer(of("MLP", 4, 4, 4, 1, norm=nnx.BatchNorm, dropout_rate=0.4), everywhere=True),
-        "MLP, by itself": row(of("MLP", 3, 2, 4, 2, activation=nnx.tanh), ((5, 3),), mlp, half=8),
+        "MLP": everywhere(
+            of("MLP", 4, 4, 4, 1, activation=nnx.tanh, **QUICK), X, mlp, half=8
+        ),
         "Identity": everywhere(of("Identity"), X, lambda p, x: x, types=False),
         "Sequential": Layer(sequential, everywhere=True),
         "Dropout": Layer(of("Dropout", 0.5), everywhere=True),
@@ -126,17 +126,6 @@ def linear():
             batched=not equation.startswith(("a", "...a,...")),
             unbatched=equation == "...a,ab->...b",
         )
-    for name, formula in formulas.ACTIVATIONS.items():
-        activation = getattr(nnx, name.partition(",")[0])
-        if "exact" in name:
-            activation = functools.partial(activation, approximate=False)
-        rows[name] = function(
-            activation,
-            ((4, 6),),
-            lambda p, x, f=formula: f(x),
-            batched=name != "logsumexp",
-            half=8,
-        )
     return rows
 
 
@@ -153,16 +142,13 @@ CONVOLUTIONS = [
     (1, 1, "CIRCULAR", 1, 3, 1),
     (1, 2, "REFLECT", 1, 1, 2),
     (1, 3, [(2, 1)], 2, 1, 1),
-    (2, (2, 1), "SAME", 1, (1, 2), 1),
     (2, 1, "CIRCULAR", 1, 1, 2),
     (2, (1, 2), "REFLECT", 1, 1, 1),
     (2, 2, [(1, 2), (0, 3)], (1, 2), 1, 2),
     (3, (1, 2, 1), "VALID", 1, 1, 1),
-    (3, 1, "SAME", 1, 1, 4),
 ]
 TRANSPOSED = [
     # rank, strides, padding, dilation, whether the kernel is flipped
-    (1, 1, "SAME", 1, False),
     (1, 2, "SAME", 1, True),
     (1, 3, "VALID", 2, False),
     (1, 2, "CIRCULAR", 1, True),
@@ -170,7 +156,6 @@ TRANSPOSED = [
     (1, 2, [(1, 2)], 1, False),
     (2, (2, 1), "SAME", 1, False),
     (2, 2, "CIRCULAR", (1, 2), False),
-    (2, (1, 2), "VALID", 1, True),
     (3, 2, "SAME", 1, False),
 ]
 POOLS = [
@@ -268,7 +253,6 @@ NORMS = [
     ("RMSNorm", (4,), {}, (-1,), (-1,)),
     ("InstanceNorm", (4,), {}, (1,), (-1,)),
     ("GroupNorm", (4, 2), {}, None, (-1,)),
-    ("GroupNorm", (4, 1), {}, None, (-1,)),
     ("GroupNorm", (4, 4), {}, None, (-1,)),
     ("GroupNorm", (4, 2), {"reduction_axes": (-1,)}, None, (-1,)),
     ("BatchNorm", (4,), {}, (0, 1), (-1,)),

@@ -1,11 +1,10 @@
-"""What layers compute, from the formulas, in NumPy and float64; loops where a loop says more.
+"""What layers compute, from the formulas, in NumPy and float64.
 
 Nothing here comes from another library of layers, or from JAX.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -21,40 +20,6 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-_erf = np.vectorize(math.erf, otypes=[float])
-SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
-
-ACTIVATIONS = {
-    "celu": lambda x: np.maximum(x, 0) + np.minimum(0, np.expm1(x)),
-    "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
-    "gelu": lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "gelu, exact": lambda x: x / 2 * (1 + _erf(x / math.sqrt(2))),
-    "glu": lambda x: x[..., : x.shape[-1] // 2] * sigmoid(x[..., x.shape[-1] // 2 :]),
-    "hard_sigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
-    "hard_silu": lambda x: x * np.clip(x + 3, 0, 6) / 6,
-    "hard_swish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
-    "hard_tanh": lambda x: np.clip(x, -1, 1),
-    "identity": lambda x: x,
-    "leaky_relu": lambda x: np.where(x >= 0, x, 0.01 * x),
-    "log_sigmoid": lambda x: -np.logaddexp(0, -x),
-    "log_softmax": lambda x: np.log(softmax(x)),
-    "logsumexp": lambda x: np.log(np.exp(x).sum()),
-    "relu": lambda x: np.maximum(x, 0),
-    "relu6": lambda x: np.clip(x, 0, 6),
-    "selu": lambda x: SELU_SCALE * np.where(x > 0, x, SELU_ALPHA * np.expm1(x)),
-    "sigmoid": sigmoid,
-    "silu": lambda x: x * sigmoid(x),
-    "soft_sign": lambda x: x / (1 + np.abs(x)),
-    "softmax": softmax,
-    "softplus": lambda x: np.logaddexp(0, x),
-    "standardize": lambda x: (
-        (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-    ),
-    "swish": lambda x: x * sigmoid(x),
-    "tanh": np.tanh,
-}
-
-
 # Convolutions and pools ----------------------------------------------------------------------
 
 
@@ -66,151 +31,86 @@ def same(size, reach, stride, lower=False):
     return front, total - front
 
 
-def padded(x, padding, reaches, strides):
-    """(*spatial, features) with its padding, of which the name, or pairs of numbers, is given."""
-    for axis, (reach, stride) in enumerate(zip(reaches, strides)):
-        size = x.shape[axis]
-        front, back, mode = 0, 0, "zero"
-        if padding in ("SAME", "SAME_LOWER"):
-            front, back = same(size, reach, stride, padding == "SAME_LOWER")
-        elif padding == "CAUSAL":
-            front = reach
-        elif padding in ("CIRCULAR", "REFLECT"):
-            front, back, mode = reach // 2, (reach + 1) // 2, padding
-        elif padding != "VALID":
-            front, back = padding[axis]
-        rows = []
-        for i in range(-front, size + back):
-            if mode == "CIRCULAR":
-                i %= size
-            elif mode == "REFLECT":
-                period = max(2 * (size - 1), 1)
-                i = min(i % period, -i % period)
-            row = np.take(x, i, axis) if 0 <= i < size else np.zeros_like(np.take(x, 0, axis))
-            rows.append(row)
-        x = np.stack(rows, axis)
-    return x
+def pads_of(x, padding, reaches, strides):
+    """How wide the padding is in front and behind, and in which mode of NumPy."""
+    if padding in ("SAME", "SAME_LOWER"):
+        sizes = zip(x.shape[1:-1], reaches, strides)
+        pairs = [same(*numbers, padding == "SAME_LOWER") for numbers in sizes]
+    elif padding in ("CIRCULAR", "REFLECT"):
+        pairs = [(reach // 2, (reach + 1) // 2) for reach in reaches]
+    elif padding in ("CAUSAL", "VALID"):
+        pairs = [(reach if padding == "CAUSAL" else 0, 0) for reach in reaches]
+    else:
+        pairs = padding
+    mode = {"CIRCULAR": "wrap", "REFLECT": "reflect"}.get(str(padding), "constant")
+    return [(0, 0), *pairs, (0, 0)], mode
 
 
 def dilated(x, dilations):
-    """(*spatial, features) with zeros between its elements."""
-    for axis, d in enumerate(dilations):
-        sizes = list(x.shape)
-        sizes[axis] = (sizes[axis] - 1) * d + 1
-        wide = np.zeros(sizes)
-        wide[tuple(slice(None, None, d) if a == axis else slice(None) for a in range(x.ndim))] = x
-        x = wide
+    """(batch, *spatial, features) with zeros between its elements."""
+    for axis, d in enumerate(dilations, 1):
+        rows = np.moveaxis(x, axis, 0)
+        wide = np.zeros(((len(rows) - 1) * d + 1, *rows.shape[1:]))
+        wide[::d] = rows
+        x = np.moveaxis(wide, 0, axis)
     return x
 
 
-def windows(places, kernel, strides, dilations):
-    """The places of a window, each with all offsets in it and the positions that they reach."""
-    for place in itertools.product(*map(range, places)):
-        for offset in itertools.product(*map(range, kernel)):
-            steps = zip(place, strides, offset, dilations)
-            yield place, offset, tuple(p * s + o * d for p, s, o, d in steps)
+def windows(x, sizes, strides, dilations):
+    """The windows of (batch, *spatial, features), as (batch, *places, features, *sizes)."""
+    wholes = [(n - 1) * d + 1 for n, d in zip(sizes, dilations)]
+    seen = np.lib.stride_tricks.sliding_window_view(x, wholes, tuple(range(1, x.ndim - 1)))
+    steps = [slice(None, None, s) for s in (*strides, 1, *dilations)]
+    return seen[(slice(None), *steps)]
 
 
 def correlate(x, kernel, strides, dilations, groups=1):
-    """(*spatial, in) and (*kernel, in / groups, out): each output is a sum over its window."""
-    reaches = [(k - 1) * d for k, d in zip(kernel.shape, dilations)]
-    sizes = [(n - r - 1) // s + 1 for n, r, s in zip(x.shape, reaches, strides)]
-    outs, ins = kernel.shape[-1] // groups, kernel.shape[-2]
-    y = np.zeros((*sizes, kernel.shape[-1]))
-    for place, offset, at in windows(sizes, kernel.shape[:-2], strides, dilations):
-        for g in range(groups):
-            columns = slice(g * outs, (g + 1) * outs)
-            y[place][columns] += x[at][g * ins : (g + 1) * ins] @ kernel[offset][:, columns]
-    return y
+    """Each output is a sum over its window, with the kernel (*sizes, in / groups, out)."""
+    rank = kernel.ndim - 2
+    seen = windows(x, kernel.shape[:-2], strides, dilations)
+    axes = [*range(rank + 1, 2 * rank + 2)], [rank, *range(rank)]
+    parts = zip(np.split(seen, groups, rank + 1), np.split(kernel, groups, -1))
+    return np.concatenate([np.tensordot(part, k, axes) for part, k in parts], -1)
 
 
 def conv(x, kernel, bias, strides, padding, input_dilation, kernel_dilation, groups):
-    reaches = [(k - 1) * d for k, d in zip(kernel.shape, kernel_dilation)]
-    rows = []
-    for example in x:
-        wide = padded(dilated(example, input_dilation), padding, reaches, strides)
-        rows.append(correlate(wide, kernel, strides, kernel_dilation, groups))
-    return np.stack(rows) + bias
+    reaches = [(k - 1) * d for k, d in zip(kernel.shape[:-2], kernel_dilation)]
+    x = dilated(x, input_dilation)
+    pairs, mode = pads_of(x, padding, reaches, strides)
+    return correlate(np.pad(x, pairs, mode), kernel, strides, kernel_dilation, groups) + bias
 
 
 def conv_transpose(x, kernel, bias, strides, padding, dilations, flipped):
-    """Each input adds its multiple of the kernel to a window of the output.
-
-    Where the kernel is not flipped by the caller, the window has it back to front.
-    """
-    rank = x.ndim - 2
+    """A correlation of the input with zeros between its elements, and around them."""
+    rank, sizes, pairs = x.ndim - 2, x.shape[1:-1], []
     if flipped:
-        kernel = np.swapaxes(kernel, -1, -2)
-    else:
-        kernel = kernel[(slice(None, None, -1),) * rank]
-    rows = []
-    for example in x:
-        sizes = [
-            (n - 1) * s + (k - 1) * d + 1
-            for n, s, k, d in zip(example.shape, strides, kernel.shape, dilations)
-        ]
-        full = np.zeros((*sizes, kernel.shape[-1]))
-        places = example.shape[:rank], kernel.shape[:rank], strides, dilations
-        for place, offset, at in windows(*places):
-            full[at] += example[place] @ kernel[offset]
-        for axis in range(rank):
-            n, s = example.shape[axis], strides[axis]
-            reach = (kernel.shape[axis] - 1) * dilations[axis]
-            full = _cut(full, axis, n, s, reach, padding, flipped)
-        rows.append(full)
-    return np.stack(rows) + bias
-
-
-def _cut(full, axis, n, stride, reach, padding, flipped):
-    """The part of a full output along one axis that the padding leaves."""
-    full = np.moveaxis(full, axis, 0)
-    size = full.shape[0]
-    if padding in ("VALID", "CIRCULAR"):
-        # Windows of inputs that would come next, with a stride larger than the kernel.
-        full = np.concatenate([full, np.zeros((max(stride - reach - 1, 0), *full.shape[1:]))])
-        if padding == "CIRCULAR":
-            period = n * stride
-            surplus = full.shape[0] - period
-            front = (surplus + flipped) // 2
-            out = np.zeros((period, *full.shape[1:]))
-            for i, row in enumerate(full):
-                out[(i - front) % period] += row
-            full = out
-    elif padding == "SAME":
-        total = reach + 1 + stride - 2
-        front = reach if stride > reach else -(-total // 2)
-        start = reach - front
-        out = np.zeros((n * stride, *full.shape[1:]))
-        for i in range(n * stride):
-            if 0 <= i + start < size:
-                out[i] = full[i + start]
-        full = out
-    else:
-        front, back = padding[axis]
-        start, count = reach - front, (n - 1) * stride + 1 + front + back - reach
-        out = np.zeros((count, *full.shape[1:]))
-        for i in range(count):
-            if 0 <= i + start < size:
-                out[i] = full[i + start]
-        full = out
-    return np.moveaxis(full, 0, axis)
+        kernel = np.swapaxes(kernel, -1, -2)[(slice(None, None, -1),) * rank]
+    reaches = [(k - 1) * d for k, d in zip(kernel.shape[:-2], dilations)]
+    for axis, (reach, stride) in enumerate(zip(reaches, strides)):
+        if padding in ("VALID", "CIRCULAR"):
+            pairs.append((reach, max(reach, stride - 1)))
+        elif padding == "SAME":
+            front = reach if stride > reach else -(-(reach + stride - 1) // 2)
+            pairs.append((front, reach + stride - 1 - front))
+        else:
+            pairs.append(padding[axis])
+    wide = np.pad(dilated(x, strides), [(0, 0), *pairs, (0, 0)])
+    y = correlate(wide, kernel, (1,) * rank, dilations)
+    for axis, period in enumerate(np.multiply(sizes, strides), 1) if padding == "CIRCULAR" else ():
+        rows = np.moveaxis(y, axis, 0)
+        front = (len(rows) - period + flipped) // 2
+        folded = np.zeros((period, *rows.shape[1:]))
+        np.add.at(folded, (np.arange(len(rows)) - front) % period, rows)
+        y = np.moveaxis(folded, 0, axis)
+    return y + bias
 
 
 def pool(x, kind, window, strides, padding, counts=True):
     """(batch, *spatial, features): the mean, maximum or minimum of each window."""
     reduce = {"avg": np.nansum if counts else np.nanmean, "max": np.nanmax, "min": np.nanmin}[kind]
-    spatial, rank = x.shape[1:-1], len(window)
-    if padding == "SAME":
-        padding = [same(n, w - 1, s) for n, w, s in zip(spatial, window, strides)]
-    elif padding == "VALID":
-        padding = [(0, 0)] * rank
-    sizes = [(n + sum(p) - w) // s + 1 for n, p, w, s in zip(spatial, padding, window, strides)]
-    wide = np.pad(x, [(0, 0), *padding, (0, 0)], constant_values=np.nan)
-    seen = {}
-    for place, _, at in windows(sizes, window, strides, (1,) * rank):
-        seen.setdefault(place, []).append(wide[(slice(None), *at)])
-    y = np.stack([reduce(elements, 0) for elements in seen.values()], 1)
-    y = y.reshape(len(x), *sizes, -1)
+    pairs, _ = pads_of(x, padding, [w - 1 for w in window], strides)
+    wide = np.pad(x, pairs, constant_values=np.nan)
+    y = reduce(windows(wide, window, strides, (1,) * len(window)), tuple(range(-len(window), 0)))
     return y / math.prod(window) if kind == "avg" and counts else y
 
 
@@ -218,26 +118,16 @@ def pool(x, kind, window, strides, padding, counts=True):
 
 
 def moments(x, axes, mask=None, centred=True):
-    """Mean and variance over some axes, one group of elements after the other."""
-    mask = np.broadcast_to(True if mask is None else np.asarray(mask) != 0, x.shape)
-    rest = [a for a in range(x.ndim) if a not in axes]
-    shape = [1 if a in axes else n for a, n in enumerate(x.shape)]
-    mean, var = np.zeros(shape), np.ones(shape)
-    for place in itertools.product(*(range(x.shape[a]) for a in rest)):
-        index = [slice(None)] * x.ndim
-        for a, i in zip(rest, place):
-            index[a] = i
-        chosen = x[tuple(index)][mask[tuple(index)]]
-        at = tuple(index[a] if a in rest else 0 for a in range(x.ndim))
-        if chosen.size:
-            mean[at] = chosen.sum() / chosen.size if centred else 0
-            var[at] = ((chosen - mean[at]) ** 2).sum() / chosen.size
-    return mean, var
+    """Mean and variance over some axes, of what a mask leaves; of nothing, 0 and 1."""
+    mask = np.broadcast_to(True if mask is None else mask, x.shape)
+    count = mask.sum(axes, keepdims=True)
+    mean = lambda x: np.where(mask, x, 0).sum(axes, keepdims=True) / np.maximum(count, 1)
+    center = mean(x) if centred else 0
+    return center, np.where(count, mean((x - center) ** 2), 1)
 
 
 def norm(x, axes, epsilon, scale, bias, feature_axes=(-1,), mask=None, centred=True):
-    axes = [a % x.ndim for a in axes]
-    mean, var = moments(x, axes, mask, centred)
+    mean, var = moments(x, tuple(axes), mask, centred)
     along = [n if a - x.ndim in feature_axes else 1 for a, n in enumerate(x.shape)]
     y = (x - mean) / np.sqrt(var + epsilon)
     y = y if scale is None else y * scale.reshape(along)
@@ -269,31 +159,15 @@ def rope(x, theta, positions):
 
 
 def attention(query, key, value, bias=None, mask=None, is_causal=False):
-    """(batch, length, heads, depth), a query of one head at a time."""
-    batch, queries, heads, depth = query.shape
-    keys, groups = key.shape[1], key.shape[2]
-    full = (batch, heads, queries, keys)
-    bias = np.broadcast_to(0.0 if bias is None else bias, full)
-    mask = np.broadcast_to(True if mask is None else np.asarray(mask) != 0, full)
-    y = np.zeros((batch, queries, heads, value.shape[-1]))
-    for b, h, q in np.ndindex(batch, heads, queries):
-        group = h // (heads // groups)
-        seen = [
-            k
-            for k in range(keys)
-            if mask[b, h, q, k] and (k <= q or not is_causal) and bias[b, h, q, k] > -np.inf
-        ]
-        if seen:
-            logits = [
-                query[b, q, h] @ key[b, k, group] / math.sqrt(depth) + bias[b, h, q, k]
-                for k in seen
-            ]
-            weights = softmax(np.array(logits))
-        else:
-            seen, weights = range(keys), np.full(keys, 1 / max(keys, 1))
-        for k, weight in zip(seen, weights):
-            y[b, q, h] += weight * value[b, k, group]
-    return y
+    """(batch, length, heads, depth); a query without keys sees all of them alike."""
+    groups = query.shape[2] // key.shape[2]
+    key, value = (np.repeat(x, groups, 2) for x in (key, value))
+    logits = np.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(query.shape[-1])
+    logits = logits + (0 if bias is None else bias)
+    seen = np.isfinite(logits) & (True if mask is None else np.asarray(mask) != 0)
+    if is_causal:
+        seen &= np.tri(*seen.shape[-2:], dtype=bool)
+    return np.einsum("bhqk,bkhd->bqhd", softmax(np.where(seen, logits, -1e30)), value)
 
 
 def multi_head(p, x, kv=None, causal=False, theta=None):

@@ -1,4 +1,4 @@
-"""Conv and ConvTranspose: values against plain loops, paddings, and messages."""
+"""Conv and ConvTranspose: masks, and convolutions of one's own; pools."""
 
 from __future__ import annotations
 
@@ -15,21 +15,14 @@ from tests.nn.quick import QUICK, normal
 
 @pytest.mark.parametrize("kind", [nnx.Conv, nnx.ConvTranspose])
 def test_a_mask_hides_weights_from_result_and_gradient(kind):
-    mask = jnp.asarray(np.random.default_rng(1).integers(0, 2, (3, 2, 4)))
+    mask = nnx.Variable(jnp.asarray(np.random.default_rng(1).integers(0, 2, (3, 2, 4))))
     layer = kind(2, 4, 3, mask=mask, **QUICK, rngs=nnx.Rngs(0))
     plain = kind(2, 4, 3, **QUICK, rngs=nnx.Rngs(0))
     plain.kernel.value = plain.kernel.value * mask
     x = normal(5, 2)
     np.testing.assert_array_equal(layer(x), plain(x))
     grads = nnx.grad(lambda m: jnp.sum(m(x) ** 2))(layer)
-    assert not np.any(np.asarray(grads["kernel"].value)[np.asarray(mask) == 0])
-
-
-def test_a_mask_may_be_a_variable():
-    layer = nnx.Conv(
-        2, 4, 3, mask=nnx.Variable(jnp.zeros((3, 2, 4))), use_bias=False, **QUICK, rngs=nnx.Rngs(0)
-    )
-    np.testing.assert_array_equal(layer(normal(5, 2)), np.zeros((5, 4)))
+    assert not np.any(np.asarray(grads["kernel"].value)[np.asarray(mask.value) == 0])
 
 
 def test_conv_takes_another_convolution():
@@ -39,7 +32,7 @@ def test_conv_takes_another_convolution():
         seen.update(options, strides=strides, padding=padding)
         return jax.lax.conv_general_dilated(lhs, rhs, strides, padding, **options)
 
-    circular = functools.partial(nnx.Conv, 2, 4, 3, 2, padding="CIRCULAR", **QUICK)
+    circular = functools.partial(nnx.Conv, 2, 4, [3], [2], padding="CIRCULAR", **QUICK)
     own = {"conv_general_dilated": convolution, "preferred_element_type": jnp.float32}
     layer, plain = circular(**own, rngs=nnx.Rngs(0)), circular(rngs=nnx.Rngs(0))
     x = normal(1, 6, 2)
@@ -48,8 +41,31 @@ def test_conv_takes_another_convolution():
     assert seen["preferred_element_type"] is jnp.float32
 
 
-def test_lists_are_kept_as_tuples():
+def test_lists_become_tuples():
     layer = nnx.Conv(2, 4, [3, 3], [1, 2], padding=[[1, 2], 0], **QUICK, rngs=nnx.Rngs(0))
     assert (layer.kernel_size, layer.strides) == ((3, 3), (1, 2))
     assert layer.padding == ((1, 2), 0)
-    assert layer(jnp.ones((6, 6, 2))).shape == (7, 2, 4)
+
+
+# Pools ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8])
+def test_what_is_padded_never_wins(dtype):
+    x = jnp.full((3, 1), 5, dtype)
+    np.testing.assert_array_equal(nnx.max_pool(x, (3,), padding="SAME"), x)
+    np.testing.assert_array_equal(nnx.min_pool(x, (3,), padding=((1, 1),)), x)
+    low = jnp.full((3, 1), jnp.iinfo(dtype).min if dtype == jnp.int32 else 0, dtype)
+    np.testing.assert_array_equal(nnx.max_pool(low, (3,), padding="SAME"), low)
+    bools = jnp.array([[False], [True], [True]])
+    assert nnx.max_pool(bools, (2,)).tolist() == [[True], [True]]
+    assert nnx.min_pool(bools, (2,)).tolist() == [[False], [True]]
+
+
+def test_means_of_small_dtypes_do_not_overflow():
+    for dtype, value in (("uint8", 200), ("int8", -100), ("float16", 2000), ("bool", 1)):
+        x = jnp.full((49, 1), value, dtype)
+        for counts in (True, False):
+            mean = nnx.avg_pool(x, (49,), count_include_pad=counts)
+            assert mean.dtype == ("float16" if dtype == "float16" else "float32")
+            assert mean.tolist() == [[value]]

@@ -121,40 +121,6 @@ def test_a_replacement_may_write_to_the_layer(name, how):
         assert layer.added.value.tolist() == [1 + layer.calls] * 3
 
 
-def product(x):
-    return lax.dot_general(x, WEIGHT, (((x.ndim - 1,), (0,)), ((), ())))
-
-
-WEIGHT = jnp.ones((2, 3))
-COMPILED = {
-    "jit": nnx.jit,
-    "pmap": nnx.pmap,
-    "filter_jit": nnx.filter_jit,
-    "filter_pmap": nnx.filter_pmap,
-    "filter_jit of filter_checkpoint": lambda f: nnx.filter_jit(nnx.filter_checkpoint(f)),
-    "filter_jit of filter_vmap": lambda f: nnx.filter_jit(nnx.filter_vmap(f)),
-    "filter_pmap of filter_jit": lambda f: nnx.filter_pmap(nnx.filter_jit(f)),
-}
-
-
-@pytest.mark.parametrize("name", COMPILED)
-def test_a_program_compiled_anew_sees_what_is_replaced(name):
-    """What was compiled for one function stays, as in JAX."""
-    transform, x = COMPILED[name], jnp.ones((2, 1, 2))
-
-    def call():
-        spies.SEEN.clear()
-        return transform(lambda x: product(x))(x).tolist(), len(spies.SEEN)
-
-    plain = call()
-    assert plain == ([[[2.0] * 3]] * 2, 0)
-    for by_code in (False, True, False):
-        with spies.replaced(lax, "dot_general", by_code):
-            y, count = call()
-        assert y != plain[0] and count > 0
-        assert call() == plain
-
-
 class Unrelated(nnx.Module):
     """A module that knows nothing of the layer whose attributes it is given."""
 

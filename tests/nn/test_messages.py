@@ -35,6 +35,8 @@ transposed = functools.partial(made, nnx.ConvTranspose)
 embed = functools.partial(made, nnx.Embed, 7, 3, embedding_init=quick)
 multi = functools.partial(made, nnx.MultiHeadAttention)
 group_norm = functools.partial(made, nnx.GroupNorm)
+gru = functools.partial(made, nnx.GRUCell, 3, 4, recurrent_kernel_init=quick)
+lstm = functools.partial(made, nnx.LSTMCell, 3, 4, recurrent_kernel_init=quick)
 cross = functools.partial(multi, 2, 8, in_kv_features=5)
 dropping = functools.partial(multi, 2, 8, dropout_rate=0.5)
 rotating = functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE())
@@ -46,6 +48,10 @@ def ones(*shape):
 
 def qkv(*shapes):
     return [ones(*shape) for shape in shapes or [(2, 5, 4, 8), (2, 7, 4, 8), (2, 7, 4, 8)]]
+
+
+def rnn(**options):
+    return nnx.RNN(gru(), **options)
 
 
 def stack():
@@ -86,21 +92,18 @@ KV = ones(3, 4, 5)
 MESSAGES = r"""
 TypeError Linear expects 3 feature.*`kernel` has shape \(3, 4\).*input of shape \((2, 5|3, 2|)\)
     linear(3, 4)(ones(2, 5))
-    linear(3, 4)(ones(3, 2))
     linear(3, 4)(ones())
 TypeError looks like a stack of layers: map over it with nnx.vmap
     stack()(ones(2, 3))
 TypeError Linear: `\w+` must be a whole number, zero or more
     linear(2.5, 3)
     linear(3, -1)
-    linear("a", 3)
     linear((2,), 3)
 ValueError in_features and axis must have the same length. Got \(3, 2\) and \(-1,\)
     general((3, 2), 4, axis=(-1,))
 ValueError batch_dims \(.*\) must be consecutive leading dimensions starting from 0\.
     general(3, 4, batch_axis={1: 2})
     general(3, 4, batch_axis={0: 2, -1: 3})
-    general(3, 4, batch_axis={1: 3, 0: 2})
 TypeError LinearGeneral expects the sizes \(3, 2\).*`kernel` has shape \(3, 2, 4\).*input of shape \(2,
     general((3, 2), 4, axis=(-2, -1))(ones(2, 3, 3))
     general((3, 2), 4, axis=(-2, -1))(ones(2))
@@ -109,7 +112,6 @@ TypeError \(2,\) along the batch axes \(0,\)
 ValueError equation must be explicit and include "->"
     einsum("ab,bc", (3, 4))
     einsum("a->b->c", (3, 4))
-    einsum(None, (3, 4))
 ValueError `einsum_str` equation must have exactly two operands.*got [13]
     einsum("ab,bc->ac", (3, 4))(ones(2, 3), "ab->a")
     einsum("ab,bc->ac", (3, 4))(ones(2, 3), "a,b,c->a")
@@ -118,7 +120,6 @@ TypeError a bias of shape \(3,\) does not fit .* sizes \(4,\)
 ValueError Embed: Input type must be an integer or unsigned integer
     embed()(ones(2))
     embed()(jnp.array([True]))
-    embed()([0.5])
 TypeError length 3: `embedding` has shape \(7, 3\).*\(2, 4\)
     embed().attend(ones(2, 4))
 TypeError Embed: `num_embeddings` must be a whole number
@@ -133,10 +134,7 @@ TypeError LoRALinear: `lora_rank` must be a whole number
 ValueError Invalid padding format: .*, should be .* SAME, .*each of the 2 spatial axes
     conv(2, 4, (3, 2), padding="FOO")
     conv(2, 4, (3, 2), padding=[1])
-    conv(2, 4, (3, 2), padding=[(1, 2, 3), 1])
     conv(2, 4, (3, 2), padding=None)
-    transposed(2, 4, (3, 2), padding="FOO")
-    transposed(2, 4, (3, 2), padding=None)
 ValueError ConvTranspose: Invalid padding format: .* SAME, SAME_LO
     transposed(2, 4, 3, padding="CAUSAL")
     transposed(2, 4, 3, padding="REFLECT")
@@ -148,10 +146,8 @@ ValueError with input_dilation=2 the padding must be given in num
     conv(2, 4, 3, input_dilation=2)
 ValueError `strides` must be a positive number, or one for each
     conv(2, 4, (3, 2), strides=(1,))
-    conv(2, 4, (3, 2), strides=(1, 2, 3))
     transposed(2, 4, (3, 2), strides=0)
 ValueError `kernel_dilation` must be a positive number, or one for each
-    conv(2, 4, (3, 2), kernel_dilation=0)
     transposed(2, 4, (3, 2), kernel_dilation=(1,))
 ValueError feature_group_count=[042] must divide in_features
     conv(4, 9, 3, feature_group_count=4)
@@ -173,14 +169,11 @@ ValueError Invalid padding format: \[1\], should be a number, .* 2 spatial axes
 TypeError needs `window_shape` as a sequence with a positive number
     nnx.max_pool(ones(1, 4, 4, 1), 2)
     nnx.max_pool(ones(1, 4, 4, 1), (2, 0))
-    nnx.max_pool(ones(1, 4, 4, 1), (2.5, 2))
 TypeError needs `strides` as a sequence with a pos
     nnx.max_pool(ones(1, 4, 4, 1), (2, 2), strides=2)
     nnx.max_pool(ones(1, 4, 4, 1), (2, 2), strides=(1, -1))
 ValueError Pooling: Invalid padding format: ('\w*'|None|\(\(1, 0\),\)), should be one of SAME,
-    nnx.avg_pool(ones(1, 4, 4, 1), (2, 2), padding="foo")
     nnx.avg_pool(ones(1, 4, 4, 1), (2, 2), padding="CIRCULAR")
-    nnx.avg_pool(ones(1, 4, 4, 1), (2, 2), padding="")
     nnx.avg_pool(ones(1, 4, 4, 1), (2, 2), padding=None)
     nnx.avg_pool(ones(1, 4, 4, 1), (2, 2), padding=((1, 0),))
 ValueError window \(2, 2\) expects .* got the strides \(1,\)
@@ -274,18 +267,15 @@ TypeError RoPE\(embedding_size=8, max_seq_len=4\) got an
     nnx.RoPE(embedding_size=8, max_seq_len=4)(ones(5, 8))
     nnx.RoPE(embedding_size=8, max_seq_len=4)(ones(4, 6))
 ValueError input_positions of shape .* the length of the inp
-    nnx.RoPE()(ones(3, 5, 8), jnp.zeros(4, int))
     nnx.RoPE()(ones(3, 5, 8), jnp.zeros((), int))
     nnx.RoPE()(ones(3, 5, 8), jnp.zeros((2, 5), int))
     nnx.RoPE()(ones(3, 5, 8), jnp.zeros((3, 1), int))
 
 ValueError Memory dimension \([89]\) must be divisible by 'num_heads' heads \([302]\)
     multi(3, 8)
-    multi(0, 8)
     multi(2, 8, 9)
 ValueError num_heads \([42]\) must be divisible by num_kv_heads \([340]\)
     multi(4, 8, num_kv_heads=3)
-    multi(2, 8, num_kv_heads=4)
     multi(2, 8, num_kv_heads=0)
 ValueError Incompatible input dimension, got 7 but module expects 8.*: inputs_q has the shape .*; got
     cross()(Q[..., :7], KV)
@@ -333,7 +323,6 @@ ValueError Dtype must be inexact: a layer computes .*, got 'int32'
 TypeError promote_dtype\(\(x, kernel\)\); got (None|1.0|True) alone
     promote_dtype(None)
     promote_dtype(1.0, dtype=jnp.float32)
-    promote_dtype(True)
 ValueError at least one array or dtype
     promote_dtype((None,))
 TypeError Sequential: layers\[1\] is not callable, it is of type int\.$
@@ -342,8 +331,6 @@ TypeError layers\[1\] gets the keyword argument\(s\) \['b'\] both
     nnx.Sequential(lambda x: {"b": x}, lambda b: b)(1, b=2)
 TypeError MLP: `(in_features|out_features|width|depth)` must be a whole number, zero or more
     made(nnx.MLP, -1, 2, 8, 1)
-    made(nnx.MLP, 3, -1, 8, 1)
-    made(nnx.MLP, 3, 2, -1, 1)
     made(nnx.MLP, 3, 2, 8, -1)
 ValueError `deterministic` is False, but no `rngs` .* provided to Dropout.*model.eval\(\).*rngs=rngs
     nnx.Dropout(0.5)(ones(3))
@@ -356,11 +343,43 @@ TypeError must be an Rngs, an RngStream or a key, got str
 KeyError dropout
     nnx.Dropout(0.5, rngs=nnx.Rngs(params=0))
     nnx.Dropout(0.5)(ones(3), rngs=nnx.Rngs(params=0))
-    made(nnx.MLP, 3, 2, 8, 1, dropout_rate=0.1, rngs=nnx.Rngs(params=0))
 TypeError needs a floating input; got int32\[3\]
     made(nnx.Dropout, 0.5)(jnp.arange(3))
 IndexError names the axis 2, and the input has shape \(3, 4\)
     made(nnx.Dropout, 0.5, broadcast_dims=(2,))(ones(3, 4))
+
+TypeError Linear at `\w+` of (GRU|LSTM)Cell expects [34] feature
+    gru()(ones(2, 4), ones(2, 4))
+    gru()(ones(2, 3), ones(2, 3))
+    lstm()((ones(2, 3), ones(2, 3)), ones(2, 3))
+TypeError (GRU|LSTM)Cell got a carry of shape \(2, 4\) for .*\(3, 3\)
+    gru()(ones(2, 4), ones(3, 3))
+    lstm()((ones(2, 4), ones(2, 4)), ones(3, 3))
+TypeError takes a carry of two arrays, .memory, hidden.*; got int
+    lstm()(3, ones(2, 3))
+ValueError GRUCell: RNGs must be provided to initialize the cell carry.*keep_rngs=True
+    gru().initialize_carry((2, 3), carry_init=quick)
+TypeError GRUCell: `rngs` must be an Rngs.* or a key, got int
+    gru().initialize_carry((2, 3), 1)
+NotImplementedError RNNCellBase is an RNN cell.*`(__call__|initialize_carry|num_feature_axes)`
+    nnx.RNNCellBase()(None, None)
+    nnx.RNNCellBase().initialize_carry((1,))
+    nnx.RNNCellBase().num_feature_axes
+ValueError RNN runs GRUCell along a time axis.* has shape \(3,\)
+    rnn()(ones(3))
+ValueError seq_lengths of shape \(3,\) for inputs with .*\(2,\)
+    rnn()(ones(2, 4, 3), seq_lengths=jnp.array([1, 2, 3]))
+TypeError integers as seq_lengths, got float32
+    rnn()(ones(2, 4, 3), seq_lengths=ones(2))
+ValueError seq_lengths from (0|-1) to (5|2) for inputs of 4 positions
+    rnn()(ones(2, 4, 3), seq_lengths=jnp.array([0, 5]))
+    rnn()(ones(2, 4, 3), seq_lengths=jnp.array([-1, 2]))
+TypeError takes Carry, None or the number of an axis; got 'a'
+    rnn(state_axes={...: "a"})
+ValueError RNN: Expected rngs to be an Rngs, .* a bool; got int
+    rnn(rngs=3)
+TypeError Bidirectional: Expected rngs to be an Rngs, .* a bool; got int
+    nnx.Bidirectional(rnn(), rnn(), rngs=3)
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import nnxlite as nnx
 from tests.nn import formulas
-from tests.nn.quick import normal, quick
+from tests.nn.quick import normal
 
 X = normal(4, 5, 6) * 3 + 1
 
@@ -28,26 +28,6 @@ NORMS = {  # class: arguments
 every_norm = pytest.mark.parametrize("kind", NORMS)
 
 
-def test_a_list_of_numbers_is_an_input_too():
-    assert nnx.LayerNorm(3, rngs=nnx.Rngs(0))([[1.0, 2.0, 3.0]]).shape == (1, 3)
-
-
-@every_norm
-def test_parameters_are_drawn_from_params_scale_first(kind):
-    inits = {"scale_init": quick, "scale_metadata": {"note": "s"}}
-    if kind is not nnx.RMSNorm:
-        inits |= {"bias_init": quick, "bias_metadata": {"note": "b"}}
-    rngs, same = nnx.Rngs(0, params=1), nnx.Rngs(params=1)
-    layer = kind(*NORMS[kind], **inits, rngs=rngs)
-    np.testing.assert_array_equal(layer.scale.value, quick(same.params(), (6,)))
-    assert layer.scale.note == "s"
-    if kind is not nnx.RMSNorm:
-        np.testing.assert_array_equal(layer.bias.value, quick(same.params(), (6,)))
-        assert layer.bias.note == "b"
-    assert int(rngs.params.count.value) == int(same.params.count.value)
-    assert int(rngs.default.count.value) == 0
-
-
 def test_the_slow_variance_keeps_its_digits_where_the_mean_is_large():
     x = jnp.asarray(normal(8, 64) + 1e4)
     wanted = normalized(x, (1,), 1e-6)
@@ -58,15 +38,6 @@ def test_the_slow_variance_keeps_its_digits_where_the_mean_is_large():
 
 
 # BatchNorm ------------------------------------------------------------------------------------
-
-
-def test_only_training_writes_and_the_mode_of_a_call_goes_first():
-    layer = nnx.BatchNorm(6, use_running_average=True, rngs=nnx.Rngs(0))
-    mean, var = layer.mean.value, layer.var.value
-    layer(jnp.asarray(X))
-    assert layer.mean.value is mean and layer.var.value is var
-    layer(jnp.asarray(X), False)
-    assert layer.mean.value is not mean and layer.var.value is not var
 
 
 def test_a_captured_layer_can_be_used_inside_a_transform_when_it_does_not_train():
@@ -85,14 +56,6 @@ def test_running_averages_carry_no_gradient():
     np.testing.assert_array_equal(jax.grad(average)(jnp.asarray(X)), np.zeros_like(X))
 
 
-def test_set_view_changes_the_mode_and_none_leaves_it():
-    layer = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
-    assert layer.set_view(use_running_average=True) is None
-    assert layer.use_running_average is True
-    layer.set_view()
-    assert layer.use_running_average is True
-
-
 # Over devices and named axes ------------------------------------------------------------------
 
 
@@ -107,18 +70,6 @@ def over_devices(layer, x, mask=None, **options):
 
     axes = (0, None if mask is None else 0)
     return jax.vmap(one, in_axes=axes, axis_name="devices", **options)(x, mask)
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_moments_are_those_of_all_devices(fast):
-    x = jnp.asarray(X.reshape(2, 2, 5, 6))
-    layer = nnx.BatchNorm(6, axis_name="devices", use_fast_variance=fast, rngs=nnx.Rngs(0))
-    alone = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
-    y, stats = over_devices(layer, x)
-    np.testing.assert_allclose(y, alone(jnp.asarray(X)).reshape(x.shape), rtol=1e-4, atol=1e-5)
-    for name in ("mean", "var"):
-        np.testing.assert_allclose(stats[name][0], getattr(alone, name).value, rtol=1e-5)
-        np.testing.assert_array_equal(stats[name][0], stats[name][1])
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -153,14 +104,6 @@ def test_groups_of_devices_have_their_own_moments():
     x = normal(8, 6)
     wanted = np.concatenate([normalized(x[:4], (0,), 1e-5), normalized(x[4:], (0,), 1e-5)])
     np.testing.assert_allclose(run(jnp.asarray(x)), wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_layer_norm_of_features_that_are_spread_over_devices():
-    x = normal(3, 8)
-    layer = nnx.LayerNorm(4, axis_name="devices", rngs=nnx.Rngs(0))
-    y, _ = over_devices(layer, jnp.asarray(np.stack([x[:, :4], x[:, 4:]])))
-    wanted = normalized(x, (1,), 1e-6)
-    np.testing.assert_allclose(np.concatenate(list(y), -1), wanted, rtol=1e-4, atol=1e-5)
 
 
 # Bad input --------------------------------------------------------------------------------------

@@ -40,25 +40,6 @@ def weights(layer):
 # SpectralNorm -----------------------------------------------------------------------------------
 
 
-def test_without_steps_the_parameters_stay_as_they_are():
-    layer = nnx.SpectralNorm(linear(), n_steps=0, rngs=nnx.Rngs(0))
-    assert not nnx.state(layer, nnx.BatchStat)
-    np.testing.assert_array_equal(layer(X), linear()(X))
-
-
-def test_the_first_call_divides_by_one_step_of_power_iteration():
-    layer = nnx.SpectralNorm(linear(), rngs=nnx.Rngs(0))
-    w = np.asarray(layer.layer_instance.kernel.value, np.float64)
-    u = np.asarray(layer.batch_stats[("kernel", "u")].value, np.float64)
-    v = u @ w.T / np.linalg.norm(u @ w.T)
-    u = v @ w / np.linalg.norm(v @ w)
-    sigma = (v @ w @ u.T).item()
-    layer(X)
-    np.testing.assert_allclose(layer.layer_instance.kernel.value, w / sigma, rtol=1e-5)
-    np.testing.assert_allclose(layer.batch_stats[("kernel", "sigma")].value, sigma, rtol=1e-5)
-    np.testing.assert_allclose(layer.batch_stats[("kernel", "u")].value, u, rtol=1e-5)
-
-
 def test_all_parameters_of_two_or_more_dimensions_have_estimates_by_path():
     layer = nnx.SpectralNorm(Block(), n_steps=40, rngs=nnx.Rngs(0))
     paths = {("first", "kernel"): 5, ("layers", 0, "kernel"): 2, ("table",): 4}
@@ -75,16 +56,6 @@ def test_all_parameters_of_two_or_more_dimensions_have_estimates_by_path():
     for path in (("first", "bias"), ("norm", "scale"), ("statistic",)):
         assert after[path] is before[path]
     assert after[("norm", "mean")] is not before[("norm", "mean")]
-
-
-def test_first_vectors_are_drawn_in_path_order():
-    rngs, same = nnx.Rngs(3), nnx.Rngs(3)
-    layer = nnx.SpectralNorm(Block(), rngs=rngs)
-    init = nnx.initializers.normal()
-    for path in (("first", "kernel"), ("layers", 0, "kernel"), ("table",)):
-        u = layer.batch_stats[(*path, "u")].value
-        np.testing.assert_array_equal(u, init(same.params(), u.shape))
-    assert int(rngs.default.count.value) == 3
 
 
 def test_estimates_are_kept_only_when_asked_and_in_training():
@@ -106,29 +77,6 @@ def test_estimates_are_kept_only_when_asked_and_in_training():
     assert updates(layer) and not updates(nnx.view(layer, use_running_average=True))
     layer.set_view()
     assert layer.use_running_average is False
-
-
-def test_a_zero_matrix_stays_zero():
-    inner = linear()
-    inner.kernel.value = jnp.zeros((3, 4))
-    layer = nnx.SpectralNorm(inner, rngs=nnx.Rngs(0))
-    assert np.isfinite(layer(X)).all()
-    np.testing.assert_array_equal(inner.kernel.value, np.zeros((3, 4)))
-
-
-@pytest.mark.parametrize("kind", [nnx.SpectralNorm, nnx.WeightNorm])
-def test_weights_keep_their_dtype(kind):
-    for inner, options in (
-        (linear(param_dtype=jnp.bfloat16), {}),
-        (linear(), {"dtype": "bfloat16"}),
-    ):
-        dtype = inner.kernel.dtype
-        kind(inner, rngs=nnx.Rngs(0), **options)(X)
-        assert inner.kernel.dtype == dtype
-        if options:  # rounded, though stored exactly
-            np.testing.assert_array_equal(
-                inner.kernel.value, inner.kernel.value.astype(jnp.bfloat16).astype(jnp.float32)
-            )
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -170,14 +118,6 @@ def test_calling_twice_changes_nothing_more_whatever_the_sign_of_the_scale():
     np.testing.assert_allclose(kernel / lengths, direction, rtol=1e-5)
     wanted = X @ (direction * np.array([2.0, -3.0, 0.0, 1.0])) + layer.layer_instance.bias.value
     np.testing.assert_allclose(first, wanted, rtol=1e-4, atol=1e-6)
-
-
-def test_without_scales_weights_have_the_norm_one():
-    layer = nnx.WeightNorm(linear(), use_scale=False, rngs=nnx.Rngs(0))
-    assert layer.scales is None
-    layer(X)
-    norms = np.linalg.norm(layer.layer_instance.kernel.value, axis=0)
-    np.testing.assert_allclose(norms, np.ones(4), rtol=1e-5)
 
 
 def test_the_filter_selects_the_weights():

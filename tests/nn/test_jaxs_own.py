@@ -1,4 +1,4 @@
-"""Activations: JAX's own, and PReLU."""
+"""Activations and initializers: JAX's own functions under our names, also in pickles."""
 
 from __future__ import annotations
 
@@ -8,40 +8,30 @@ import pickle
 
 import cloudpickle
 import jax
-import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
 from nnxlite.nn import activations
 
-NAMES = sorted(name for name in vars(activations) if not name.startswith("_"))
+ACTIVATIONS = sorted(name for name in vars(activations) if name[0].islower() and name != "tanh")
+INITIALIZERS = sorted(
+    name
+    for name, value in vars(nnx.initializers).items()
+    if callable(value) and name[0].islower() and name not in ("zeros_init", "ones_init")
+)
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"PReLU", "tanh"}))
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_are_jaxs_own(name):
     assert getattr(nnx, name) is getattr(jax.nn, name)
 
 
-@pytest.mark.parametrize(
-    ("x", "options", "expected"),
-    [
-        (jnp.float32, {}, "float32"),
-        (jnp.bfloat16, {}, "bfloat16"),
-        (jnp.bfloat16, {"dtype": jnp.float32}, "float32"),
-        (jnp.float32, {"param_dtype": jnp.bfloat16}, "float32"),
-    ],
-)
-def test_prelu_computes_in_the_wanted_dtype(x, options, expected):
-    layer = nnx.PReLU(**options)
-    assert layer.negative_slope.dtype == options.get("param_dtype", jnp.float32)
-    assert layer(jnp.ones(2, x)).dtype == expected
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_initializers_are_jaxs_own(name):
+    assert getattr(nnx.initializers, name) is getattr(jax.nn.initializers, name)
 
 
-def test_prelu_keeps_metadata():
-    assert nnx.PReLU(negative_slope_metadata={"tag": 1}).negative_slope.get_metadata("tag") == 1
-
-
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"PReLU"}))
+@pytest.mark.parametrize("name", [*ACTIVATIONS, "tanh"])
 @pytest.mark.parametrize("library", [pickle, cloudpickle], ids=lambda m: m.__name__)
 def test_activations_pickle_by_name(name, library):
     function = getattr(nnx, name)
