@@ -262,7 +262,9 @@ class Loop(nnx.Module):
         return loop(self, x)
 
 
+@functools.cache
 def scope():
+    """What the lines use; `check` changes none of it."""
     both = nnx.Dict(generator=nnx.Linear(2, 2, rngs=nnx.Rngs(0)), critic=nnx.List([net()]))
     few = nnx.Dict(generator=both.generator, critic=nnx.List([nnx.Dict(l1=both.critic[0].l1)]))
     half = nnx.Linear(2, 3, param_dtype=jnp.bfloat16, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))

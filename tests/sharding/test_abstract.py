@@ -32,16 +32,6 @@ UNSHARDED = {path: (shape, dtype, None) for path, (shape, dtype, _) in SHARDED.i
 
 
 @KINDS
-def test_eval_shape_keeps_shardings(kind):
-    make = lambda: linear("data", "model")
-    assert shapes(nnx.state(nnx.eval_shape(make))) == UNSHARDED
-    with jax.set_mesh(mesh_of(kind)):
-        model = nnx.eval_shape(make)
-        assert isinstance(model, nnx.Linear) and model.kernel.sharding_names == ("data", "model")
-        assert shapes(nnx.state(model)) == SHARDED
-
-
-@KINDS
 def test_eval_shape_of_a_jitted_function_keeps_shardings(kind):
     with jax.set_mesh(mesh_of(kind)):
         model = nnx.jit(lambda: linear("data", "model")).eval_shape()

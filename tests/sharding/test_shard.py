@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import nnxlite as nnx
 from nnxlite.sharding._plan import as_plan
 from tests.sharding import models
-from tests.sharding.models import TOKENS, Decoder, build, make_linear_step, make_step
+from tests.sharding.models import TOKENS, Decoder, build, make_step
 
 mesh_of = functools.partial(nnx.make_mesh, data=4, model=2)
 PLANS = ["fsdp", "tensor", "fsdp+tensor"]
@@ -40,10 +40,18 @@ def losses_on_one_device():
     return [float(step(model, optimizer, TOKENS)) for _ in range(3)]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_training_gives_the_losses_of_one_device_and_moves_nothing(plan, losses_on_one_device):
+def explicit():
+    return jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "plan"), [*((mesh_of, plan) for plan in PLANS), (explicit, "data")], ids=str
+)
+def test_training_gives_the_losses_of_one_device_and_moves_nothing(
+    mesh, plan, losses_on_one_device
+):
     model, optimizer = build()
-    layout = nnx.shard((model, optimizer), mesh_of(), plan)
+    layout = nnx.shard((model, optimizer), mesh(), plan)
     before = shardings(model, optimizer)
     step, traced = make_step()
     batch = layout.put(TOKENS)
@@ -80,23 +88,6 @@ def test_no_device_holds_the_whole_model_while_it_is_built():
     assert {shard.data.shape for shard in shards} == {(wide // 8, wide)}
 
 
-@pytest.mark.parametrize("options", [{}, {"donate": "written"}], ids=str)
-def test_what_is_donated_stays_in_place_too(options):
-    model = nnx.Linear(64, 128, rngs=nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-    # The bias is whole, and XLA would leave it where its gradient lies.
-    layout = nnx.shard((model, optimizer), mesh_of(), {"**.kernel": (None, "model")})
-    before = shardings(model, optimizer)
-
-    @nnx.jit(**options)
-    def step(model, optimizer, x):
-        optimizer.update(model, nnx.grad(lambda model: (model(x) ** 2).mean())(model))
-
-    for _ in range(2):
-        step(model, optimizer, layout.put(np.ones((8, 64), np.float32)))
-    assert shardings(model, optimizer) == before and step._cache_size() == 1
-
-
 def test_an_optimizer_made_afterwards_lies_as_its_model_does():
     mesh = mesh_of()
     model = Decoder(nnx.Rngs(0))
@@ -120,19 +111,6 @@ def test_the_state_of_an_optimizer_has_rules_of_its_own():
     by_name = {entry.name: entry.why for entry in layout}
     assert by_name["1.opt_state.0.mu.head.bias"] == "like its parameter"
     assert by_name["1.opt_state.0.mu.head.kernel"] == "rule 1.opt_state.**.head.kernel"
-
-
-def test_states_of_other_shapes_than_the_parameters():
-    model = nnx.Linear(64, 128, use_bias=False, rngs=nnx.Rngs(0))
-    tx = optax.adafactor(1e-2, min_dim_size_to_factor=16)
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    layout = nnx.shard((model, optimizer), mesh_of(), nnx.Plan(fsdp="data", min_size=64))
-    before = shardings(model, optimizer)
-    step, _ = make_linear_step()
-    for _ in range(2):
-        step(model, optimizer, layout.put(np.ones((8, 64))))
-    assert shardings(model, optimizer) == before
-    assert spec_of(optimizer.opt_state[0].v_row["kernel"]) == P("data")
 
 
 class Everything(nnx.Module):
@@ -204,7 +182,7 @@ def test_a_model_leaves_its_mesh_again():
     copy = pickle.loads(pickle.dumps(model))
     copied_optimizer = nnx.Optimizer(copy, optax.sgd(1e-2), wrt=nnx.Param)
     assert len(copy.kernel.value.devices()) == 1
-    step, _ = make_linear_step()
+    step, _ = make_step(lambda model, x: (model(x) ** 2).mean())
     x = np.ones((8, 64))
     expected = float(step(copy, copied_optimizer, x))
     one = nnx.make_mesh(data=1, devices=jax.devices()[:1])
@@ -265,19 +243,8 @@ def test_an_abstract_model_gets_the_shardings_of_an_abstract_mesh():
     assert abstract.kernel.value.sharding.is_equivalent_to(wanted, 2)
 
 
-def test_data_parallel_training_on_explicit_axes(losses_on_one_device):
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
-    model, optimizer = build()
-    layout = nnx.shard((model, optimizer), mesh, "data")
-    before = shardings(model, optimizer)
-    step, traced = make_step()
-    losses = [float(step(model, optimizer, layout.put(TOKENS))) for _ in range(3)]
-    assert np.allclose(losses, losses_on_one_device, rtol=1e-5)
-    assert shardings(model, optimizer) == before and len(traced) == step._cache_size() == 1
-
-
 def test_explicit_axes_are_warned_of():
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    mesh = explicit()
     model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
     with pytest.warns(UserWarning, match=r"the axes of the mesh \(data=8\) are explicit"):
         nnx.shard(model, mesh, "fsdp")
@@ -285,27 +252,39 @@ def test_explicit_axes_are_warned_of():
     nnx.shard(model, mesh, "data")  # nothing is divided: no warning
 
 
+SGD, ADAM = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1), optax.adam(1e-2)
+ADAFACTOR = optax.adafactor(1e-2, min_dim_size_to_factor=16)  # states of other shapes
+COLUMNS = {"**.kernel": (None, "model")}  # XLA would divide the bias, which is whole
+
+
+@pytest.mark.parametrize("options", [{}, {"donate": "written"}], ids=str)
 @pytest.mark.parametrize(
-    ("plan", "tx"),
+    ("tx", "plan", "after"),
     [
-        ("data", optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)),
-        ("fsdp+tensor", optax.adam(1e-2)),
+        (SGD, "data", True),
+        (ADAM, "fsdp+tensor", True),
+        (ADAM, COLUMNS, False),
+        (ADAFACTOR, nnx.Plan(fsdp="data", min_size=64), False),
     ],
+    ids=["data", "fsdp+tensor", "columns", "adafactor"],
 )
-def test_a_step_with_an_optimizer_made_after_sharding_compiles_once(plan, tx):
-    """Counts and the step lay on no certain device, and on the mesh after the first step."""
-    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
-    layout = nnx.shard(model, mesh_of(), plan)
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+def test_a_step_moves_nothing_and_compiles_once(tx, plan, after, options):
+    """Made after sharding, an optimizer had counts on no certain device until the first step."""
+    model = nnx.Linear(64, 128, rngs=nnx.Rngs(0))
+    make = lambda: nnx.Optimizer(model, tx, wrt=nnx.Param)
+    layout, optimizer = nnx.shard(model, mesh_of(), plan) if after else None, make()
+    layout = layout or nnx.shard((model, optimizer), mesh_of(), plan)
     before = shardings(model, optimizer)
     assert all(s.mesh == model.kernel.sharding.mesh for s in before)
+    if tx is ADAFACTOR:
+        assert spec_of(optimizer.opt_state[0].v_row["kernel"]) == P("data")
 
-    @nnx.jit
+    @nnx.jit(**options)
     def step(model, optimizer, x):
-        optimizer.update(model, nnx.grad(lambda m: (m(x) ** 2).mean())(model))
+        optimizer.update(model, nnx.grad(lambda model: (model(x) ** 2).mean())(model))
 
     for _ in range(3):
-        step(model, optimizer, layout.put(jnp.ones((8, 64))))
+        step(model, optimizer, layout.put(np.ones((8, 64), np.float32)))
     assert shardings(model, optimizer) == before and step._cache_size() == 1
 
 
