@@ -364,14 +364,6 @@ def test_static_arguments_compare_by_content():
         with_static(m, functools.partial(jnp.multiply, 3.0))
 
 
-def test_numbers_of_another_type_are_other_static_values():
-    m = Net(name=1)
-    forward(m, X)
-    with traces(2):
-        forward(Net(name=1.0), X)
-        forward(Net(name=True), X)
-
-
 def test_wrapping_the_same_function_again_costs_nothing():
     def plain(m, x):
         return m(x)
@@ -382,21 +374,6 @@ def test_wrapping_the_same_function_again_costs_nothing():
             nnx.jit(plain)(m, X)
     with traces(1):
         nnx.jit(plain, graph_updates=False)(m, X)
-
-
-def test_settings_in_force_are_part_of_the_program():
-    def plain(m, x):
-        return m(x)
-
-    jitted = nnx.jit(plain)
-    m = Net()
-    with traces(1):
-        jitted(m, X)
-    with nnx.set_graph_updates(False), traces(1):
-        jitted(m, X)
-        jitted(m, X)
-    with traces(0):
-        jitted(m, X)
 
 
 def test_a_structure_change_inside_is_traced_for_before_and_after():
