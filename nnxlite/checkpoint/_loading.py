@@ -130,7 +130,8 @@ def by_name(
             used.update(known)
         elif known:  # further ones are left over, unless they are this one
             used.add(known[0])
-            made.append(Conversion((known[0],), (name,), [(leaf.spec.shape,)]))
+            shape = leaf.spec.shape
+            made.append(Conversion({known[0]: shape}, {name: shape}))
         elif leaf.spec.dtype not in FIXED:  # None and the like need no value
             missing.append(name)
     return made, missing, [name for old, name in names.items() if old not in used]
@@ -166,16 +167,16 @@ def compare(
             foreign.update(dict.fromkeys(names, absent[0]))
             continue
         first = stored[present[0]]
-        needed = zip(conversion.foreign, conversion.shapes[0])
-        forms = {name: Spec(shape, first.dtype) for name, shape in needed if name in present}
+        needed = conversion.foreign.items()
+        forms = {name: Spec(shape, first.dtype) for name, shape in needed}
         odd = next((name for name in present if stored[name] != forms[name]), None)
         good: list[str] = []
         for name in names:
             leaf = wanted.leaves[name]
-            then = Spec(leaf.spec.shape, first.dtype) if conversion.operations else first
-            if conversion.operations and odd is not None:
+            then = Spec(leaf.spec.shape, first.dtype) if conversion.changes else first
+            if conversion.changes and odd is not None:
                 misshapen.append(Mismatch(name, f"{stored[odd]} as {odd}", str(forms[odd])))
-            elif not compatible(then, leaf.spec, cast if conversion.cast is None else True):
+            elif not compatible(then, leaf.spec, cast):
                 misshapen.append(Mismatch(name, str(then), str(leaf.spec)))
                 remedies[_remedy(then, leaf.spec)] = None
             else:

@@ -175,30 +175,26 @@ def exported(
     for name, leaf in contents.chosen.items():
         _check_concrete(name, leaf)
     made, left = (
-        ([Conversion((n,), (n,), [(leaf.spec.shape,)]) for n, leaf in leaves.items()], [])
+        ([Conversion({n: x.spec.shape}, {n: x.spec.shape}) for n, x in leaves.items()], [])
         if entries is None
         else conversions(entries, contents)
     )
     problems = [f"{name}: no rule is for it; add one, or Keep({name!r})." for name in left]
     owners: dict[str, Conversion] = {}
+    specs: dict[str, Spec] = {}
     tied: list[Conversion] = []
     wanted = [c for c in made if not contents.chosen.keys().isdisjoint(c.ours)]
-    wanted.sort(key=lambda c: c.is_tied)  # what an array belongs to comes first
-    for conversion in wanted:
-        if conversion.is_tied and conversion.foreign[0] in owners:
+    for conversion in sorted(wanted, key=lambda c: c.is_tied):  # what an array belongs to is first
+        first = next(iter(conversion.foreign))
+        if conversion.is_tied and first in owners:
             tied.append(conversion)
-        else:
-            owners.update(dict.fromkeys(conversion.foreign, conversion))
-    specs: dict[str, Spec] = {}
-    for conversion in dict.fromkeys(owners.values()):
+            continue
         found = {leaves[name].spec.dtype for name in conversion.ours}
         dtypes = sorted(_PYTHON.get(dtype, dtype) for dtype in found)
         if len(dtypes) > 1:
-            problems.append(f"{conversion.foreign[0]}: ours are of {' and '.join(dtypes)}.")
-        dtype = dtypes[0] if conversion.cast is None else conversion.cast.name
-        specs.update(
-            (n, Spec(shape, dtype)) for n, shape in zip(conversion.foreign, conversion.shapes[0])
-        )
+            problems.append(f"{first}: ours are of {' and '.join(dtypes)}.")
+        owners.update(dict.fromkeys(conversion.foreign, conversion))
+        specs.update((name, Spec(shape, dtypes[0])) for name, shape in conversion.foreign.items())
     if problems:
         raise MappingError(
             f"The mapping cannot save {type(contents.root).__name__}; nothing was written:",
@@ -214,9 +210,9 @@ def exported(
         owner = owners[name]
         if not same_bits(array, dict(arrays_of(owner))[name]):
             raise MappingError(
-                f"'{conversion.ours[0]}' and '{owner.ours[0]}' are tied, as both are saved as '{name}', "
-                "and differ. Nothing was written. Share one Variable between them, or save one of them "
-                "under another foreign name."
+                f"'{next(iter(conversion.ours))}' and '{next(iter(owner.ours))}' are tied, as both are "
+                f"saved as '{name}', and differ. Nothing was written. Share one Variable between them, or "
+                "save one of them under another foreign name."
             )
     return specs, (pair for c in dict.fromkeys(owners.values()) for pair in arrays_of(c))
 

@@ -1,14 +1,13 @@
-"""The entries of a `Mapping`: rules with their operations, and what only one side has.
+"""The entries of a `Mapping`: rules, and what only one side has.
 
-A rule relates some foreign arrays to some of ours by patterns of their names and a sequence of
-operations, written in the order in which loading applies them.  It says nothing about a direction:
-saving applies each operation backwards, the last one first.
+A rule relates some foreign arrays to some of ours by patterns of their names, and says how the axes of
+the foreign ones become those of ours.  It has no direction: saving goes the other way.
 
 It does so with arrays that have no bytes, too: every name, shape and dtype on the foreign side follows
 from the model and the rules, so that whether a file matches is known before a byte of it is read.
 
-Arrays are NumPy's.  What is transposed, split or unstacked is a view: an array that is mapped from
-a file is read only where it is used.
+Arrays are NumPy's.  What is transposed or split is a view: an array that is mapped from a file is read
+only where it is used.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import typing as tp
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
-import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import importing
@@ -27,8 +25,7 @@ from nnxlite.checkpoint._contents import Contents, Leaf
 from nnxlite.checkpoint._report import CheckpointError, near_text
 from nnxlite.training.patterns import Pattern
 
-__all__ = ["Cast", "Concatenate", "Ignore", "Keep", "MappingError", "Rearrange", "Rule", "Split"]
-__all__ += ["Stack", "Tie", "Unstack"]
+__all__ = ["Ignore", "Keep", "MappingError", "Rule"]
 
 Names: tp.TypeAlias = str | Sequence[str]
 Shape: tp.TypeAlias = tuple[int, ...]
@@ -51,222 +48,157 @@ class MappingError(CheckpointError):
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
-class Rearrange:
-    """Transposes and reshapes each array: `"(heads depth) d -> d heads depth"`, a pattern of einops.
+class Rule:
+    """Relates foreign arrays to ours.
 
-    The left side names the axes of a foreign array, the right side those of ours. It needs the package
-    `einops`, which comes with `pip install "nnxlite[checkpoint]"`.
+    A side with several names has its arrays stacked, as `einops.rearrange` does with a list: the first
+    axis of that side counts them.
 
     Args:
-        pattern: the two sides.
-        sizes: sizes of axes that do not follow from the shape of our array; needed only where the
-            right side has parentheses.
+        foreign: a pattern of foreign names, or several; see `Mapping`.
+        ours: a pattern of our names, or several.
+        axes: how the axes of the foreign side become those of ours, in the notation of the package
+            `einops`: `"(heads depth) d -> d heads depth"`. It comes with
+            `pip install "nnxlite[checkpoint]"`.
+        split: an axis along which one foreign array is split into several of ours. Each part is as
+            large as ours needs, and `axes` are those of one part.
+        tie: whether the names are of equal arrays. Of several foreign ones one is enough to load, and
+            all are saved; several of ours, and several rules for one foreign array of which all but one
+            have `tie`, are loaded from one, and must be equal when they are saved.
+        sizes: sizes of axes that do not follow from the shapes of ours; needed only where the right
+            side has parentheses.
 
     Raises:
-        ValueError: for a pattern that is not one of `einops.rearrange`.
-
-    In a rule, the pattern alone means the same:
+        ValueError: for a wildcard that not all names have.
 
     >>> import nnxlite as nnx
-    >>> nnx.checkpoint.Rule("fc.weight", "fc.kernel", "o i -> i o").operations
-    (Rearrange('o i -> i o'),)
+    >>> Rule = nnx.checkpoint.Rule
+    >>> Rule("h.{i}.mlp.weight", "blocks.{i}.mlp.kernel", "out in -> in out")
+    Rule('h.{i}.mlp.weight', 'blocks.{i}.mlp.kernel', 'out in -> in out')
+    >>> experts = Rule([f"experts.{e}.w1.weight" for e in range(8)], "w1", "e out in -> e in out")
+    >>> gates = Rule("gate_up.weight", ["gate.kernel", "up.kernel"], split=-1)
+    >>> embedding = Rule(["wte.weight", "lm_head.weight"], "wte.embedding", tie=True)
     """
 
-    pattern: str
+    foreign: tuple[str, ...]
+    ours: tuple[str, ...]
+    axes: str | None
+    split: int | None
+    tie: bool
     sizes: tuple[tuple[str, int], ...]
 
-    def __init__(self, pattern: str, **sizes: int) -> None:
-        object.__setattr__(self, "pattern", pattern)
-        object.__setattr__(self, "sizes", tuple(sorted(sizes.items())))
-        if pattern.count("->") != 1:
-            raise ValueError(f"{self}: write both sides, as in Rearrange('o i -> i o').")
-        left = self.sides[0]
-        axes = re.findall(r"\([^()]*\)|[^\s()]+", left)  # those in parentheses are one axis
-        ones = dict.fromkeys((*_names(left), *sizes), 1)
-        self._to(pattern, np.ones((1,) * len(axes)), ones)
+    def __init__(
+        self,
+        foreign: Names,
+        ours: Names,
+        axes: str | None = None,
+        /,
+        *,
+        split: int | None = None,
+        tie: bool = False,
+        **sizes: int,
+    ) -> None:
+        sides = [(side,) if isinstance(side, str) else tuple(side) for side in (foreign, ours)]
+        values = (*sides, axes, split, tie, tuple(sorted(sizes.items())))
+        for field, value in zip(dataclasses.fields(self), values):
+            object.__setattr__(self, field.name, value)
+        if not all(sides):
+            raise ValueError(f"{self} names nothing on one side.")
+        if len({Pattern(pattern).wildcards for side in sides for pattern in side}) > 1:
+            raise ValueError(
+                f"{self}: all names of a rule must have the same wildcards. List those that an axis "
+                "counts: [f'experts.{e}' for e in range(8)]."
+            )
 
     @property
-    def sides(self) -> tuple[str, str]:
-        """The axes of a foreign array, and those of ours."""
-        left, _, right = self.pattern.partition("->")
-        return left.strip(), right.strip()
+    def renames(self) -> bool:
+        """Whether it does nothing else."""
+        several = len(self.foreign) > 1 or len(self.ours) > 1
+        return not several and self.axes is None and not self.tie
 
-    def _load(self, x: np.ndarray, shape: Shape) -> np.ndarray:
-        """A foreign array as ours, whose shape says how large each axis is."""
-        names = _names(right := self.sides[1])
-        axes = self._to(f"{right} -> {' '.join(names)}", blank(shape), dict(self.sizes)).shape
-        return self._to(self.pattern, x, dict(zip(names, axes)))
+    def _to_ours(self, arrays: Sequence[np.ndarray], ours: Sequence[Shape]) -> list[np.ndarray]:
+        """Our arrays, of these shapes, from the foreign ones; views of them where possible."""
+        if self.tie:
+            parts = [arrays[0]] * len(ours)
+        elif self.split is not None:
+            sizes = [self._back(blank(shape)).shape[self.split] for shape in ours]
+            parts = np.split(arrays[0], np.cumsum(sizes)[:-1], self.split)
+        else:
+            whole = self._forth(_joined(arrays), (len(ours), *ours[0]) if ours[1:] else ours[0])
+            return list(whole) if ours[1:] else [whole]
+        return [self._forth(part, shape) for part, shape in zip(parts, ours)]
 
-    def _save(self, x: np.ndarray) -> np.ndarray:
-        """An array of ours as the foreign one."""
-        return self._to("{1} -> {0}".format(*self.sides), x, dict(self.sizes))
+    def _to_foreign(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The foreign arrays from ours.
 
-    def _to(self, pattern: str, x: np.ndarray, sizes: tp.Mapping[str, int]) -> np.ndarray:
-        with importing('Rearrange needs einops: pip install "nnxlite[checkpoint]".', name="einops"):
+        Raises:
+            MappingError: for arrays that are tied, and not equal.
+            ValueError: (or IndexError) if no arrays give such ones.
+        """
+        count = len(self.foreign)
+        if self.tie:
+            made = [self._back(array) for array in arrays]
+            if not all(same_bits(made[0], other) for other in made):
+                raise MappingError(
+                    f"{', '.join(self.ours)} are tied by {self}, and differ. Nothing was written. "
+                    "Share one Variable among them, or give each a foreign name and a rule of its own."
+                )
+            return made[:1] * count
+        if self.split is not None:
+            made = [np.concatenate([self._back(array) for array in arrays], self.split)]
+        else:
+            whole = self._back(_joined(arrays))
+            made = list(whole) if count > 1 else [whole]
+        if len(made) != count:
+            raise ValueError(
+                f"it is made from {len(made)} arrays, not {count}. Write axes, of which the first counts "
+                "the arrays of a side with several names; or split=, or tie=True for equal ones."
+            )
+        return made
+
+    def _forth(self, x: np.ndarray, shape: Shape) -> np.ndarray:
+        """An array of the foreign side as one of ours, whose shape says how large each axis is."""
+        if self.axes is None:
+            return x
+        right = self.axes.partition("->")[2]
+        names = re.findall(r"[A-Za-z_]\w*", right)
+        sizes = self._rearranged(blank(shape), f"{right} -> {' '.join(names)}", dict(self.sizes)).shape
+        return self._rearranged(x, self.axes, dict(zip(names, sizes)))
+
+    def _back(self, x: np.ndarray) -> np.ndarray:
+        """An array of ours as one of the foreign side."""
+        if self.axes is None:
+            return x
+        left, arrow, right = self.axes.partition("->")
+        if not arrow:
+            raise ValueError(f"{self.axes!r} has one side. Write both, as in 'o i -> i o'.")
+        return self._rearranged(x, f"{right} -> {left}", dict(self.sizes))
+
+    def _rearranged(self, x: np.ndarray, axes: str, sizes: tp.Mapping[str, int]) -> np.ndarray:
+        with importing('Axes of a Rule need einops: pip install "nnxlite[checkpoint]".', name="einops"):
             import einops
         try:
             with warnings.catch_warnings():  # `in` is a fine name of an axis
                 warnings.filterwarnings(
                     "ignore", "It is discouraged to use axes names that are keywords"
                 )
-                return einops.rearrange(x, pattern, **sizes)
+                return einops.rearrange(x, axes, **sizes)
         except einops.EinopsError as error:
             raise ValueError(
-                f"{self}: {str(error).splitlines()[-1].strip()} (Sizes that do not follow from our "
-                "array are passed by name, as in Rearrange('(heads d) o -> o heads d', d=64).)"
+                f"{str(error).splitlines()[-1].strip()} (Sizes that do not follow from our arrays are "
+                "passed by name, as in Rule('q', 'query', '(heads d) o -> o heads d', d=64).)"
             ) from error
 
     def __repr__(self) -> str:
-        sizes = "".join(f", {name}={size}" for name, size in self.sizes)
-        return f"Rearrange({self.pattern!r}{sizes})"
+        sides = [side[0] if len(side) == 1 else side for side in (self.foreign, self.ours)]
+        shown = [repr(value) for value in (*sides, self.axes) if value is not None]
+        options = {"split": self.split, "tie": self.tie or None, **dict(self.sizes)}
+        shown += [f"{name}={value!r}" for name, value in options.items() if value is not None]
+        return f"Rule({', '.join(shown)})"
 
 
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """Splits one foreign array into several of ours; each part has the size of ours.
-
-    Args:
-        axis: along which they follow each other.
-
-    >>> import nnxlite as nnx
-    >>> gate_and_up = "gate.kernel", "up.kernel"
-    >>> nnx.checkpoint.Rule("gate_up.weight", gate_and_up, nnx.checkpoint.Split(-1))
-    Rule('gate_up.weight', ('gate.kernel', 'up.kernel'), Split(axis=-1))
-    """
-
-    axis: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Concatenate:
-    """Concatenates several foreign arrays to one of ours.
-
-    Args:
-        axis: along which they follow each other.
-        sizes: size of each foreign array along this axis; None: all the same.
-
-    >>> import nnxlite as nnx
-    >>> rule = nnx.checkpoint.Rule(("w1.weight", "w3.weight"), "gate_up", nnx.checkpoint.Concatenate(1))
-    """
-
-    axis: int = 0
-    sizes: tuple[int, ...] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Stack:
-    """Stacks several foreign arrays to one of ours.
-
-    Args:
-        axis: the axis of ours that they do not have.
-
-    >>> import nnxlite as nnx
-    >>> names = [f"experts.{e}.w1.weight" for e in range(2)]
-    >>> nnx.checkpoint.Rule(names, "experts.w1", nnx.checkpoint.Stack())
-    Rule(('experts.0.w1.weight', 'experts.1.w1.weight'), 'experts.w1', Stack(axis=0))
-    """
-
-    axis: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Unstack:
-    """Unstacks one foreign array into several of ours.
-
-    Args:
-        axis: the axis of the foreign array that ours do not have.
-
-    >>> import nnxlite as nnx
-    >>> names = [f"layers.{i}.kernel" for i in range(2)]
-    >>> nnx.checkpoint.Rule("layers.kernel", names, nnx.checkpoint.Unstack())
-    Rule('layers.kernel', ('layers.0.kernel', 'layers.1.kernel'), Unstack(axis=0))
-    """
-
-    axis: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Tie:
-    """Says that arrays are the same: several foreign ones, several of ours, or one with another rule's.
-
-    - Several foreign arrays, one of ours: those that a file has must be equal, and one is enough.
-      All are saved.
-    - One foreign array, several of ours, or several rules for one foreign array, of which all but
-      one have a `Tie`: each of ours is loaded from it.  Ours must be equal when they are saved.
-
-    >>> import nnxlite as nnx
-    >>> names = "wte.weight", "lm_head.weight"
-    >>> tied = nnx.checkpoint.Rule(names, "wte.embedding", nnx.checkpoint.Tie())
-    """
-
-
-@dataclasses.dataclass(frozen=True, init=False, repr=False)
-class Cast:
-    """Foreign arrays have this dtype: saving casts to it, and loading may cast from any.
-
-    Args:
-        dtype: a dtype or its name.
-
-    Without it, arrays are saved in their own dtype, and are cast on loading only as `cast=`
-    permits.
-
-    >>> import nnxlite as nnx
-    >>> nnx.checkpoint.Rule("**", "**", nnx.checkpoint.Cast("bfloat16"))
-    Rule('**', '**', Cast('bfloat16'))
-    """
-
-    dtype: np.dtype
-
-    def __init__(self, dtype: tp.Any) -> None:
-        object.__setattr__(self, "dtype", jnp.dtype(dtype))
-
-    def __repr__(self) -> str:
-        return f"Cast({self.dtype.name!r})"
-
-
-Operation: tp.TypeAlias = Rearrange | Split | Concatenate | Stack | Unstack | Tie | Cast
-
-
-def applied(
-    operation: Operation, arrays: list[np.ndarray], ours: Sequence[Shape] | None, count: int = 1
-) -> list[np.ndarray]:
-    """What an operation makes of foreign arrays, or, backwards, of ours.
-
-    Args:
-        operation: of a rule.
-        arrays: what it is applied to.
-        ours: the shapes of what results on loading; None to go backwards.
-        count: how many arrays result backwards, where that does not follow from ours.
-
-    Raises:
-        ValueError: (or IndexError) if no arrays give such ones.
-    """
-    back = ours is None
-    divides = (Stack, Concatenate) if back else (Unstack, Split)  # one array becomes several
-    if isinstance(operation, divides) and len(arrays) != 1:
-        raise ValueError(f"{operation} has one array on a side, and gets {len(arrays)}.")
-    match operation:
-        case Rearrange():
-            if ours is None:
-                return [operation._save(x) for x in arrays]
-            return [operation._load(x, shape) for x, shape in zip(arrays, ours)]
-        case Stack(axis) | Unstack(axis):
-            if isinstance(operation, Stack) == back:
-                return list(np.moveaxis(arrays[0], axis, 0))
-            return [np.stack(arrays, axis)]
-        case Split(axis) | Concatenate(axis):
-            if isinstance(operation, Split) == back:
-                return [np.concatenate(arrays, axis)]
-            sizes = [shape[axis] for shape in ours or ()]
-            if isinstance(operation, Concatenate):
-                sizes = operation.sizes
-            if sizes is not None and sum(sizes) != (size := arrays[0].shape[axis]):
-                raise ValueError(f"{operation} has sizes that add up to {sum(sizes)}, not {size}.")
-            return np.split(arrays[0], count if sizes is None else np.cumsum(sizes)[:-1], axis)
-        case Tie():
-            return arrays[:1] * (len(ours) if ours else 1 if len(arrays) > 1 else count)
-        case Cast():
-            return arrays
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.stack(arrays) if len(arrays) > 1 else arrays[0]
 
 
 def blank(shape: Shape) -> np.ndarray:
@@ -282,55 +214,6 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
         return True
     a, b = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
     return np.array_equal(a, b)
-
-
-def _names(side: str) -> list[str]:
-    return re.findall(r"[A-Za-z_]\w*", side)
-
-
-@dataclasses.dataclass(frozen=True, init=False, repr=False)
-class Rule:
-    """Relates foreign arrays to ours.
-
-    Args:
-        foreign: a pattern of foreign names, or several; see `Mapping`.
-        ours: a pattern of our names, or several.
-        operations: what makes ours of the foreign arrays, in this order; a text is a `Rearrange`.
-
-    Raises:
-        ValueError: for a wildcard that not all names have.
-
-    >>> import nnxlite as nnx
-    >>> nnx.checkpoint.Rule("h.{i}.mlp.weight", "blocks.{i}.mlp.kernel", "o i -> i o")
-    Rule('h.{i}.mlp.weight', 'blocks.{i}.mlp.kernel', 'o i -> i o')
-    """
-
-    foreign: tuple[str, ...]
-    ours: tuple[str, ...]
-    operations: tuple[Operation, ...]
-
-    def __init__(self, foreign: Names, ours: Names, *operations: Operation | str) -> None:
-        for name, side in (("foreign", foreign), ("ours", ours)):
-            object.__setattr__(self, name, (side,) if isinstance(side, str) else tuple(side))
-        made = tuple(Rearrange(o) if isinstance(o, str) else o for o in operations)
-        object.__setattr__(self, "operations", made)
-        for operation in made:
-            if not isinstance(operation, Operation):
-                raise TypeError(f"{self}: {operation!r} is not an operation.")
-        if not (self.foreign and self.ours):
-            raise ValueError(f"{self} names nothing on one side.")
-        if len({Pattern(pattern).wildcards for pattern in (*self.foreign, *self.ours)}) > 1:
-            raise ValueError(
-                f"{self}: all names of a rule must have the same wildcards. List those that Stack or "
-                "Unstack counts: [f'experts.{e}' for e in range(8)]."
-            )
-
-    def __repr__(self) -> str:
-        sides = (side[0] if len(side) == 1 else side for side in (self.foreign, self.ours))
-        plain = (
-            o.pattern if isinstance(o, Rearrange) and not o.sizes else o for o in self.operations
-        )
-        return f"Rule({', '.join(map(repr, (*sides, *plain)))})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,57 +257,37 @@ class Conversion:
     """What relates certain foreign arrays to certain ones of ours.
 
     Attributes:
-        foreign: the names of the foreign arrays.
-        ours: the names of ours.
-        shapes: of the foreign arrays; and of the arrays after each operation, the last being ours.
+        foreign: the names of the foreign arrays, with their shapes.
+        ours: the names of ours, with their shapes.
         rule: where it comes from; None for one array that is only renamed.
     """
 
-    foreign: tuple[str, ...]
-    ours: tuple[str, ...]
-    shapes: Sequence[tuple[Shape, ...]]
+    foreign: dict[str, Shape]
+    ours: dict[str, Shape]
     rule: Rule | None = None
 
     @property
-    def operations(self) -> tuple[Operation, ...]:
-        """What makes ours of the foreign arrays."""
-        return self.rule.operations if self.rule else ()
+    def changes(self) -> bool:
+        """Whether it does more than to rename."""
+        return self.rule is not None and not self.rule.renames
 
     @property
     def ties(self) -> bool:
         """Whether it relates arrays that are equal."""
-        return any(isinstance(operation, Tie) for operation in self.operations)
+        return self.rule is not None and self.rule.tie
 
     @property
     def is_tied(self) -> bool:
         """Whether its foreign array may belong to another rule as well."""
         return self.ties and len(self.foreign) == 1
 
-    @property
-    def cast(self) -> np.dtype | None:
-        """The dtype that the foreign arrays are said to have."""
-        return next((o.dtype for o in self.operations if isinstance(o, Cast)), None)
+    def load(self, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Our arrays from the foreign ones."""
+        return self.rule._to_ours(arrays, [*self.ours.values()]) if self.rule else arrays
 
-    def load(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """Our arrays from the foreign ones; views of them where possible."""
-        for operation, shapes in zip(self.operations, self.shapes[1:]):
-            arrays = applied(operation, arrays, shapes)
-        return arrays
-
-    def save(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """The foreign arrays from ours.
-
-        Raises:
-            MappingError: for arrays that are tied, and not equal.
-        """
-        for operation, shapes in zip(self.operations[::-1], self.shapes[-2::-1]):
-            if isinstance(operation, Tie) and not all(same_bits(arrays[0], x) for x in arrays):
-                raise MappingError(
-                    f"{', '.join(self.ours)} are tied by {self.rule}, and differ. Nothing was written. "
-                    "Share one Variable among them, or give each a foreign name and a rule of its own."
-                )
-            arrays = applied(operation, arrays, None, len(shapes))
-        return [x if self.cast is None else x.astype(self.cast) for x in arrays]
+    def save(self, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """The foreign arrays from ours."""
+        return self.rule._to_foreign(arrays) if self.rule else arrays
 
 
 def conversions(
@@ -477,33 +340,16 @@ def _applied_rule(
         written = [name, *(pattern.fill(bindings) for pattern in others)]
         if absent := [name for name in written if name not in names]:
             raise ValueError(f"{absent[0]!r} does not exist{near_text(absent[0], names)}.")
-        ours = tuple(names[name] for name in written)
-        specs = [leaves[name].spec for name in ours]
-        if rule.operations and any(spec.key_impl for spec in specs):
-            raise ValueError(f"{ours[0]} is a random key; no operation applies to it.")
-        shapes = _shapes(rule, [spec.shape for spec in specs])
-        foreign = tuple(Pattern(text).fill(bindings) for text in rule.foreign)
-        yield Conversion(foreign, ours, shapes, rule)
-
-
-def _shapes(rule: Rule, ours: Sequence[Shape]) -> Sequence[tuple[Shape, ...]]:
-    """The shapes before, between and after the operations: they are undone with arrays of no bytes."""
-    stages, count = [tuple(ours)], len(rule.foreign)
-    try:
-        for operation in rule.operations[::-1]:
-            before = list(map(blank, stages[0]))
-            if isinstance(operation, Tie) and len(set(stages[0])) > 1:
-                raise ValueError("Tie() needs one shape. Write a rule for each of the others.")
-            stages.insert(0, tuple(x.shape for x in applied(operation, before, None, count)))
-        if len(stages[0]) != count:
-            raise ValueError(
-                f"it is made from {len(stages[0])} arrays, not {count}. Add Split or Unstack, "
-                "Concatenate or Stack, or Tie, which ties several arrays of one side to one of the "
-                "other."
-            )
-    except (ValueError, IndexError) as error:
-        raise ValueError(f"our shapes are {', '.join(map(str, ours))}: {error}") from None
-    return stages
+        ours = {names[name]: leaves[names[name]].spec for name in written}
+        if not rule.renames and any(spec.key_impl for spec in ours.values()):
+            raise ValueError(f"{names[name]} is a random key, which can only be renamed.")
+        shapes = {name: spec.shape for name, spec in ours.items()}
+        try:  # with arrays of no bytes
+            foreign = rule._to_foreign([blank(shape) for shape in shapes.values()])
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"our shapes are {', '.join(map(str, shapes.values()))}: {error}") from None
+        filled = (Pattern(text).fill(bindings) for text in rule.foreign)
+        yield Conversion({n: x.shape for n, x in zip(filled, foreign)}, shapes, rule)
 
 
 def _conflicts(made: Sequence[Conversion]) -> Iterator[str]:
@@ -518,6 +364,6 @@ def _conflicts(made: Sequence[Conversion]) -> Iterator[str]:
                 if other is not conversion:
                     remedy = "Remove one of them."
                     if side == "foreign":
-                        tied = Rule(name, (*other.ours, *conversion.ours), Tie())
+                        tied = Rule(name, (*other.ours, *conversion.ours), tie=True)
                         remedy += f" Where ours have the same values, write {tied}."
                     yield f"{name}: both {other.rule} and {conversion.rule} are for it. {remedy}"

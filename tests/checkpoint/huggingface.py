@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import nnxlite as nnx
-from nnxlite.checkpoint import Ignore, Mapping, Rule, Unstack
+from nnxlite.checkpoint import Ignore, Mapping, Rule
 
 PARTS = ("query", "key", "value")
 
@@ -64,8 +64,8 @@ def gpt2_mapping() -> Mapping:
             Rule("transformer.ln_f.bias", "norm.bias"),
             Rule(f"{theirs}.ln_{{k}}.weight", f"{ours}.norm{{k}}.scale"),
             Rule(f"{theirs}.ln_{{k}}.bias", f"{ours}.norm{{k}}.bias"),
-            Rule(f"{theirs}.attn.c_attn.weight", fused["kernel"], kernel, Unstack()),
-            Rule(f"{theirs}.attn.c_attn.bias", fused["bias"], bias, Unstack()),
+            Rule(f"{theirs}.attn.c_attn.weight", fused["kernel"], kernel),
+            Rule(f"{theirs}.attn.c_attn.bias", fused["bias"], bias),
             Rule(f"{theirs}.attn.c_proj.weight", f"{out}.kernel", "(h d) width -> h d width"),
             Rule(f"{theirs}.attn.c_proj.bias", f"{out}.bias"),
             *(Rule(f"{theirs}.mlp.c_fc.{a}", f"{ours}.fc1.{b}") for a, b in names.items()),

@@ -6,29 +6,14 @@ import re
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.checkpoint import (
-    Cast,
-    Concatenate,
-    Ignore,
-    Keep,
-    Mapping,
-    MappingError,
-    MismatchError,
-    Rearrange,
-    Rule,
-    Split,
-    Stack,
-    Tie,
-    Unstack,
-)
+from nnxlite.checkpoint import Ignore, Keep, Mapping, MappingError, MismatchError, Rule
 
 
-def params(**shapes: tuple[int, ...]) -> nnx.Dict:
+def params(**shapes):
     """Params of these shapes with different numbers in them; `a__b` is a path of two names."""
     model = nnx.Dict()
     for start, (path, shape) in enumerate(shapes.items()):
@@ -43,7 +28,7 @@ def params(**shapes: tuple[int, ...]) -> nnx.Dict:
     return model
 
 
-def values(model) -> dict[str, list]:
+def values(model):
     return {
         ".".join(map(str, path)): np.asarray(leaf[...]).tolist()
         for path, leaf in nnx.to_flat_state(nnx.state(model))
@@ -54,8 +39,9 @@ def zeros_like(model):
     return nnx.map(lambda path, leaf: leaf.replace(jnp.zeros_like(leaf[...])), nnx.clone(model))
 
 
-def round_trip(mapping: Mapping, model) -> dict[str, np.ndarray]:
+def round_trip(model, *rules):
     """What the mapping exports, after checking that it loads back to the same."""
+    mapping = Mapping(rules)
     foreign = mapping.export(model)
     loaded = zeros_like(model)
     report = mapping.load(foreign, loaded)
@@ -65,59 +51,49 @@ def round_trip(mapping: Mapping, model) -> dict[str, np.ndarray]:
 
 
 GATES = {"gate": [[0, 6], [1, 7], [2, 8]], "up": [[3, 9], [4, 10], [5, 11]]}
-STACKED = {"one": [0, 1, 2, 3, 4, 5], "two": [6, 7, 8, 9, 10, 11]}
-QKV = [[0, 1, 100, 101, 200, 201], [2, 3, 102, 103, 202, 203]]
+ROWS = {"one": [0, 1, 2, 3, 4, 5], "two": [6, 7, 8, 9, 10, 11]}
+QKV = {"qkv": [[0, 1, 100, 101, 200, 201], [2, 3, 102, 103, 202, 203]]}
 NETS = [Rule("net.{i}.weight", "fc{i}.kernel", "o i -> i o"), Rule("net.{i}.bias", "fc{i}.bias")]
 LINEAR = {"net.0.weight": [[0, 2], [1, 3]], "net.0.bias": [100, 101]}
-MERGED = ["gate", "up"]
 THREE = {"q": (2, 2), "k": (2, 2), "v": (2, 2)}
+EXPERTS = [f"{{m}}.experts.{e}.w" for e in range(2)]
+WILD = {"m.enc.a.w": [0], "m.enc.b": [100], "head_x": [200]}
 
 
 @pytest.mark.parametrize(
     ("shapes", "rules", "foreign"),
     [
         ({"fc0__kernel": (2, 2), "fc0__bias": (2,)}, NETS, LINEAR),
-        (THREE, [Rule("qkv", [*THREE], Split(1))], {"qkv": QKV}),
-        (THREE, [Rule("qkv", [*THREE], "d (n x) -> n d x", Unstack())], {"qkv": QKV}),
-        (THREE, [Rule("qkv", [*THREE], "d (n x) -> d x n", Unstack(-1))], {"qkv": QKV}),
-        ({"w": (2, 6)}, [Rule(MERGED, "w", "o i -> i o", Concatenate(-1))], GATES),
-        ({"w": (2, 6)}, [Rule(["one", "two"], "w", Stack())], STACKED),
+        (THREE, [Rule("qkv", [*THREE], split=1)], QKV),
+        (THREE, [Rule("qkv", [*THREE], "d (n x) -> n d x")], QKV),
         (
-            {"w": (1, 3)},
-            [Rule(MERGED, "w", Concatenate(1, sizes=(1, 2)))],
-            {"gate": [[0]], "up": [[1, 2]]},
+            {"q": (1, 2, 2), "k": (1, 1, 2)},
+            [Rule("qk", ["q", "k"], "(h x) d -> d h x", split=0)],
+            {"qk": [[0], [1], [2], [3], [100], [101]]},
         ),
+        ({"w": (2, 6)}, [Rule(["gate", "up"], "w", "n o i -> i (n o)")], GATES),
+        ({"w": (2, 6)}, [Rule(["one", "two"], "w")], ROWS),
+        ({"a": (6,), "b": (6,)}, [Rule("w", ["a", "b"])], {"w": [[*range(6)], [*range(100, 106)]]}),
         (
             {"moe__a__w": (2, 1), "moe__b__w": (2, 1)},
-            [Rule([f"{{m}}.experts.{e}.w" for e in range(2)], "moe.{m}.w", Stack())],
-            {
-                "a.experts.0.w": [0],
-                "a.experts.1.w": [1],
-                "b.experts.0.w": [100],
-                "b.experts.1.w": [101],
-            },
+            [Rule(EXPERTS, "moe.{m}.w")],
+            {f"{m}.experts.{e}.w": [100 * i + e] for i, m in enumerate("ab") for e in range(2)},
         ),
         (
             {"encoder__a__w": (1,), "encoder__b": (1,), "head": (1,)},
             [Rule("m.enc.**", "encoder.**"), Rule("*_x", "*")],
-            {"m.enc.a.w": [0], "m.enc.b": [100], "head_x": [200]},
+            WILD,
         ),
     ],
     ids=lambda x: repr(x)[:40],
 )
 def test_arrays_are_renamed_and_converted_and_back(shapes, rules, foreign):
-    found = round_trip(Mapping(rules), params(**shapes))
+    found = round_trip(params(**shapes), *rules)
     assert {name: array.tolist() for name, array in found.items()} == foreign
 
 
-def test_parts_of_different_sizes_are_split_and_then_rearranged():
-    model = params(q=(4, 2, 3), k=(4, 1, 3))
-    rule = Rule("qk", ["q", "k"], Split(0), "(h x) d -> d h x")
-    assert round_trip(Mapping([rule]), model)["qk"].shape == (9, 4)
-
-
 @pytest.mark.parametrize(
-    ("pattern", "sizes", "ours", "foreign"),
+    ("axes", "sizes", "ours", "foreign"),
     [
         ("o i h w -> h w i o", {}, (2, 3, 4, 5), (5, 4, 2, 3)),
         ("(h k) d -> d h k", {}, (5, 2, 3), (6, 5)),
@@ -128,26 +104,22 @@ def test_parts_of_different_sizes_are_split_and_then_rearranged():
         ("1 1 d -> d", {}, (3,), (1, 1, 3)),
         ("-> ", {}, (), ()),
         ("(a b) -> b a", {}, (0, 2), (0,)),
+        ("in out -> out in", {}, (2, 3), (3, 2)),  # a keyword is a fine name
     ],
 )
-def test_arrays_are_rearranged_and_back(pattern, sizes, ours, foreign):
+def test_axes_are_rearranged_and_back(axes, sizes, ours, foreign):
     model = params(w=ours)
-    array = round_trip(Mapping([Rule("theirs", "w", Rearrange(pattern, **sizes))]), model)["theirs"]
+    array = round_trip(model, Rule("theirs", "w", axes, **sizes))["theirs"]
     assert array.shape == foreign
-    einsum = {
-        "(h k) d -> d h k": lambda w: w.transpose(1, 2, 0).reshape(6, 5),
-        "(h k two) d -> d h (two k)": lambda w: (
-            w.reshape(5, 2, 2, 3).transpose(1, 3, 2, 0).reshape(12, 5)
-        ),
-    }
-    if pattern in einsum:
-        assert np.array_equal(array, einsum[pattern](np.asarray(model.w[...])))
+    if sizes == {"two": 2}:
+        expected = np.asarray(model.w).reshape(5, 2, 2, 3).transpose(1, 3, 2, 0).reshape(12, 5)
+        assert np.array_equal(array, expected)
 
 
 def test_several_foreign_names_of_one_array():
     model = params(embedding=(2, 2))
-    mapping = Mapping([Rule(["wte", "head"], "embedding", Tie())])
-    foreign = round_trip(mapping, model)
+    mapping = Mapping([Rule(["wte", "head"], "embedding", tie=True)])
+    foreign = round_trip(model, *mapping.entries)
     assert foreign["wte"].tolist() == foreign["head"].tolist() == [[0, 1], [2, 3]]
     del foreign["wte"]
     loaded = zeros_like(model)
@@ -165,53 +137,37 @@ def test_several_foreign_names_of_one_array():
 def test_several_of_our_arrays_under_one_foreign_name():
     model = params(embedding=(2, 3), kernel=(3, 2))
     model.kernel[...] = model.embedding[...].T
-    for mapping in (
-        Mapping([Rule("wte", "embedding"), Rule("wte", "kernel", Tie(), "v d -> d v")]),
-        Mapping([Rule("wte", "kernel", Tie(), "v d -> d v"), Rule("wte", "embedding", Tie())]),
-    ):
-        assert round_trip(mapping, model)["wte"].shape == (2, 3)
+    kernel = Rule("wte", "kernel", "v d -> d v", tie=True)
+    differs = "tied, as both are saved as 'wte', and differ.* Share"
+    for embedding in (Rule("wte", "embedding"), Rule("wte", "embedding", tie=True)):
+        assert round_trip(model, kernel, embedding)["wte"].shape == (2, 3)
         changed = nnx.clone(model)
         changed.kernel[...] = 0
-        with pytest.raises(
-            MappingError, match="tied, as both are saved as 'wte', and differ.* Share"
-        ):
-            mapping.export(changed)
+        with pytest.raises(MappingError, match=differs):
+            Mapping([kernel, embedding]).export(changed)
     model = params(table=(2, 3), double=(3,))
-    mapping = Mapping([Rule("b", "double", Tie()), Rule(["a", "b"], "table", Stack())])
+    rules = [Rule("b", "double", tie=True), Rule(["a", "b"], "table")]
     with pytest.raises(MappingError, match="'double' and 'table' are tied"):
-        mapping.export(model)
+        Mapping(rules).export(model)
     model.double[...] = model.table[1]
-    assert round_trip(mapping, model)["b"].tolist() == [3, 4, 5]
+    assert round_trip(model, *rules)["b"].tolist() == [3, 4, 5]
     model = params(a=(2,), b=(2,))
-    mapping = Mapping([Rule("both", ["a", "b"], Tie())])
-    with pytest.raises(
-        MappingError, match=r"a, b are tied by Rule\('both'.*, and differ\. .* Share"
-    ):
-        mapping.export(model)
+    both = Rule("both", ["a", "b"], tie=True)
+    with pytest.raises(MappingError, match=r"a, b are tied by Rule\('both'.*, and differ\. .* Share"):
+        Mapping([both]).export(model)
     model.b[...] = model.a[...]
-    round_trip(mapping, model)
+    round_trip(model, both)
     model.a[...] = model.b[...] = jnp.array([jnp.nan, 1])
-    assert np.isnan(mapping.export(model)["both"][0])  # NaNs are equal
+    assert np.isnan(Mapping([both]).export(model)["both"][0])  # NaNs are equal
 
 
 def test_a_shared_array_is_one_whatever_name_a_rule_uses():
     model = params(wte__w=(2,))
     model["head"] = model["wte"]
-    foreign = round_trip(Mapping([Rule("x", "wte.w")]), model)
-    assert list(foreign) == ["x"]
+    assert list(round_trip(model, Rule("x", "wte.w"))) == ["x"]
     rules = [Rule("x", "wte.w"), Rule("y", "head.w")]
     with pytest.raises(MappingError, match=r"both Rule\('x', 'wte.w'\) and Rule\('y', 'head.w'\)"):
         Mapping(rules).load({"x": np.ones(2), "y": np.ones(2)}, model)
-
-
-def test_a_cast_holds_for_the_foreign_side():
-    model = params(w=(2,))
-    mapping = Mapping([Rule("w", "w", Cast("bfloat16"))])
-    foreign = mapping.export(model)
-    assert foreign["w"].dtype == ml_dtypes.bfloat16
-    report = mapping.load({"w": np.array([1 / 3, 2])}, model)  # float64: no `cast=True` is needed
-    assert [tuple(entry) for entry in report.cast] == [("w", "float64[2]", "float32[2]")]
-    assert model.w[...].dtype == "float32" and model.w[...][0] == np.float32(1 / 3)
 
 
 def test_what_only_one_side_has():
@@ -227,14 +183,12 @@ def test_what_only_one_side_has():
 
 
 def test_random_keys_keep_their_kind():
-    model = nnx.Rngs(nnx.RngStream(jax.random.key(3, impl="rbg"), tag="a"))
-    stream = Mapping([Rule("**", "**")])
-    foreign = stream.export(model)
-    other = nnx.Rngs(nnx.RngStream(jax.random.key(4, impl="rbg"), tag="a"))
-    stream.load(foreign, other)
+    streams = lambda seed: nnx.Rngs(nnx.RngStream(jax.random.key(seed, impl="rbg"), tag="a"))
+    model, other, every = streams(3), streams(4), Mapping([Rule("**", "**")])
+    every.load(every.export(model), other)
     assert (other.default.key[...] == model.default.key[...]).all()
-    with pytest.raises(MappingError, match="default.key is a random key; no operation applies"):
-        Mapping([Rule("**", "**", Cast("float32"))]).export(model)
+    with pytest.raises(MappingError, match=r"default.key is a random key, which can only be renam"):
+        Mapping([Rule("**", "**", "a -> a")]).export(model)
 
 
 def test_only_some_variables():
@@ -247,12 +201,13 @@ def test_only_some_variables():
     assert model.a.w[...] == 5 and model.a.v[...] == 100 and model.b[...] == 0
 
 
-def test_nested_dictionaries_and_pytorch_like_arrays():
+def test_nested_dictionaries():
     model = params(a__w=(2,))
-    Mapping([Rule("x.y", "a.w")]).load({"x": {"y": jnp.array([3.0, 4.0])}}, model)
+    mapping = Mapping([Rule("x.y", "a.w")])
+    mapping.load({"x": {"y": jnp.array([3.0, 4.0])}}, model)
     assert model.a.w[...].tolist() == [3, 4]
     with pytest.raises(ValueError, match=re.escape("'x.y' is a str, not an array.")):
-        Mapping([Rule("x.y", "a.w")]).load({"x": {"y": "three"}}, model)
+        mapping.load({"x": {"y": "three"}}, model)
 
 
 def test_an_abstract_model_gets_arrays():
@@ -265,14 +220,10 @@ def test_an_abstract_model_gets_arrays():
 def test_what_does_not_match_is_reported_by_name():
     model = params(fc0__kernel=(2, 3), fc0__bias=(3,), head=(1,), other=(1,))
     before = values(model)
-    mapping = Mapping([
-        Rule("layers.{i}.weight", "fc{i}.kernel", "o i -> i o"),
-        Rule("layers.{i}.bias", "fc{i}.bias"),
-        Rule("head", "head"),
-    ])  # fmt: skip
+    mapping = Mapping([*NETS, Rule("head", "head")])
     foreign = {
-        "layers.0.weight": np.zeros((2, 3), "f4"),
-        "layers.0.bais": np.zeros(3, "f4"),
+        "net.0.weight": np.zeros((2, 3), "f4"),
+        "net.0.bais": np.zeros(3, "f4"),
         "head": np.zeros(1),
         "more": np.zeros(1),
     }
@@ -280,14 +231,14 @@ def test_what_does_not_match_is_reported_by_name():
         mapping.load(foreign, model)
     assert str(caught.value) == (
         "The dictionary does not match the objects, and nothing was changed.\n"
-        "  missing, 2: other, fc0.bias (as layers.0.bias, near: layers.0.bais)\n"
-        "  unexpected, 2: layers.0.bais, more\n"
-        "  misshapen, 2: fc0.kernel: stored float32[2,3] as layers.0.weight, wanted float32[3,2], "
+        "  missing, 2: other, fc0.bias (as net.0.bias, near: net.0.bais)\n"
+        "  unexpected, 2: net.0.bais, more\n"
+        "  misshapen, 2: fc0.kernel: stored float32[2,3] as net.0.weight, wanted float32[3,2], "
         "head: stored float64[1], wanted float32[1]\n"
         "  cast=True casts with loss of precision, cast=None keeps the stored dtypes; strict=False "
         "restores what matches and reports the rest."
     )
-    assert caught.value.report.near == {"fc0.bias": "layers.0.bais"}
+    assert caught.value.report.near == {"fc0.bias": "net.0.bais"}
     assert values(model) == before
     report = mapping.load(foreign, model, strict=False, cast=True)
     assert report.restored == ("head",) and model.head[...] == 0
@@ -295,61 +246,46 @@ def test_what_does_not_match_is_reported_by_name():
 
 
 def test_foreign_arrays_that_are_merged_have_one_dtype():
-    model = params(w=(2, 1))
     foreign = {"a": np.zeros(1, "f4"), "b": np.zeros(1, "f2")}
     with pytest.raises(MismatchError, match=r"stored float16\[1\] as b, wanted float32\[1\]"):
-        Mapping([Rule(["a", "b"], "w", Stack())]).load(foreign, model)
+        Mapping([Rule(["a", "b"], "w")]).load(foreign, params(w=(2, 1)))
+
+
+BIAS = Rule("x", "bias")
 
 
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
         ([Rule("x", "kernels")], "Rule('x', 'kernels') matches none of our names (near: kernel)"),
-        ([Rule("x", "bias"), Rule("*", "*as")], "bias: both Rule('x', 'bias') and Rule('*', '*as')"),
+        ([BIAS, Rule("*", "*as")], "bias: both Rule('x', 'bias') and Rule('*', '*as')"),
         (
-            [Rule("x", "bias"), Rule("x", "bias2")],
+            [BIAS, Rule("x", "bias2")],
             "for it. Remove one of them. Where ours have the same values, write Rule('x', ('bias', ",
         ),
         (
-            [Rule("x", "bias"), Rule(["x", "y"], "kernel", Concatenate())],
-            "and Rule(('x', 'y'), 'kernel', Concatenate(axis=0, sizes=None)) are for it. Remove one",
+            [BIAS, Rule(["x", "y"], "kernel", "n o i -> o (n i)")],
+            "and Rule(('x', 'y'), 'kernel', 'n o i -> o (n i)') are for it. Remove one",
         ),
-        (
-            [Rule("x", ["bias", "kernel"], Tie())],
-            "our shapes are (3,), (2, 3): Tie() needs one shape. Write a rule for each of the others.",
-        ),
-        (
-            [Rule("x", ["bias", "baes"], Unstack())],
-            "'baes' does not exist (near: bias)",
-        ),
-        (
-            [Rule("x", ["bias", "kernel"], Unstack())],
-            "Unstack(axis=0)): our shapes are (3,), (2, 3): all input arrays must have the same shape",
-        ),
-        (
-            [Rule("x", ["bias", "kernel"], Split(0))],
-            "Split(axis=0)): our shapes are (3,), (2, 3): all the input arrays must have",
-        ),
-        ([Rule("x", ["bias", "bias2"], Split(1))], "Split(axis=1)): our shapes are (3,), (3,): axis 1"),
+        ([Rule("x", ["bias", "kernel"], tie=True)], "(3,), (2, 3): bias, kernel are tied by Rule"),
+        ([Rule("x", ["bias", "baes"])], "'baes' does not exist (near: bias)"),
+        ([Rule("x", ["bias", "kernel"])], "our shapes are (3,), (2, 3): all input arrays must have"),
+        ([Rule("x", ["bias", "kernel"], split=0)], "are (3,), (2, 3): all the input arrays must have"),
+        ([Rule("x", ["bias", "bias2"], split=1)], "our shapes are (3,), (3,): axis 1"),
+        ([Rule("x", "bias", "o i")], "'o i' has one side. Write both, as in 'o i -> i o'."),
         ([Rule("x", "bias", "o i -> i o")], "Wrong shape: expected 2 dims."),
+        ([Rule("x", "bias", "o i -> o")], "Identifiers only on one side"),
+        ([Rule("x", "kernel", "o o -> o o")], "contains duplicate dimension: o"),
+        ([Rule("x", "bias", "(o i -> i o")], "Imbalanced parentheses"),
+        ([Rule("x", "bias", "o) -> o")], "Brackets are not balanced"),
+        ([Rule("x", "bias", "o -> o", i=2)], "Axis i is not used in transform"),
+        ([Rule("x", "kernel", "h a b -> h (a b)")], "Could not infer sizes for {"),
         (
-            [Rule("x", "kernel", "h a b -> h (a b)")],
-            "Could not infer sizes for {",
-        ),
-        (
-            [Rule("x", "kernel", Rearrange("h a b -> h (a b)", a=2))],
+            [Rule("x", "kernel", "h a b -> h (a b)", a=2)],
             "Shape mismatch, can't divide axis of length 3 in chunks of 2",
         ),
-        ([Rule(["x", "y"], "bias", Concatenate())], "array split does not result in an equal div"),
-        (
-            [Rule(["x", "y"], "bias", Concatenate(0, (1, 1)))],
-            "has sizes that add up to 2, not 3.",
-        ),
-        ([Rule(["x", "y"], "bias", Stack())], "it is made from 3 arrays, not 2."),
-        ([Rule("x", ["bias", "bias2"])], "from 2 arrays, not 1. Add Split or Unstack, Concatenate or"),
-        ([Rule(["x", "y"], ["bias", "bias2"], Tie())], "it is made from 1 arrays, not 2. Add Split"),
-        ([Rule(["x", "y"], "bias", Split())], "it is made from 1 arrays, not 2. Add Split or Unstack"),
-        ([Rule(["x", "y"], ["bias", "bias2"], Stack())], "Stack(axis=0) has one array on a side, and"),
+        ([Rule(["x", "y"], "bias")], "it is made from 3 arrays, not 2. Write axes, of which the fir"),
+        ([Rule("x", "bias", split=0), Rule(["x", "y"], "kernel", split=0)], "from 1 arrays, not 2. W"),
     ],
     ids=lambda x: None if isinstance(x, str) else repr(x)[:60],
 )  # fmt: skip
@@ -357,18 +293,18 @@ def test_a_mapping_that_does_not_suit_the_model(rules, message):
     model = params(kernel=(2, 3), bias=(3,), bias2=(3,), l0=(1,), l2=(1,))
     before = values(model)
     with pytest.raises(MappingError, match=re.escape(message)) as caught:
-        Mapping([*rules]).load({}, model)
+        Mapping(rules).load({}, model)
     assert str(caught.value).startswith("The mapping does not suit Dict:\n  ")
     assert any(message in problem for problem in caught.value.problems)
     assert values(model) == before
     with pytest.raises(MappingError, match=re.escape(message)):
-        Mapping([*rules]).export(model)
+        Mapping(rules).export(model)
 
 
 def test_without_strict_a_rule_may_match_nothing():
-    model = params(w=(1,))
     mapping = Mapping([Rule("w", "w"), Rule("b", "b")])
-    assert mapping.load({"w": np.full(1, 3, "f4")}, model, strict=False).restored == ("w",)
+    foreign = {"w": np.full(1, 3, "f4")}
+    assert mapping.load(foreign, params(w=(1,)), strict=False).restored == ("w",)
 
 
 def test_saving_needs_a_rule_for_each_array():
@@ -381,40 +317,27 @@ def test_saving_needs_a_rule_for_each_array():
     )
     model.b = nnx.Param(jnp.zeros(2, "bfloat16"))
     with pytest.raises(MappingError, match="wb: ours are of bfloat16 and float32."):
-        Mapping([Rule("wb", ["w", "b"], Unstack())]).export(model)
+        Mapping([Rule("wb", ["w", "b"])]).export(model)
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("names", "message"),
     [
-        (lambda: Rearrange("o i"), "Rearrange('o i'): write both sides, as in Rearrange('o i -> i o')."),
-        (lambda: Rearrange("o i -> o"), "Rearrange('o i -> o'): "),
-        (lambda: Rearrange("o o -> o o"), "o"),
-        (lambda: Rearrange("(o i -> i o"), "Imbalanced parentheses"),
-        (lambda: Rearrange("o) -> o"), "Brackets are not balanced"),
-        (lambda: Rearrange("o -> o", i=2), "Axis i is not used in transform"),
-        (lambda: Rule([], "c"), "Rule((), 'c') names nothing on one side."),
-        (lambda: Rule(["a{i}", "b"], "c{i}", Tie()), "must have the same wildcards. List those that"),
-        (lambda: Rule("a.*", "b"), "Rule('a.*', 'b'): all names of a rule must have the same wildc"),
-        (lambda: Rule("a", "b.{i}", Unstack()), "List those that Stack or Unstack counts: [f'exp"),
+        (([], "c"), "Rule((), 'c') names nothing on one side."),
+        ((["a{i}", "b"], "c{i}"), "must have the same wildcards. List those that an axis counts: [f'"),
+        (("a.*", "b"), "Rule('a.*', 'b'): all names of a rule must have the same wildcards"),
     ],
 )  # fmt: skip
-def test_a_rule_that_makes_no_sense(make, message):
+def test_a_rule_that_makes_no_sense(names, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        make()
-
-
-def test_values_of_other_classes():
-    with pytest.raises(TypeError, match=re.escape("Rule('a', 'b', 3): 3 is not an operation.")):
-        Rule("a", "b", 3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"Mapping: \('a', 'b'\) is not a Rule, Ignore or Keep"):
-        Mapping([("a", "b")])  # type: ignore[list-item]
+        Rule(*names)
 
 
 def test_text_forms_and_equality():
-    rule = Rule("a.{i}", "b.{i}", "o i -> i o", Rearrange("(a b) -> b a", b=2), Cast("float16"))
-    assert repr(rule) == (
-        "Rule('a.{i}', 'b.{i}', 'o i -> i o', Rearrange('(a b) -> b a', b=2), Cast('float16'))"
-    )
+    rule = Rule("a.{i}", ["b.{i}", "c.{i}"], "(a b) -> b a", split=0, tie=True, b=2)
+    text = "Rule('a.{i}', ('b.{i}', 'c.{i}'), '(a b) -> b a', split=0, tie=True, b=2)"
+    assert repr(rule) == text and rule == eval(text)
     assert Mapping([rule]) == Mapping((rule,)) and hash(Mapping([rule])) == hash(Mapping([rule]))
     assert repr(Mapping([Keep("a")])) == "Mapping(entries=(Keep(ours='a'),))"
+    with pytest.raises(TypeError, match=r"Mapping: \('a', 'b'\) is not a Rule, Ignore or Keep"):
+        Mapping([("a", "b")])

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
-from nnxlite.checkpoint import Mapping, MismatchError, Rule, Tie
+from nnxlite.checkpoint import Mapping, MismatchError, Rule
 from tests.checkpoint import huggingface
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -132,7 +132,7 @@ def test_weights_that_pytorch_ties(cases):
     model = case.ours()
     with pytest.raises(MismatchError, match="unexpected, 1: lm_head.weight"):
         case.mapping.load(state, model)
-    tied = Mapping([Rule(names, "tokens.embedding", Tie()), *case.mapping.entries[1:]])
+    tied = Mapping([Rule(names, "tokens.embedding", tie=True), *case.mapping.entries[1:]])
     tied.load(state, model)
     exported = tied.export(model)
     assert np.array_equal(exported[names[0]], exported[names[1]])

@@ -28,7 +28,6 @@ from nnxlite.checkpoint import (
     MismatchError,
     NotFoundError,
     Rule,
-    Tie,
 )
 from nnxlite.checkpoint import _safetensors as files
 from tests.checkpoint.models import bits, linear
@@ -328,7 +327,7 @@ def test_states_and_pytrees_of_objects(tmp_path):
 
 def test_tied_arrays_that_differ_are_not_half_saved(tmp_path):
     model = one(a=jnp.zeros(2), b=jnp.ones(2), c=jnp.ones(2))
-    mapping = Mapping([Rule("x", ["a", "b"], Tie()), Rule("c", "c")])
+    mapping = Mapping([Rule("x", ["a", "b"], tie=True), Rule("c", "c")])
     with pytest.raises(nnx.checkpoint.MappingError, match="a, b are tied by .*, and differ"):
         nnx.save_safetensors(tmp_path, model, mapping=mapping)
     assert files_of(tmp_path) == []
