@@ -6,10 +6,9 @@ between, `restore` and the next `save` find it there.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import typing as tp
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import unquote
 
 import jax
@@ -18,7 +17,7 @@ import numpy as np
 from nnxlite._base.errors import short_type
 from nnxlite._base.text import human_bytes
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._contents import KINDS, Contents, Table, below, name_of, other_names
+from nnxlite.checkpoint._contents import KINDS, Contents, Nested, below, name_of, other_names
 from nnxlite.checkpoint._loading import Renaming, load
 from nnxlite.checkpoint._report import CheckpointError, Report, printable, together
 from nnxlite.filters import Filter
@@ -78,19 +77,14 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
 def check_options(call: str, **options: tp.Any) -> None:
     """Refuse an option whose value is meant as an item: `overwrite=model`, `metrics=MultiMetric()`."""
     for name, value in options.items():
-        parts = value if isinstance(value, (list, tuple)) else [value]
-        table = value if isinstance(value, Mapping) and not is_graph_node(value) else None
-        match name:
-            case "only":
-                good = not any(isinstance(x, Mapping) or is_graph_node(x) for x in parts)
-            case "rename" if table is not None:
-                good = all(isinstance(new, str) for new in table.values())
-            case "metrics" if table is not None:
-                good = all(np.size(number) == 1 for number in table.values())
-            case "rename" | "metrics":
-                good = value is None
-            case _:
-                good = value is None or isinstance(value, (bool, np.bool_))
+        good = value is None or isinstance(value, (bool, np.bool_))
+        if name == "only":
+            parts = value if isinstance(value, (list, tuple)) else [value]
+            good = not any(isinstance(x, Mapping) or is_graph_node(x) for x in parts)
+        elif isinstance(value, Mapping) and not is_graph_node(value):
+            texts = all(isinstance(new, str) for new in value.values())
+            numbers = all(np.size(number) == 1 for number in value.values())
+            good = (name == "rename" and texts) or (name == "metrics" and numbers)
         if not good:
             way = (
                 f'Restore such an item under another name: rename={{"{name}.**": "other.**"}}, other=...'
@@ -175,7 +169,8 @@ def restore(
             unless their values are outside of that range, which is an error.
         items: the objects, by the names they were saved by; a number, as in `step=0`, or another item
             that cannot be changed in place is in the `values` of the report, as are all items that are
-            not passed.
+            not passed. Plain data (None, text, bytes, dictionaries, lists and tuples of these and of
+            numbers) comes back as it was saved, whatever is passed; dictionaries and lists in place.
 
     Returns:
         A `Report`: what was restored, renamed, cast, and, without `strict`, what was not restored.
@@ -217,7 +212,7 @@ class Info:
     Attributes:
         path: of the folder.
         leaves: shape and dtype of each leaf, as text, by name.
-        values: the numbers and texts, by name.
+        values: the numbers, texts and plain data, by name.
         aliases: further names of what is shared, with the names it is stored by.
         classes: the classes of objects and Variables, by name.
         nbytes: the size of the arrays.
@@ -315,39 +310,31 @@ class Values(Mapping[str, tp.Any]):
 
     def __init__(self, source: _orbax.Folder, ready: tp.Mapping[str, tp.Any] = {}) -> None:
         self._source = source
-        self._names: dict[str, list[str]] = collections.defaultdict(list)
-        for name in [*source.table, *source.specs]:
-            self._names[_item(name)].append(name)
         self._ready = dict(ready)
-        self._all = {**self._names, **ready}
+        self._items = dict.fromkeys([*source.nested, *map(_item, source.specs), *ready])
 
     def __getitem__(self, name: str) -> tp.Any:
-        if name not in self._ready and name in self._all:
-            self._ready[name] = self._read(name, self._names[name])
+        if name not in self._ready and name in self._items:
+            self._ready[name] = self._read(name)
         return self._ready[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all)
+        return iter(self._items)
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._items)
 
     def __repr__(self) -> str:
         shown = (f"{n!r}: {self._ready[n]!r}" if n in self._ready else f"{n!r}: ..." for n in self)
         return f"{{{', '.join(shown)}}}"
 
-    def _read(self, item: str, names: list[str]) -> tp.Any:
+    def _read(self, item: str) -> tp.Any:
         source = self._source
-        shared = [first for alias, first in source.aliases.items() if _item(alias) == item]
-        names = [*names, *(name for name in source.specs for first in shared if below(name, first))]
-        wanted = dict.fromkeys(name for name in names if name in source.specs)
-        read = source.open(wanted)
-        leaves = {name: read(name) for name in wanted}
-        for name in wanted:
-            for other in other_names(name, source.aliases):
-                if _item(other) == item:
-                    leaves.setdefault(other, leaves[name])
-        return rebuilt(name_of((item,)), source.table, lambda name: _tree(name, leaves))
+        names = ((n, other_names(n, source.aliases)) for n in source.specs)
+        mine = {n: name for name, others in names for n in (name, *others) if _item(n) == item}
+        read = source.open(dict.fromkeys(mine.values()))
+        leaves = {n: read(name) for n, name in mine.items()}
+        return _rebuilt(source.nested.get(item, name_of((item,))), leaves)
 
 
 def _item(name: str) -> str:
@@ -355,25 +342,19 @@ def _item(name: str) -> str:
     return unquote(name.partition(".")[0].strip("'"))
 
 
-def _tree(name: str, leaves: tp.Mapping[str, tp.Any]) -> tp.Any:
-    """A leaf, or the leaves of an object in dictionaries by attribute."""
-    if name in leaves:
-        return leaves[name]
+def _rebuilt(nested: Nested, leaves: tp.Mapping[str, tp.Any]) -> tp.Any:
+    """A container as it was saved; a leaf, or the leaves of an object in dictionaries by attribute."""
+    if isinstance(nested, list):
+        kind, inside = nested
+        return KINDS[kind]([(key, _rebuilt(child, leaves)) for key, child in inside])
+    if nested in leaves:
+        return leaves[nested]
     tree: dict[str, tp.Any] = {}
-    for full, leaf in leaves.items():
-        if below(full, name):
-            *path, last = (unquote(part) for part in full[len(name) + 1 :].split("."))
+    for name, leaf in leaves.items():
+        if below(name, nested):
+            *path, last = (unquote(part) for part in name[len(nested) + 1 :].split("."))
             node = tree
             for key in path:
                 node = node.setdefault(key, {})
             node[last] = leaf
     return tree
-
-
-def rebuilt(name: str, table: Table, value_of: Callable[[str], tp.Any]) -> tp.Any:
-    """A container as it was saved, or what else there is of a name."""
-    if name not in table:
-        return value_of(name)
-    kind, children = table[name]
-    parts = [(key, rebuilt(child, table, value_of)) for key, child in children]
-    return dict(parts) if kind == "dict" else KINDS[kind][0](part for _, part in parts)

@@ -8,18 +8,19 @@ other paths are aliases.  A dot, a slash or a percent sign within a key is writt
 A leaf is an array, a typed random key, or a Python number or text.  The rest of
 an object is its structure, which is neither stored nor restored.
 
-In plain data beside objects (dictionaries, lists, tuples) everything is stored, or refused: nothing
-builds the caller's own containers again.  `None`, bytes and empty containers are leaves there, and a
-table of the containers says how they are nested.
+Beside objects, in items, there is plain data: `None`, numbers, text, bytes, and dictionaries, lists and
+tuples of these. Each part of an item that is plain data is one leaf, as large as can be, and comes back
+as it was saved. Anything else that is neither an object nor an array is refused.
 """
 
 from __future__ import annotations
 
+import base64
 import collections
 import dataclasses
 import math
 import typing as tp
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -39,43 +40,24 @@ from nnxlite.graph._walk import find_duplicates, iter_graph
 from nnxlite.sharding import abstract_with_sharding
 from nnxlite.variables._variable import Variable
 
-KINDS = {
-    "dict": (dict, collections.OrderedDict, collections.defaultdict),
-    "list": (list,),
-    "tuple": (tuple,),
+NUMBERS_AND_TEXT = {f"Python {t.__name__}": t for t in (bool, int, float, complex, str)}
+"""Types of the leaves that are values of Python, by their names in a `Spec`."""
+
+PLAIN = "plain data"
+"""The name of all other leaves that are values of Python."""
+
+KINDS: dict[str, Callable[[Sequence[tuple[tp.Any, tp.Any]]], tp.Any]] = {
+    "dict": dict,
+    "list": lambda pairs: [value for _, value in pairs],
+    "tuple": lambda pairs: tuple(value for _, value in pairs),
 }
-"""The types of plain containers; what is read is of the first one of a kind."""
+"""The kinds of plain containers, and how one is made of its entries."""
 
-EMPTY = {f"empty {kind}": types[0] for kind, types in KINDS.items()}
-FIXED: dict[str, tp.Any] = {"None": type(None), **EMPTY}
-"""Types of leaves that have no other value than the one that their name says."""
+_KIND_OF = {dict: "dict", collections.OrderedDict: "dict", collections.defaultdict: "dict"}
+_KIND_OF |= {list: "list", tuple: "tuple"}
 
-NUMBERS_AND_TEXT = (bool, int, float, complex, str)
-
-PYTHON: dict[str, tp.Any] = {
-    **{f"Python {t.__name__}": t for t in (*NUMBERS_AND_TEXT, bytes)},
-    **FIXED,
-}
-"""Types of the leaves that are values of Python, by the name in a `Spec`."""
-
-Table: tp.TypeAlias = dict[str, tuple[str, list[tuple[tp.Any, str]]]]
-"""Containers by name: of which kind, and for each entry its key and its name."""
-
-
-def kind_name(value: tp.Any) -> str | None:
-    """`dict`, `list` or `tuple` for a plain container; None for anything else, also a named tuple."""
-    cls = type(value)
-    return next((name for name, types in KINDS.items() if cls in types), None)
-
-
-def leaf_name(value: tp.Any) -> str | None:
-    """The name of what is a leaf in plain data only: `None`, `Python bytes`, `empty list`."""
-    if value is None:
-        return "None"
-    if type(value) is bytes:
-        return "Python bytes"
-    kind = kind_name(value)
-    return f"empty {kind}" if kind and not value else None
+Nested: tp.TypeAlias = str | list[tp.Any]
+"""Plain containers as JSON: the name of a leaf or object, or `[kind, [[key, nested], ...]]`."""
 
 
 def entries(container: tp.Any) -> Iterator[tuple[tp.Any, tp.Any]]:
@@ -83,14 +65,41 @@ def entries(container: tp.Any) -> Iterator[tuple[tp.Any, tp.Any]]:
     yield from container.items() if isinstance(container, dict) else enumerate(container)
 
 
-def walk(items: Mapping[str, tp.Any]) -> Iterator[tuple[Path, tp.Any]]:
-    """Everything in some items that is in plain containers only, containers before their entries."""
-    todo: list[tuple[Path, tp.Any]] = [((name,), value) for name, value in items.items()]
-    while todo:
-        path, value = todo.pop()
-        yield path, value
-        if kind_name(value):
-            todo += [((*path, key), child) for key, child in entries(value)]
+def is_plain(value: tp.Any) -> bool:
+    """Whether a value is plain data."""
+    cls = type(value)
+    if cls in _KIND_OF:
+        return all(is_plain(child) for _, child in entries(value))
+    return value is None or cls is bytes or cls in NUMBERS_AND_TEXT.values()
+
+
+def plain_as_json(value: tp.Any) -> tp.Any:
+    """Plain data as JSON, in which a list is `[kind, content]`; keys of other types become text."""
+    match value:
+        case bytes():
+            return ["bytes", base64.b64encode(value).decode()]
+        case complex():
+            return [value.real, value.imag]
+        case dict() | list() | tuple():
+            pairs = [(_json_key(key), plain_as_json(child)) for key, child in entries(value)]
+            return [_KIND_OF[type(value)], pairs]
+    return value
+
+
+def plain_of_json(value: tp.Any) -> tp.Any:
+    """The inverse of `plain_as_json`."""
+    match value:
+        case ["bytes", text]:
+            return base64.b64decode(text)
+        case [float(), float()]:
+            return complex(*value)
+        case [kind, pairs]:
+            return KINDS[kind]([(key, plain_of_json(child)) for key, child in pairs])
+    return value
+
+
+def _json_key(key: tp.Any) -> tp.Any:
+    return key if isinstance(key, (str, int, float, bool, type(None))) else str(key)
 
 
 def refused(value: tp.Any) -> tp.Any:
@@ -111,8 +120,8 @@ class Spec:
     Attributes:
         shape: of an array; that of a random key is without the axis of its data.
         dtype: the name of an array's dtype, `key<...>` for random keys with their implementation,
-            or `Python int`, `Python float`, `Python bool`, `Python complex`, `Python str`; in plain
-            data also `Python bytes`, `None`, and `empty dict`, `empty list`, `empty tuple`.
+            or `Python int`, `Python float`, `Python bool`, `Python complex`, `Python str`, or `plain
+            data`.
 
     >>> from nnxlite.checkpoint._contents import Spec
     >>> str(Spec((2, 3), "float32")), str(Spec((), "Python int"))
@@ -125,12 +134,11 @@ class Spec:
     @property
     def is_python(self) -> bool:
         """Whether it is not an array, but a value of Python."""
-        return self.dtype in PYTHON
+        return self.dtype == PLAIN or self.dtype in NUMBERS_AND_TEXT
 
     def as_python(self, value: tp.Any) -> tp.Any:
         """A value of Python, of the type that this says."""
-        kind = PYTHON[self.dtype]
-        return kind() if self.dtype in FIXED else kind(value)
+        return value if self.dtype == PLAIN else NUMBERS_AND_TEXT[self.dtype](value)
 
     @property
     def key_impl(self) -> str | None:
@@ -157,7 +165,7 @@ class Spec:
 
 def spec_of(value: tp.Any) -> Spec | None:
     """The spec of an array (also abstract), number or text; None for anything else."""
-    if type(value) in NUMBERS_AND_TEXT:
+    if type(value) in NUMBERS_AND_TEXT.values():
         return Spec((), f"Python {type(value).__name__}")
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None:
@@ -330,7 +338,7 @@ class Contents:
         seen = view(root, trees=Leaves.EVERY if items else Leaves.NUMBERS)
         found = list(_leaves(zip(seen.graphdef.each_path(), seen.leaves)))
         if items:
-            found += _plain_leaves(root, {f[0] for f in found})
+            found = _with_plain_data(root, found)
         counts = collections.Counter(name_of(f[0]) for f in found)
         self.leaves: dict[str, Leaf] = {}
         self.chosen: dict[str, Leaf] = {}
@@ -361,30 +369,22 @@ class Contents:
         """The other names of a leaf."""
         return other_names(name, self.aliases)
 
-    def table(self) -> Table:
-        """The containers of plain data that have some of the chosen leaves, or objects without any."""
+    def nested(self) -> dict[str, Nested]:
+        """The items that are plain containers around chosen leaves, or around objects without any."""
         names = {x.path: name for name, x in self.leaves.items() if x.position is None}
         above = {x.path[:n] for x in self.chosen.values() for n in range(1, len(x.path) + 1)}
-        table: Table = {}
 
-        def named(path: Path, value: tp.Any, alike: bool) -> str | None:
-            """The name of what is at a path, with an entry of a container; None if nothing is."""
+        def nested(path: Path, value: tp.Any) -> Nested | None:
             if path in names:
                 return names[path] if names[path] in self.chosen else None
-            if (kind := kind_name(value)) is None:
+            if (kind := _KIND_OF.get(type(value))) is None:
                 return name_of(path) if path in above or refused(value) is None else None
-            name, inside = name_of(path, quoted=alike), list[tuple[tp.Any, str]]()
-            table[name] = kind, inside
-            texts = collections.Counter(str(key) for key, _ in entries(value))
-            for key, child in entries(value):  # both 0 and "0" are keys
-                inner = named((*path, key), child, alike or texts[str(key)] > 1)
-                if inner is not None:
-                    inside.append((key if isinstance(key, KEYS) else str(key), inner))
-            return name if inside else table.pop(name) and None
+            inside = [(_json_key(key), nested((*path, key), child)) for key, child in entries(value)]
+            inside = [entry for entry in inside if entry[1] is not None]
+            return [kind, inside] if inside else None
 
-        for item, value in self.root.items():
-            named((item,), value, False)
-        return table
+        items = ((name, nested((name,), value)) for name, value in self.root.items())
+        return {name: value for name, value in items if isinstance(value, list)}
 
     def classes(self) -> dict[str, str]:
         """The classes of objects and Variables, by name."""
@@ -403,8 +403,9 @@ class Contents:
         Raises CheckpointError for a reference of another dtype.
         """
         by_owner: dict[Path, list[Leaf]] = collections.defaultdict(list)
-        for name in new:
-            by_owner[self.leaves[name].path].append(self.leaves[name])
+        for leaf in map(self.leaves.__getitem__, new):
+            if leaf.spec.dtype != PLAIN or isinstance(leaf.owner, Variable):
+                by_owner[leaf.path].append(leaf)
         pairs: list[tuple[Path, tp.Any]] = []
         for path, leaves in by_owner.items():
             owner, value = leaves[0].owner, new[leaves[0].name]
@@ -424,6 +425,28 @@ class Contents:
         note_update(writes, holder, FlatState(pairs, sort=False))
         writes.make()
         (self.root,) = holder
+        for leaf in map(self.leaves.__getitem__, new):
+            if leaf.path not in by_owner:
+                _put(self.root, leaf.path, new[leaf.name])
+
+
+def _put(container: tp.Any, path: Path, value: tp.Any) -> tp.Any:
+    """A plain container with plain data at a path; dictionaries and lists are changed in place."""
+    key, *rest = path
+    old = container[key]
+    if rest:
+        value = _put(old, tuple(rest), value)
+    elif isinstance(old, dict) and isinstance(value, dict):
+        old.clear()
+        old.update(value)
+        value = old
+    elif isinstance(old, list) and isinstance(value, list):
+        old[:] = value
+        value = old
+    if isinstance(container, tuple):
+        return (*container[:key], value, *container[key + 1 :])
+    container[key] = value
+    return container
 
 
 def _is_shared(path: Path, value: tp.Any) -> bool:
@@ -477,20 +500,22 @@ def below(name: str, above: str) -> bool:
     return name == above or name.startswith(above + ".") or not above
 
 
-KEYS = (str, int, float, bool, type(None))
-"""Types of the keys of plain containers that are stored as they are; others are, as text."""
-
-
-def _plain_leaves(items: dict[str, tp.Any], known: set[Path]) -> tp.Iterator[Found]:
-    """What is in plain data of some items beside the leaves that are known, also what is refused."""
-    above = {path[:n] for path in known for n in range(1, len(path))}
-    for path, value in walk(items):
-        if path in known:
-            continue
-        if leaf_name(value):
-            yield path, path, value, None, value
-        elif not kind_name(value) and path not in above and (part := refused(value)) is not None:
-            yield path, path, value, None, part
+def _with_plain_data(items: dict[str, tp.Any], found: list[Found]) -> list[Found]:
+    """The leaves of items with plain data in place of its parts, also with what is refused."""
+    above = {path[:n] for path, *_ in found for n in range(1, len(path) + 1)}
+    todo: list[tuple[Path, tp.Any]] = [((name,), value) for name, value in items.items()]
+    plain: dict[Path, Found] = {}
+    while todo:
+        path, value = todo.pop()
+        if is_plain(value):
+            if spec_of(value) is None:
+                plain[path] = path, path, value, None, value
+        elif type(value) in _KIND_OF:
+            todo += [((*path, key), child) for key, child in entries(value)]
+        elif path not in above and (part := refused(value)) is not None:
+            plain[path] = path, path, value, None, part
+    parts = lambda path: (path[:n] for n in range(1, len(path) + 1))
+    return [x for x in found if plain.keys().isdisjoint(parts(x[0]))] + [*plain.values()]
 
 
 def _spec_or_problem(value: tp.Any, plain: bool) -> Spec | str:
@@ -502,10 +527,10 @@ def _spec_or_problem(value: tp.Any, plain: bool) -> Spec | str:
             "has been deleted, probably donated to a jitted function. Save the objects that hold its "
             "results, or do not donate it."
         )
-    if plain and (name := leaf_name(value)):
-        return Spec((), name)
     if (spec := spec_of(value)) is not None:
         return spec
+    if plain and is_plain(value):
+        return Spec((), PLAIN)
     return (
         f"is a {type(value).__name__}, which a checkpoint cannot contain. It stores objects, arrays, "
         "random keys, numbers, text, bytes, None, and dictionaries, lists and tuples of these. Leave it "

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import MOST_PATHS
-from nnxlite.checkpoint._contents import FIXED, Contents, Leaf, Spec, new_dtype, other_names, placed
+from nnxlite.checkpoint._contents import PLAIN, Contents, Leaf, Spec, new_dtype, other_names, placed
 from nnxlite.checkpoint._report import CheckpointError, Mismatch, MismatchError, Report, near_text
 from nnxlite.checkpoint._rules import Conversion, Entry, Ignore, any_matches, conversions, same_bits
 from nnxlite.filters import Filter
@@ -34,13 +34,12 @@ class Source(tp.Protocol):
     Attributes:
         text: what it is, for messages.
         specs: shape and dtype of each array, by name.
-        aliases, table: further names, and the containers of plain data, as in `Contents`.
+        aliases: further names, as in `Contents`.
     """
 
     text: str
     specs: dict[str, Spec]
     aliases: dict[str, str]
-    table: tp.Any
 
     def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], tp.Any]:
         """A function from the name of an array to its value, which is copied if it is to stay.
@@ -68,7 +67,7 @@ def load(
     rename: Renaming | None = None,
     strict: bool,
     cast: bool | None,
-    within: tp.Container[str] | None = None,
+    within: tp.Mapping[str, tp.Any] | None = None,
 ) -> tuple[dict[str, tp.Any], Report]:
     """What `contents.write` has to write, by name, and a report of it.
 
@@ -79,7 +78,7 @@ def load(
         rename: see `Renaming`.
         strict: whether an incomplete report is an error.
         cast: whether a value may lose precision or range by a cast; None for no casts at all.
-        within: the first parts of stored names that have to be used; by default all.
+        within: the items; of stored names, only those that begin with the name of one have to be used.
 
     Raises:
         MismatchError: for an incomplete report; also without `strict` for a leaf that has no value yet.
@@ -97,7 +96,7 @@ def load(
     kept = [*report.missing, *(m.name for m in report.misshapen)]
     abstract = [n for n in kept if isinstance(contents.leaves[n].value, jax.ShapeDtypeStruct)]
     if abstract or (strict and not report.complete):
-        raise MismatchError(_refusal(report, remedies, source.table, abstract), report)
+        raise MismatchError(_refusal(report, remedies, within or {}, abstract), report)
     return _read(source, reads, report, contents, cast), report
 
 
@@ -132,7 +131,7 @@ def by_name(
             used.add(known[0])
             shape = leaf.spec.shape
             made.append(Conversion({known[0]: shape}, {name: shape}))
-        elif leaf.spec.dtype not in FIXED:  # None and the like need no value
+        elif leaf.spec.dtype != PLAIN or leaf.value:  # None, an empty list: nothing is lost
             missing.append(name)
     return made, missing, [name for old, name in names.items() if old not in used]
 
@@ -230,7 +229,7 @@ def _read(
                 )
         for name, array in zip(conversion.ours, conversion.load(arrays)):
             leaf = contents.leaves[name]
-            if name in restored and leaf.spec.dtype not in FIXED:  # those are equal already
+            if name in restored:
                 new[name] = placed(array, leaf, source.specs[names[0]], cast)
     return new
 
@@ -297,7 +296,7 @@ def compatible(stored: Spec, wanted: Spec, cast: bool | None) -> bool:
     return cast is None or cast or lossless(stored.dtype, wanted.dtype)
 
 
-NOT_CAST = {"Python str", "Python bytes", *FIXED}
+NOT_CAST = {"Python str", PLAIN}
 
 _CATEGORIES = {
     "Python bool": jnp.bool_,
@@ -338,13 +337,13 @@ def _remedy(stored: Spec, wanted: Spec) -> str | None:
 
 
 def _refusal(
-    report: Report, remedies: list[str], plain: tp.Container[str], abstract: list[str]
+    report: Report, remedies: list[str], items: tp.Mapping[str, tp.Any], abstract: list[str]
 ) -> str:
     lines = [f"{report.source} does not match the objects, and nothing was changed."]
     lines += [f"  {line}" for line in report.problems()]
     wrong = [*report.missing, *report.unexpected, *(m.name for m in report.misshapen)]
     for item in dict.fromkeys(name.partition(".")[0] for name in wrong):
-        if item in plain:
+        if isinstance(items.get(item), (dict, list, tuple)):
             remedies.append(f"without {item}=, report.values[{item!r}] has what was saved")
     if remedy := report.remedy():
         remedies.append(f"{remedy} restores by another name")

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec, Table, spec_of
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, spec_of
 from nnxlite.checkpoint._loading import load_model
 from nnxlite.checkpoint._report import CheckpointError, Report
 from nnxlite.checkpoint._rules import Conversion, Entry, MappingError, conversions, same_bits
@@ -123,7 +123,6 @@ class Arrays:
 
     text = "The dictionary"
     aliases: dict[str, str] = {}
-    table: Table = {}
 
     def __init__(self, arrays: tp.Mapping[str, tp.Any]) -> None:
         self._arrays = dict(_flattened(arrays, ""))

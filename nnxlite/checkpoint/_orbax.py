@@ -2,7 +2,7 @@
 
 A folder has two items.  `arrays` is a flat dictionary of arrays by name, which Orbax can also read by
 itself; `nnxlite` is JSON that describes them and the objects they come from: shapes and dtypes,
-numbers and texts themselves, aliases and classes.  Reading executes nothing.
+numbers, text and plain data themselves, aliases and classes.  Reading executes nothing.
 
 Orbax writes into a folder of another name and renames it when it is complete.
 """
@@ -15,20 +15,30 @@ import hashlib
 import json
 import typing as tp
 from collections.abc import Callable
+from urllib.parse import unquote
 
 import jax
 import numpy as np
 
 from nnxlite._base.errors import importing
 from nnxlite._base.jax import key_name
-from nnxlite.checkpoint._contents import FIXED, Contents, Spec, Table, name_of
+from nnxlite.checkpoint._contents import (
+    KINDS,
+    PLAIN,
+    Contents,
+    Nested,
+    Spec,
+    name_of,
+    plain_as_json,
+    plain_of_json,
+)
 from nnxlite.checkpoint._report import CheckpointError, DamagedError, NotFoundError, together
 from nnxlite.checkpoint._safetensors import PICKLES
 from nnxlite.distributed import agreed, exchange
 
 ARRAYS, ABOUT = "arrays", "nnxlite"
-FORMAT = 3
-"""Formats 1 and 2 have a checksum for each array, which is not read, and 1 has no plain data."""
+FORMAT = 4
+"""1 has no plain data; 2 and 3 have each part of it as a leaf, and a table of all containers."""
 
 if tp.TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -82,7 +92,7 @@ def content_of(contents: Contents) -> Content:
             if isinstance(value, jax.ShapeDtypeStruct):
                 raise CheckpointError(f"'{name}' is abstract: it has no value to save.")
             if spec.is_python:
-                leaves[name]["value"] = _as_json(value, spec)
+                leaves[name]["value"] = plain_as_json(value)
                 same[name] += f" {value!r}"
             if spec.is_python or 0 in spec.shape:
                 continue
@@ -101,33 +111,12 @@ def content_of(contents: Contents) -> Content:
         "format": FORMAT,
         "leaves": leaves,
         "aliases": contents.aliases,
-        "settings": {},  # of format 3 at first
         "classes": contents.classes(),
-        "containers": contents.table(),
+        "containers": contents.nested(),
     }
     if jax.process_count() > 1:
         check_same_in_all(same, {name: arrays[name] for name in mine})
     return Content(arrays, about)
-
-
-def _as_json(value: tp.Any, spec: Spec) -> tp.Any:
-    """A value of Python as JSON has it."""
-    if spec.dtype in FIXED:
-        return None
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return [value.real, value.imag] if isinstance(value, complex) else value
-
-
-def _of_json(value: tp.Any, spec: Spec) -> tp.Any:
-    """The inverse of `_as_json`."""
-    match spec.dtype:
-        case "Python bytes":
-            return base64.b64decode(value)
-        case "Python complex":
-            return complex(*value)
-        case _:
-            return spec.as_python(value)
 
 
 def check_same_in_all(parts: dict[str, str], mine: tp.Mapping[str, tp.Any]) -> None:
@@ -249,6 +238,11 @@ def complete_steps(path: epath.Path) -> list[int]:
     return sorted(found.step for found in orbax().path.step.standard_name_format().find_all(path))
 
 
+_FORMER = {f"empty {kind}": lambda _, make=make: make([]) for kind, make in KINDS.items()}
+_FORMER |= {"None": lambda _: None, "Python bytes": base64.b64decode}
+"""Leaves of plain data of formats before 4, by their dtypes."""
+
+
 class Folder:
     """A checkpoint: what a folder contains, without its arrays, which `open` reads.
 
@@ -256,9 +250,8 @@ class Folder:
         path: of the folder.
         text: what it is, for messages.
         specs: shape and dtype of each leaf, by name.
-        values: numbers and texts, by name.
-        aliases, classes: see `Contents`.
-        table: of the containers of plain data.
+        values: numbers, texts and plain data, by name.
+        aliases, classes, nested: see `Contents`.
 
     Args:
         path: of the folder.
@@ -276,7 +269,7 @@ class Folder:
         self.values: dict[str, tp.Any] = {}
         self.aliases: dict[str, str] = {}
         self.classes: dict[str, str] = {}
-        self.table: Table = {}
+        self.nested: dict[str, Nested] = {}
         self._arrays: dict[str, tp.Any] | None = None  # all of them, of a tree that Orbax wrote
         about = path / ABOUT / "metadata"
         if about.exists():
@@ -302,12 +295,31 @@ class Folder:
                 f"this version reads {FORMAT}). Upgrade nnxlite."
             )
         for name, entry in given["leaves"].items():
-            self.specs[name] = spec = Spec(tuple(entry["shape"]), entry["dtype"])
-            if spec.is_python:
-                self.values[name] = _of_json(entry["value"], spec)
+            spec = Spec(tuple(entry["shape"]), entry["dtype"])
+            if spec.dtype in _FORMER:
+                self.values[name], spec = _FORMER[spec.dtype](entry["value"]), Spec((), PLAIN)
+            elif spec.is_python:
+                self.values[name] = spec.as_python(plain_of_json(entry["value"]))
+            self.specs[name] = spec
         self.aliases, self.classes = given["aliases"], given["classes"]
-        tables = given.get("containers", {}).items()
-        self.table = {name: (kind, children) for name, (kind, children) in tables}
+        self.nested = given.get("containers", {})
+        if given["format"] < 4:
+            items = [name for name in self.nested if name in items_of(self.nested)]
+            self.nested = {unquote(name): self._of_table(name, self.nested) for name in items}
+
+    def _of_table(self, name: str, table: dict[str, tp.Any]) -> Nested:
+        """A container of the formats 2 and 3; plain data becomes one leaf."""
+        if name not in table:
+            return name
+        kind, children = table[name]
+        inside = [(key, self._of_table(child, table)) for key, child in children]
+        if not all(isinstance(child, str) and child in self.values for _, child in inside):
+            return [kind, inside]
+        for _, child in inside:
+            del self.specs[child]
+        pairs = [(key, self.values.pop(child)) for key, child in inside]
+        self.specs[name], self.values[name] = Spec((), PLAIN), KINDS[kind](pairs)
+        return name
 
     def with_keys(self, contents: Contents) -> tp.Self:
         """The same, with random keys in place of their data, which Orbax does not tell apart."""

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import importing
-from nnxlite.checkpoint._contents import Spec, Table
+from nnxlite.checkpoint._contents import Spec
 from nnxlite.checkpoint._loading import load_model
 from nnxlite.checkpoint._mapping import Mapping, exported
 from nnxlite.checkpoint._report import CheckpointError, DamagedError, NotFoundError, Report
@@ -195,7 +195,6 @@ class Files:
     """
 
     aliases: dict[str, str] = {}
-    table: Table = {}
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         name = os.fspath(path)

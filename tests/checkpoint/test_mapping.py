@@ -71,7 +71,7 @@ WILD = {"m.enc.a.w": [0], "m.enc.b": [100], "head_x": [200]}
             [Rule("qk", ["q", "k"], "(h x) d -> d h x", split=0)],
             {"qk": [[0], [1], [2], [3], [100], [101]]},
         ),
-        ({"w": (2, 6)}, [Rule(["gate", "up"], "w", "n o i -> i (n o)")], GATES),
+        ({"w": (2, 6)}, [Rule(["gate", "up"], "w", "n o i -> i (n o)", n=2)], GATES),
         ({"w": (2, 6)}, [Rule(["one", "two"], "w")], ROWS),
         ({"a": (6,), "b": (6,)}, [Rule("w", ["a", "b"])], {"w": [[*range(6)], [*range(100, 106)]]}),
         (
@@ -264,8 +264,8 @@ BIAS = Rule("x", "bias")
             "for it. Remove one of them. Where ours have the same values, write Rule('x', ('bias', ",
         ),
         (
-            [BIAS, Rule(["x", "y"], "kernel", "n o i -> o (n i)")],
-            "and Rule(('x', 'y'), 'kernel', 'n o i -> o (n i)') are for it. Remove one",
+            [BIAS, Rule(["x", "y"], "kernel", "n o -> n o")],
+            "and Rule(('x', 'y'), 'kernel', 'n o -> n o') are for it. Remove one",
         ),
         ([Rule("x", ["bias", "kernel"], tie=True)], "(3,), (2, 3): bias, kernel are tied by Rule"),
         ([Rule("x", ["bias", "baes"])], "'baes' does not exist (near: bias)"),
