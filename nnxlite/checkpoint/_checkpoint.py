@@ -17,7 +17,7 @@ import numpy as np
 from nnxlite._base.errors import short_type
 from nnxlite._base.text import human_bytes
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._contents import KINDS, Contents, Nested, below, name_of, other_names
+from nnxlite.checkpoint._contents import KINDS, Contents, below, name_of, other_names
 from nnxlite.checkpoint._loading import Renaming, load
 from nnxlite.checkpoint._report import CheckpointError, Report, printable, together
 from nnxlite.filters import Filter
@@ -311,7 +311,7 @@ class Values(Mapping[str, tp.Any]):
     def __init__(self, source: _orbax.Folder, ready: tp.Mapping[str, tp.Any] = {}) -> None:
         self._source = source
         self._ready = dict(ready)
-        self._items = dict.fromkeys([*source.nested, *map(_item, source.specs), *ready])
+        self._items = dict.fromkeys([*map(_item, source.specs), *ready])
 
     def __getitem__(self, name: str) -> tp.Any:
         if name not in self._ready and name in self._items:
@@ -334,7 +334,7 @@ class Values(Mapping[str, tp.Any]):
         mine = {n: name for name, others in names for n in (name, *others) if _item(n) == item}
         read = source.open(dict.fromkeys(mine.values()))
         leaves = {n: read(name) for n, name in mine.items()}
-        return _rebuilt(source.nested.get(item, name_of((item,))), leaves)
+        return _tree(name_of((item,)), leaves, source.classes)
 
 
 def _item(name: str) -> str:
@@ -342,19 +342,12 @@ def _item(name: str) -> str:
     return unquote(name.partition(".")[0].strip("'"))
 
 
-def _rebuilt(nested: Nested, leaves: tp.Mapping[str, tp.Any]) -> tp.Any:
-    """A container as it was saved; a leaf, or the leaves of an object in dictionaries by attribute."""
-    if isinstance(nested, list):
-        kind, inside = nested
-        return KINDS[kind]([(key, _rebuilt(child, leaves)) for key, child in inside])
-    if nested in leaves:
-        return leaves[nested]
-    tree: dict[str, tp.Any] = {}
-    for name, leaf in leaves.items():
-        if below(name, nested):
-            *path, last = (unquote(part) for part in name[len(nested) + 1 :].split("."))
-            node = tree
-            for key in path:
-                node = node.setdefault(key, {})
-            node[last] = leaf
-    return tree
+def _tree(name: str, leaves: tp.Mapping[str, tp.Any], classes: tp.Mapping[str, str]) -> tp.Any:
+    """A leaf; or a container by key, and an object by attribute, as dictionaries, lists and tuples."""
+    if name in leaves:
+        return leaves[name]
+    inside = dict.fromkeys(n[len(name) + 1 :].partition(".")[0] for n in leaves if below(n, name))
+    parts = {unquote(key): _tree(f"{name}.{key}", leaves, classes) for key in inside}
+    if (kind := classes.get(name)) in ("list", "tuple"):
+        return KINDS[kind]([(i, parts.get(str(i))) for i in range(1 + max(map(int, parts)))])
+    return parts

@@ -8,9 +8,9 @@ other paths are aliases.  A dot, a slash or a percent sign within a key is writt
 A leaf is an array, a typed random key, or a Python number or text.  The rest of
 an object is its structure, which is neither stored nor restored.
 
-Beside objects, in items, there is plain data: `None`, numbers, text, bytes, and dictionaries, lists and
-tuples of these. Each part of an item that is plain data is one leaf, as large as can be, and comes back
-as it was saved. Anything else that is neither an object nor an array is refused.
+An item without objects and arrays is plain data: `None`, a number, text, bytes, or dictionaries,
+lists and tuples of these. It is one leaf, and comes back as it was saved. In a container around
+objects and arrays, these, numbers and text are leaves, and anything else but `None` is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import collections
 import dataclasses
 import math
 import typing as tp
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -55,9 +55,6 @@ KINDS: dict[str, Callable[[Sequence[tuple[tp.Any, tp.Any]]], tp.Any]] = {
 
 _KIND_OF = {dict: "dict", collections.OrderedDict: "dict", collections.defaultdict: "dict"}
 _KIND_OF |= {list: "list", tuple: "tuple"}
-
-Nested: tp.TypeAlias = str | list[tp.Any]
-"""Plain containers as JSON: the name of a leaf or object, or `[kind, [[key, nested], ...]]`."""
 
 
 def entries(container: tp.Any) -> Iterator[tuple[tp.Any, tp.Any]]:
@@ -338,7 +335,7 @@ class Contents:
         seen = view(root, trees=Leaves.EVERY if items else Leaves.NUMBERS)
         found = list(_leaves(zip(seen.graphdef.each_path(), seen.leaves)))
         if items:
-            found = _with_plain_data(root, found)
+            found = list(_of_items(root, found))
         counts = collections.Counter(name_of(f[0]) for f in found)
         self.leaves: dict[str, Leaf] = {}
         self.chosen: dict[str, Leaf] = {}
@@ -347,7 +344,7 @@ class Contents:
                 continue  # a setting of a module of another library
             # Both 0 and "0" are keys.
             name = name_of(whole, quoted=counts[name_of(whole)] > 1)
-            spec = _spec_or_problem(value, items and position is None)
+            spec = _spec_or_problem(value, items and len(path) == 1)
             wanted = predicate(path[1:] if items else path, owner)
             if isinstance(spec, Spec):
                 self.leaves[name] = Leaf(name, path, owner, position, value, spec)
@@ -369,29 +366,12 @@ class Contents:
         """The other names of a leaf."""
         return other_names(name, self.aliases)
 
-    def nested(self) -> dict[str, Nested]:
-        """The items that are plain containers around chosen leaves, or around objects without any."""
-        names = {x.path: name for name, x in self.leaves.items() if x.position is None}
-        above = {x.path[:n] for x in self.chosen.values() for n in range(1, len(x.path) + 1)}
-
-        def nested(path: Path, value: tp.Any) -> Nested | None:
-            if path in names:
-                return names[path] if names[path] in self.chosen else None
-            if (kind := _KIND_OF.get(type(value))) is None:
-                return name_of(path) if path in above or refused(value) is None else None
-            inside = [(_json_key(key), nested((*path, key), child)) for key, child in entries(value)]
-            inside = [entry for entry in inside if entry[1] is not None]
-            return [kind, inside] if inside else None
-
-        items = ((name, nested((name,), value)) for name, value in self.root.items())
-        return {name: value for name, value in items if isinstance(value, list)}
-
     def classes(self) -> dict[str, str]:
-        """The classes of objects and Variables, by name."""
+        """The classes of objects, Variables and plain lists and tuples, by name."""
         return {
             name_of(path): type(value).__name__
             for path, value in iter_graph(self.root)
-            if is_graph_node(value)
+            if is_graph_node(value) or type(value) in (list, tuple)
         }
 
     def write(self, new: tp.Mapping[str, tp.Any]) -> None:
@@ -426,27 +406,15 @@ class Contents:
         writes.make()
         (self.root,) = holder
         for leaf in map(self.leaves.__getitem__, new):
-            if leaf.path not in by_owner:
-                _put(self.root, leaf.path, new[leaf.name])
-
-
-def _put(container: tp.Any, path: Path, value: tp.Any) -> tp.Any:
-    """A plain container with plain data at a path; dictionaries and lists are changed in place."""
-    key, *rest = path
-    old = container[key]
-    if rest:
-        value = _put(old, tuple(rest), value)
-    elif isinstance(old, dict) and isinstance(value, dict):
-        old.clear()
-        old.update(value)
-        value = old
-    elif isinstance(old, list) and isinstance(value, list):
-        old[:] = value
-        value = old
-    if isinstance(container, tuple):
-        return (*container[:key], value, *container[key + 1 :])
-    container[key] = value
-    return container
+            if leaf.path not in by_owner:  # plain data; dictionaries and lists stay the same
+                (item,), value = leaf.path, new[leaf.name]
+                if isinstance(leaf.value, dict) and isinstance(value, dict):
+                    leaf.value.clear()
+                    leaf.value.update(value)
+                elif isinstance(leaf.value, list) and isinstance(value, list):
+                    leaf.value[:] = value
+                else:
+                    self.root[item] = value
 
 
 def _is_shared(path: Path, value: tp.Any) -> bool:
@@ -500,25 +468,22 @@ def below(name: str, above: str) -> bool:
     return name == above or name.startswith(above + ".") or not above
 
 
-def _with_plain_data(items: dict[str, tp.Any], found: list[Found]) -> list[Found]:
-    """The leaves of items with plain data in place of its parts, also with what is refused."""
+def _of_items(items: dict[str, tp.Any], found: list[Found]) -> Iterator[Found]:
+    """The leaves of items, with plain data whole, and with what is refused."""
+    plain = {n: value for n, value in items.items() if is_plain(value) and spec_of(value) is None}
+    yield from (leaf for leaf in found if leaf[0][0] not in plain)
+    yield from (((name,), (name,), value, None, value) for name, value in plain.items())
     above = {path[:n] for path, *_ in found for n in range(1, len(path) + 1)}
-    todo: list[tuple[Path, tp.Any]] = [((name,), value) for name, value in items.items()]
-    plain: dict[Path, Found] = {}
+    todo: list[tuple[Path, tp.Any]] = [((n,), x) for n, x in items.items() if n not in plain]
     while todo:
         path, value = todo.pop()
-        if is_plain(value):
-            if spec_of(value) is None:
-                plain[path] = path, path, value, None, value
-        elif type(value) in _KIND_OF:
+        if type(value) in _KIND_OF:
             todo += [((*path, key), child) for key, child in entries(value)]
         elif path not in above and (part := refused(value)) is not None:
-            plain[path] = path, path, value, None, part
-    parts = lambda path: (path[:n] for n in range(1, len(path) + 1))
-    return [x for x in found if plain.keys().isdisjoint(parts(x[0]))] + [*plain.values()]
+            yield path, path, value, None, part
 
 
-def _spec_or_problem(value: tp.Any, plain: bool) -> Spec | str:
+def _spec_or_problem(value: tp.Any, is_item: bool) -> Spec | str:
     """The spec of a leaf; or what is said of one that cannot be stored."""
     if isinstance(value, Tracer):
         return "is traced: save and restore outside of transforms, with concrete values."
@@ -529,11 +494,11 @@ def _spec_or_problem(value: tp.Any, plain: bool) -> Spec | str:
         )
     if (spec := spec_of(value)) is not None:
         return spec
-    if plain and is_plain(value):
+    if is_item and is_plain(value):
         return Spec((), PLAIN)
     return (
-        f"is a {type(value).__name__}, which a checkpoint cannot contain. It stores objects, arrays, "
-        "random keys, numbers, text, bytes, None, and dictionaries, lists and tuples of these. Leave it "
-        "out by `only=`, hold it in a static attribute, or save its content as these "
-        "(dataclasses.asdict)."
+        f"is a {type(value).__name__}, which a checkpoint cannot contain here. Beside objects and "
+        "arrays it stores random keys, numbers and text; in items of their own also None, bytes, "
+        "dictionaries, lists and tuples of these. Leave it out by `only=`, hold it in a static "
+        "attribute, or save its content as these (dataclasses.asdict)."
     )

@@ -210,8 +210,8 @@ def exported(
         if not same_bits(array, dict(arrays_of(owner))[name]):
             raise MappingError(
                 f"'{next(iter(conversion.ours))}' and '{next(iter(owner.ours))}' are tied, as both are "
-                f"saved as '{name}', and differ. Nothing was written. Share one Variable between them, or "
-                "save one of them under another foreign name."
+                f"saved as '{name}', and differ. Nothing was written. Share one Variable between them, "
+                "or save one of them under another foreign name."
             )
     return specs, (pair for c in dict.fromkeys(owners.values()) for pair in arrays_of(c))
 

@@ -9,13 +9,11 @@ Orbax writes into a folder of another name and renames it when it is complete.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import json
 import typing as tp
 from collections.abc import Callable
-from urllib.parse import unquote
 
 import jax
 import numpy as np
@@ -23,11 +21,11 @@ import numpy as np
 from nnxlite._base.errors import importing
 from nnxlite._base.jax import key_name
 from nnxlite.checkpoint._contents import (
-    KINDS,
+    NUMBERS_AND_TEXT,
     PLAIN,
     Contents,
-    Nested,
     Spec,
+    below,
     name_of,
     plain_as_json,
     plain_of_json,
@@ -38,7 +36,7 @@ from nnxlite.distributed import agreed, exchange
 
 ARRAYS, ABOUT = "arrays", "nnxlite"
 FORMAT = 4
-"""1 has no plain data; 2 and 3 have each part of it as a leaf, and a table of all containers."""
+"""1 has no plain data; 2 and 3 have a leaf for each part of it, and a table of all containers."""
 
 if tp.TYPE_CHECKING:
     import orbax.checkpoint as ocp
@@ -112,7 +110,6 @@ def content_of(contents: Contents) -> Content:
         "leaves": leaves,
         "aliases": contents.aliases,
         "classes": contents.classes(),
-        "containers": contents.nested(),
     }
     if jax.process_count() > 1:
         check_same_in_all(same, {name: arrays[name] for name in mine})
@@ -238,11 +235,6 @@ def complete_steps(path: epath.Path) -> list[int]:
     return sorted(found.step for found in orbax().path.step.standard_name_format().find_all(path))
 
 
-_FORMER = {f"empty {kind}": lambda _, make=make: make([]) for kind, make in KINDS.items()}
-_FORMER |= {"None": lambda _: None, "Python bytes": base64.b64decode}
-"""Leaves of plain data of formats before 4, by their dtypes."""
-
-
 class Folder:
     """A checkpoint: what a folder contains, without its arrays, which `open` reads.
 
@@ -251,7 +243,7 @@ class Folder:
         text: what it is, for messages.
         specs: shape and dtype of each leaf, by name.
         values: numbers, texts and plain data, by name.
-        aliases, classes, nested: see `Contents`.
+        aliases, classes: see `Contents`.
 
     Args:
         path: of the folder.
@@ -269,7 +261,6 @@ class Folder:
         self.values: dict[str, tp.Any] = {}
         self.aliases: dict[str, str] = {}
         self.classes: dict[str, str] = {}
-        self.nested: dict[str, Nested] = {}
         self._arrays: dict[str, tp.Any] | None = None  # all of them, of a tree that Orbax wrote
         about = path / ABOUT / "metadata"
         if about.exists():
@@ -294,32 +285,12 @@ class Folder:
                 f"{self.path} was written by a later version of nnxlite (format {given['format']}; "
                 f"this version reads {FORMAT}). Upgrade nnxlite."
             )
-        for name, entry in given["leaves"].items():
-            spec = Spec(tuple(entry["shape"]), entry["dtype"])
-            if spec.dtype in _FORMER:
-                self.values[name], spec = _FORMER[spec.dtype](entry["value"]), Spec((), PLAIN)
-            elif spec.is_python:
+        leaves = given["leaves"] if given["format"] == FORMAT else _upgraded(given)
+        for name, entry in leaves.items():
+            self.specs[name] = spec = Spec(tuple(entry["shape"]), entry["dtype"])
+            if spec.is_python:
                 self.values[name] = spec.as_python(plain_of_json(entry["value"]))
-            self.specs[name] = spec
         self.aliases, self.classes = given["aliases"], given["classes"]
-        self.nested = given.get("containers", {})
-        if given["format"] < 4:
-            items = [name for name in self.nested if name in items_of(self.nested)]
-            self.nested = {unquote(name): self._of_table(name, self.nested) for name in items}
-
-    def _of_table(self, name: str, table: dict[str, tp.Any]) -> Nested:
-        """A container of the formats 2 and 3; plain data becomes one leaf."""
-        if name not in table:
-            return name
-        kind, children = table[name]
-        inside = [(key, self._of_table(child, table)) for key, child in children]
-        if not all(isinstance(child, str) and child in self.values for _, child in inside):
-            return [kind, inside]
-        for _, child in inside:
-            del self.specs[child]
-        pairs = [(key, self.values.pop(child)) for key, child in inside]
-        self.specs[name], self.values[name] = Spec((), PLAIN), KINDS[kind](pairs)
-        return name
 
     def with_keys(self, contents: Contents) -> tp.Self:
         """The same, with random keys in place of their data, which Orbax does not tell apart."""
@@ -375,6 +346,36 @@ class Folder:
         if spec.key_impl and array.dtype == np.uint32:
             return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=spec.key_impl)
         return array
+
+
+def _upgraded(given: dict[str, tp.Any]) -> dict[str, tp.Any]:
+    """The leaves of a former format as this one has them: the parts of plain data as one."""
+    leaves, table = dict(given["leaves"]), given.get("containers", {})
+    given["classes"] |= {name: kind for name, (kind, _) in table.items()}
+
+    def whole(name: str) -> tp.Any:
+        if name in table:
+            kind, children = table[name]
+            return [kind, [(key, whole(child)) for key, child in children]]
+        entry = given["leaves"][name]
+        match entry["dtype"].split():
+            case ["empty", kind]:
+                return [kind, []]
+            case ["Python", "bytes"]:
+                return ["bytes", entry["value"]]
+        return entry["value"]
+
+    for item in items_of(leaves):
+        parts = {name: given["leaves"][name] for name in leaves if below(name, item)}
+        if item in parts and parts[item]["dtype"] in NUMBERS_AND_TEXT:
+            continue
+        plain = all("value" in entry for entry in parts.values())
+        for name, entry in parts.items():
+            if plain or entry["dtype"].startswith(("None", "empty")):
+                del leaves[name]
+        if plain and (item in table or item in parts):
+            leaves[item] = {"dtype": PLAIN, "shape": [], "value": whole(item)}
+    return leaves
 
 
 def _read(path: epath.Path, item: epath.Path, args: Callable[[tp.Any], tp.Any]) -> tp.Any:

@@ -151,8 +151,8 @@ class Rule:
             made = list(whole) if count > 1 else [whole]
         if len(made) != count:
             raise ValueError(
-                f"it is made from {len(made)} arrays, not {count}. Write axes, of which the first counts "
-                "the arrays of a side with several names; or split=, or tie=True for equal ones."
+                f"it is made from {len(made)} arrays, not {count}. Write axes, of which the first "
+                "counts the arrays of a side with several names; or split=, or tie=True for equal ones."
             )
         return made
 
@@ -162,7 +162,9 @@ class Rule:
             return x
         right = self.axes.partition("->")[2]
         names = re.findall(r"[A-Za-z_]\w*", right)
-        sizes = self._rearranged(blank(shape), f"{right} -> {' '.join(names)}", dict(self.sizes)).shape
+        sizes = self._rearranged(
+            blank(shape), f"{right} -> {' '.join(names)}", dict(self.sizes)
+        ).shape
         return self._rearranged(x, self.axes, dict(zip(names, sizes)))
 
     def _back(self, x: np.ndarray) -> np.ndarray:
@@ -175,7 +177,9 @@ class Rule:
         return self._rearranged(x, f"{right} -> {left}", dict(self.sizes))
 
     def _rearranged(self, x: np.ndarray, axes: str, sizes: tp.Mapping[str, int]) -> np.ndarray:
-        with importing('Axes of a Rule need einops: pip install "nnxlite[checkpoint]".', name="einops"):
+        with importing(
+            'Axes of a Rule need einops: pip install "nnxlite[checkpoint]".', name="einops"
+        ):
             import einops
         try:
             with warnings.catch_warnings():  # `in` is a fine name of an axis
@@ -347,7 +351,9 @@ def _applied_rule(
         try:  # with arrays of no bytes
             foreign = rule._to_foreign([blank(shape) for shape in shapes.values()])
         except (ValueError, IndexError) as error:
-            raise ValueError(f"our shapes are {', '.join(map(str, shapes.values()))}: {error}") from None
+            raise ValueError(
+                f"our shapes are {', '.join(map(str, shapes.values()))}: {error}"
+            ) from None
         filled = (Pattern(text).fill(bindings) for text in rule.foreign)
         yield Conversion({n: x.shape for n, x in zip(filled, foreign)}, shapes, rule)
 

@@ -213,7 +213,9 @@ def test_array_references(tmp_path, file):
     assert model.v.tolist() == [0, 1, 2] and model.r is ref and ref[...].tolist() == [1, 1]
     model.r = other = jax.new_ref(jnp.zeros(2, "float16"))
     model.v[...] += 1
-    with pytest.raises(CheckpointError, match="r' is a reference to float16, which cannot become f"):
+    with pytest.raises(
+        CheckpointError, match="r' is a reference to float16, which cannot become f"
+    ):
         READ[file](tmp_path, model, cast=None)
     assert other[...].tolist() == [0, 0] and model.v.tolist() == [1, 2, 3]
     READ[file](tmp_path, model, cast=True)
@@ -741,7 +743,7 @@ def test_descriptions_that_are_not_ours(tmp_path, small):
     cases = [
         (
             {**about, "format": 99},
-            "by a later version of nnxlite (format 99; this version reads 3)",
+            "by a later version of nnxlite (format 99; this version reads 4)",
         ),
         ({}, "nnxlite/metadata is damaged (KeyError: 'format')"),
         (reshaped(10**12), "stored float32[1000000000000], wanted float32[3000]"),

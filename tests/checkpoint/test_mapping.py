@@ -153,7 +153,9 @@ def test_several_of_our_arrays_under_one_foreign_name():
     assert round_trip(model, *rules)["b"].tolist() == [3, 4, 5]
     model = params(a=(2,), b=(2,))
     both = Rule("both", ["a", "b"], tie=True)
-    with pytest.raises(MappingError, match=r"a, b are tied by Rule\('both'.*, and differ\. .* Share"):
+    with pytest.raises(
+        MappingError, match=r"a, b are tied by Rule\('both'.*, and differ\. .* Share"
+    ):
         Mapping([both]).export(model)
     model.b[...] = model.a[...]
     round_trip(model, both)
@@ -188,7 +190,9 @@ def test_random_keys_keep_their_kind():
     every.load(every.export(model), other)
     assert (other.default.key[...] == model.default.key[...]).all()
     with pytest.raises(MappingError, match=r"default.key is a random key, which can only be renam"):
-        Mapping([Rule("**", "**", "a -> a")]).export(model)
+        Mapping([Rule("default.key", "default.key", "-> "), Rule("*.count", "*.count")]).export(
+            model
+        )
 
 
 def test_only_some_variables():
@@ -275,7 +279,7 @@ BIAS = Rule("x", "bias")
         ([Rule("x", "bias", "o i")], "'o i' has one side. Write both, as in 'o i -> i o'."),
         ([Rule("x", "bias", "o i -> i o")], "Wrong shape: expected 2 dims."),
         ([Rule("x", "bias", "o i -> o")], "Identifiers only on one side"),
-        ([Rule("x", "kernel", "o o -> o o")], "contains duplicate dimension: o"),
+        ([Rule("x", "kernel", "o o -> o o")], "contains duplicate dimension \"o\""),
         ([Rule("x", "bias", "(o i -> i o")], "Imbalanced parentheses"),
         ([Rule("x", "bias", "o) -> o")], "Brackets are not balanced"),
         ([Rule("x", "bias", "o -> o", i=2)], "Axis i is not used in transform"),
@@ -340,4 +344,4 @@ def test_text_forms_and_equality():
     assert Mapping([rule]) == Mapping((rule,)) and hash(Mapping([rule])) == hash(Mapping([rule]))
     assert repr(Mapping([Keep("a")])) == "Mapping(entries=(Keep(ours='a'),))"
     with pytest.raises(TypeError, match=r"Mapping: \('a', 'b'\) is not a Rule, Ignore or Keep"):
-        Mapping([("a", "b")])
+        Mapping([("a", "b")])  # type: ignore[list-item]

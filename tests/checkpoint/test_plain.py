@@ -139,9 +139,9 @@ def saved(tmp_path_factory):
 def test_a_filter_leaves_out_what_cannot_be_stored(tmp_path):
     checkpoint.save(tmp_path / "c", only=nnx.Param, model=linear(), x={"a": len, "b": None})
     assert set(checkpoint.values(tmp_path / "c")) == {"model"}
-    items = {"x": {"f": len, "b": None}, "v": nnx.Dict(f=nnx.Variable(len))}
+    items = {"x": {"f": len, "b": None}, "v": nnx.Dict(f=nnx.Variable(len)), "y": None}
     checkpoint.save(tmp_path / "d", only=nnx.Not(nnx.PathContains("f")), **items)
-    assert dict(checkpoint.values(tmp_path / "d")) == {"x": {"b": None}}
+    assert dict(checkpoint.values(tmp_path / "d")) == {"y": None}
 
 
 def test_structure_of_optimizers_and_objects_is_no_plain_data(tmp_path):
@@ -163,8 +163,8 @@ def test_structure_of_optimizers_and_objects_is_no_plain_data(tmp_path):
     checkpoint.save(tmp_path / "c", **items)
     assert checkpoint.restore(tmp_path / "c", **items).complete
     found = checkpoint.values(tmp_path / "c")
-    assert repr(found) == "{'state': ..., 'both': ..., 'average': ..., 'model': ...}"
-    assert found["both"][1:3] == [{"n": 3}, {}] and found["both"][0]["kernel"].shape == (2, 3)
+    assert repr(found) == "{'average': ..., 'both': ..., 'model': ..., 'state': ...}"
+    assert found["both"][1] == {"n": 3} and found["both"][0]["kernel"].shape == (2, 3)
     assert "'both': [{'bias': array(" in repr(found)
     assert found["model"]["table"]["w"].tolist() == [1, 1]
 
@@ -195,22 +195,17 @@ def test_data_that_has_another_form_now_comes_back_as_it_was_saved(tmp_path):
     report = checkpoint.restore(tmp_path / "c", history=history, settings=settings)
     assert report.complete and dict(report.values) == saved
     assert history == saved["history"] and settings == saved["settings"]
-    nested = {"x": ({"n": [1]}, jnp.ones(2))}
-    checkpoint.save(tmp_path / "d", **nested)
-    inner = {"n": [5]}
-    report = checkpoint.restore(tmp_path / "d", x=(inner, jnp.zeros(2)))
-    assert inner == {"n": [1]} and report.values["x"][0] is inner
-    assert report.values["x"][1].tolist() == [1, 1]
 
 
 def test_what_differs_is_named(tmp_path):
-    checkpoint.save(tmp_path / "c", x=[jnp.ones(1), None, 2, b"1"])
+    checkpoint.save(tmp_path / "c", x=[jnp.ones(1), None, 2, "1"], y=None)
     with pytest.raises(MismatchError) as caught:
-        checkpoint.restore(tmp_path / "c", x=[None, 1, "t", jnp.ones(1)], cast=True)
+        checkpoint.restore(tmp_path / "c", x=[jnp.ones(2), 1, "t", jnp.ones(1)], y=1, cast=True)
     for text in (
-        "x.3: stored plain data, wanted float32[1]",
-        "x.0: stored float32[1], wanted plain data",
-        "x.1: stored plain data, wanted Python int",
+        "missing, 1: x.1",
+        "x.0: stored float32[1], wanted float32[2]",
+        "x.3: stored Python str, wanted float32[1]",
+        "y: stored plain data, wanted Python int",
         "x.2: stored Python int, wanted Python str",
         "without x=, report.values['x'] has what was saved; ",
     ):
