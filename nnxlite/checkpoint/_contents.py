@@ -151,10 +151,14 @@ class Spec:
         return data.dtype.name, (*self.shape, *data.shape)
 
     @property
+    def itemsize(self) -> int:
+        """The size of an element of the array."""
+        return 0 if self.is_python else jnp.dtype(self.raw[0]).itemsize
+
+    @property
     def nbytes(self) -> int:
         """The size of the array."""
-        dtype, shape = self.raw
-        return 0 if self.is_python else math.prod(shape) * jnp.dtype(dtype).itemsize
+        return math.prod(self.raw[1]) * self.itemsize
 
     def __str__(self) -> str:
         return self.dtype if self.is_python else f"{self.dtype}[{','.join(map(str, self.shape))}]"

@@ -166,8 +166,8 @@ def exported(
     """What leaves a model, under foreign names if there are entries of a mapping.
 
     Returns:
-        Shape and dtype of each array, by name; and the arrays in the same order, each made when it is
-        asked for; of random keys, their data.
+        Shape and dtype of each array, by name, those with the largest items first; and the arrays in
+        the same order, each made when it is asked for; of random keys, their data.
     """
     contents = Contents(model, only)
     leaves = contents.leaves
@@ -213,7 +213,12 @@ def exported(
                 f"saved as '{name}', and differ. Nothing was written. Share one Variable between them, "
                 "or save one of them under another foreign name."
             )
-    return specs, (pair for c in dict.fromkeys(owners.values()) for pair in arrays_of(c))
+    size = lambda c: specs[next(iter(c.foreign))].itemsize
+    order = sorted(
+        dict.fromkeys(owners.values()), key=size, reverse=True
+    )  # so that all are aligned
+    specs = {name: specs[name] for c in order for name in c.foreign}
+    return specs, (pair for c in order for pair in arrays_of(c))
 
 
 def _check_concrete(name: str, leaf: Leaf) -> None:

@@ -1,21 +1,19 @@
-"""`save_safetensors`, `load_safetensors`: plain files of named arrays, one or several with an index.
+"""`save_safetensors`, `load_safetensors`: plain files of named arrays.
 
-The package `safetensors` writes files, and checks the header of one, sizes included, before anything
-else is read. Arrays are then mapped one at a time, so that what is not used is not read, also those of
-dtypes that the package cannot give to NumPy.
+Arrays are written one at a time; the package `safetensors` would need all of them in the memory of the
+host. It checks the header of a file, sizes included, before anything else is read. Arrays are then
+mapped one at a time, so that what is not used is not read, also those of dtypes that the package cannot
+give to NumPy.
 
-Checkpoints of several files have an index (JSON) that says which file has which array.  A file is
-replaced in one step, and an index after its files, which never have the names of files that exist:
-whatever happens, the old arrays or the new ones are there.
+Checkpoints of several files have an index (JSON) that says which file has which array.  A file that is
+saved takes the place of the old one in one step.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
-import re
 import struct
 import typing as tp
 from collections.abc import Callable, Iterator
@@ -70,23 +68,19 @@ def save_safetensors(
     *,
     only: Filter = ...,
     mapping: Mapping | None = None,
-    max_shard_bytes: int | None = None,
     metadata: tp.Mapping[str, str] | None = None,
 ) -> None:
-    """Save the arrays of a model to a safetensors file, or to several with an index.
+    """Save the arrays of a model to a safetensors file.
 
     Names are paths joined by dots: `blocks.0.attention.kernel`; an array that several paths lead to
-    is saved once, under the first.  The arrays of one file are copied to the memory of the host before
-    it is written: pass `max_shard_bytes` where that is too much.  Whatever happens meanwhile, there are
-    the old files or the new ones.  Typed random keys are saved as their data.
+    is saved once, under the first.  One array at a time is copied to the memory of the host.  Whatever
+    happens meanwhile, there is the old file or the new one.  Typed random keys are saved as their data.
 
     Args:
         path: a file that ends in `.safetensors`, or a folder, which gets a `model.safetensors`.
         model: an object or pytree of objects; its static attributes are not saved.
         only: a filter for the Variables to be saved.
         mapping: the names and layouts to be saved, if others than those of the model.
-        max_shard_bytes: arrays of more bytes than that in total are saved to several files, none of
-            them larger unless it has a single array, and an index `model.safetensors.index.json`.
         metadata: texts for the header; by default `{"format": "pt"}`, which some readers ask for.
 
     In programs of several processes, the first one writes.
@@ -95,7 +89,7 @@ def save_safetensors(
         CheckpointError: for a leaf that is not an array of a dtype of this format, or is abstract, and
             for a filter that matches nothing.
         MappingError: if the mapping does not suit the model.
-        OSError: if the files cannot be written.
+        OSError: if the file cannot be written.
 
     >>> import tempfile
     >>> import nnxlite as nnx
@@ -105,10 +99,6 @@ def save_safetensors(
     >>> nnx.load_safetensors(folder, model).restored
     ('bias', 'kernel')
     """
-    if max_shard_bytes is not None and max_shard_bytes < 1:
-        raise ValueError(
-            f"save_safetensors: max_shard_bytes is {max_shard_bytes}; pass at least 1."
-        )
     target = Path(path)
     if target.is_dir() or target.suffix != SUFFIX:
         target = target / f"model{SUFFIX}"
@@ -116,7 +106,7 @@ def save_safetensors(
     check_specs(specs)
     if jax.process_index() == 0:
         texts = {"format": "pt"} if metadata is None else metadata
-        write(target, specs, arrays, texts, max_shard_bytes)
+        write(target, specs, arrays, texts)
 
 
 def load_safetensors(
@@ -318,68 +308,35 @@ def indexed(path: Path) -> dict[str, Stored]:
 
 def write(
     path: Path,
-    specs: dict[str, Spec],
+    specs: tp.Mapping[str, Spec],
     arrays: Iterator[tuple[str, np.ndarray]],
     metadata: tp.Mapping[str, str],
-    max_shard_bytes: int | None,
 ) -> None:
-    """Write one file, or several with an index if they would be larger than that."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stem = path.name.removesuffix(SUFFIX)
-    index = path.with_name(stem + INDEX)
-    shards = _shards(specs, max_shard_bytes)
-    several = len(shards) > 1
-    files = _free_paths(path.parent, stem, len(shards)) if several else [path]
-    try:
-        for file, some in zip(files, shards):
-            _replace(file, lambda file, some=some: _write_arrays(file, some, arrays, metadata))
-        if several:
-            names = {name: file.name for file, some in zip(files, shards) for name in some}
-            total = sum(spec.nbytes for spec in specs.values())
-            text = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
-            _replace(index, lambda file: file.write_text(json.dumps(text, indent=2) + "\n"))
-    except Exception:  # the next save removes what an interrupted one leaves
-        for file in files if several else ():
-            file.unlink(missing_ok=True)
-        raise
-    (path if several else index).unlink(missing_ok=True)
-    for left in path.parent.iterdir():
-        if left not in files and re.fullmatch(_LEFT.format(re.escape(stem)), left.name):
-            left.unlink(missing_ok=True)
-
-
-_LEFT = (
-    r"{0}-\d{{5}}-of-\d{{5}}(-r\d+)?\.safetensors"
-    r"|\.{0}(-\d{{5}}-of-.*)?\.safetensors(\.index\.json)?(\.\w{{8}})?\.tmp"
-)
-"""Names of the files of an earlier checkpoint of a name, and of interrupted saves."""
-
-
-def _replace(path: Path, write: tp.Callable[[Path], tp.Any]) -> None:
-    """Write a file that takes the place of another one when it is complete."""
+    """Write arrays, in the order of their specs, to a file that takes its place when it is complete."""
+    header: dict[str, tp.Any] = {"__metadata__": dict(metadata)}
+    if impls := {name: spec.key_impl for name, spec in specs.items() if spec.key_impl}:
+        header["__metadata__"][KEYS] = json.dumps(impls)
+    end = 0
+    for name, spec in specs.items():
+        start, end = end, end + spec.nbytes
+        dtype, shape = spec.raw
+        header[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     temporary = path.with_name(f".{path.name}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        write(temporary)
+        with temporary.open("wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for _, array in arrays:
+                np.ascontiguousarray(array).tofile(file)
         os.replace(temporary, path)
+        path.with_name(path.name.removesuffix(SUFFIX) + INDEX).unlink(
+            missing_ok=True
+        )  # of other files
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _write_arrays(
-    file: Path,
-    specs: dict[str, Spec],
-    arrays: Iterator[tuple[str, np.ndarray]],
-    metadata: tp.Mapping[str, str],
-) -> None:
-    """As many of the arrays as there are specs."""
-    with _safetensors():
-        from safetensors.numpy import save_file
-    texts = dict(metadata)
-    if impls := {name: spec.key_impl for name, spec in specs.items() if spec.key_impl}:
-        texts[KEYS] = json.dumps(impls)
-    some = itertools.islice(arrays, len(specs))
-    save_file({name: np.array(x, order="C", copy=None) for name, x in some}, file, texts)
 
 
 def check_specs(specs: tp.Mapping[str, Spec]) -> None:
@@ -390,26 +347,3 @@ def check_specs(specs: tp.Mapping[str, Spec]) -> None:
                 f"'{name}' is {spec}; safetensors files have arrays of {', '.join(CODES)}. Cast it, or "
                 "leave it out by `only=`."
             )
-
-
-def _shards(specs: dict[str, Spec], limit: int | None) -> list[dict[str, Spec]]:
-    """The arrays of each file, in order; one larger than the limit has its own."""
-    shards: list[dict[str, Spec]] = [{}]
-    size = 0
-    for name, spec in specs.items():
-        if limit is not None and shards[-1] and size + spec.nbytes > limit:
-            shards.append({})
-            size = 0
-        shards[-1][name] = spec
-        size += spec.nbytes
-    return shards
-
-
-def _free_paths(folder: Path, stem: str, count: int) -> list[Path]:
-    """Paths of files that do not exist yet: `model-00001-of-00003.safetensors`, ..."""
-    for attempt in itertools.count(1):
-        again = f"-r{attempt}" if attempt > 1 else ""
-        names = [f"{stem}-{i + 1:05}-of-{count:05}{again}{SUFFIX}" for i in range(count)]
-        if not any((folder / name).exists() for name in names):
-            return [folder / name for name in names]
-    raise AssertionError

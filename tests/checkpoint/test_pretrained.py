@@ -92,11 +92,10 @@ def test_loaded_from_several_files_and_saved_back(cases, name, tmp_path):
     logits = np.asarray(nnx.jit(lambda model, x: model(x))(model, TOKENS))
     assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
 
-    nnx.save_safetensors(back, model, mapping=case.mapping, max_shard_bytes=20_000)
+    nnx.save_safetensors(back, model, mapping=case.mapping)
     theirs, ours = arrays_of(there), arrays_of(back)
     assert theirs.keys() == ours.keys() and len(ours) > 20
     assert all(np.array_equal(ours[key], array) for key, array in theirs.items())
-    assert (back / "model.safetensors.index.json").is_file()
     case.theirs.config.save_pretrained(back)
     assert np.array_equal(their_logits(type(case.theirs).from_pretrained(back).eval()), expected)
 

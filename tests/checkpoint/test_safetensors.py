@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
@@ -92,6 +91,8 @@ def test_every_dtype(tmp_path):
     )
     model.update(flag=nnx.Variable(True), generic=nnx.Variable(np.float64(1 / 3)))
     nnx.save_safetensors(tmp_path, model)
+    for _, offset, spec in files.stored_in(tmp_path / "model.safetensors").values():
+        assert offset % spec.itemsize == 0
     other = nnx.map(lambda path, leaf: leaf.replace(zero(leaf.get_value())), nnx.clone(model))
     report = nnx.load_safetensors(tmp_path, other)
     assert report.complete and {entry.name for entry in report.cast} == {"number", "part", "flag"}
@@ -106,15 +107,14 @@ def test_every_dtype(tmp_path):
 def test_what_the_format_does_not_have(tmp_path):
     abstract = nnx.eval_shape(lambda: linear(use_bias=False))
     unknown = "; safetensors files have arrays of bool, int8, uint8,"
-    for model, options, message in (
-        (nnx.Dict(x=nnx.Variable(np.array([1j]))), {}, f"'x' is complex128[1]{unknown}"),
-        (nnx.Dict(x=nnx.Variable(jnp.zeros(2, "int4"))), {}, f"'x' is int4[2]{unknown}"),
-        (nnx.Dict(x=nnx.Variable("a")), {}, f"'x' is Python str{unknown}"),
-        (abstract, {}, "'kernel' is abstract, and has no value to be saved."),
-        (Model(), {"max_shard_bytes": 0}, "max_shard_bytes is 0; pass at least 1"),
+    for model, message in (
+        (nnx.Dict(x=nnx.Variable(np.array([1j]))), f"'x' is complex128[1]{unknown}"),
+        (nnx.Dict(x=nnx.Variable(jnp.zeros(2, "int4"))), f"'x' is int4[2]{unknown}"),
+        (nnx.Dict(x=nnx.Variable("a")), f"'x' is Python str{unknown}"),
+        (abstract, "'kernel' is abstract, and has no value to be saved."),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
-            nnx.save_safetensors(tmp_path, model, **options)
+            nnx.save_safetensors(tmp_path, model)
     assert files_of(tmp_path) == []
 
 
@@ -164,22 +164,6 @@ def test_of_a_sharded_array_only_the_parts_that_are_needed_are_read(tmp_path, mo
     assert np.array_equal(model.k[...], values.T) and model.k[...].sharding == sharding
 
 
-def test_several_files_with_an_index(tmp_path):
-    model = one(a=jnp.arange(4.0), b=jnp.ones(3), c=jnp.ones(2, "bfloat16"), d=jnp.zeros(100))
-    folder = tmp_path / "new"
-    nnx.save_safetensors(folder / "m.safetensors", model, max_shard_bytes=20)
-    shards = [f"m-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
-    assert files_of(folder) == [*shards, "m.safetensors.index.json"]
-    index = json.loads((folder / "m.safetensors.index.json").read_text())
-    assert index["metadata"] == {"total_size": 16 + 12 + 4 + 400}
-    owners = [shards[0], shards[1], shards[1], shards[2]]
-    assert list(index["weight_map"].items()) == list(zip("abcd", owners))
-    for path in (folder, folder / "m.safetensors.index.json", folder / "m.safetensors"):
-        other = one(a=jnp.zeros(4), b=jnp.zeros(3), c=jnp.zeros(2, "bfloat16"), d=jnp.ones(100))
-        report = nnx.load_safetensors(str(path), other)
-        assert same(model, other) and report.source == str(folder / "m.safetensors.index.json")
-
-
 def pair(value):
     return one(a=jnp.full(4, value), b=jnp.full(4, value))
 
@@ -190,63 +174,28 @@ def loaded(folder):
     return model
 
 
-LEFT = [  # of saves that were killed
-    "model-00001-of-00003-r7.safetensors",
-    ".model.safetensors.0123abcd.tmp",
-    ".model.safetensors.tmp",
-    ".model-00002-of-00003.safetensors.0123abcd.tmp",
-    ".model.safetensors.index.json.0123abcd.tmp",
-]
+def test_saving_again_replaces_the_file_and_an_index(tmp_path):
+    """What a killed save has left is overwritten; the files of others stay."""
+    index = {"weight_map": {"a": "mine.safetensors", "b": "mine.safetensors"}}
+    for name in (".m.safetensors.tmp", "m.safetensors.index.json", "mine.safetensors"):
+        (tmp_path / name).write_text(json.dumps(index))
+    for value in (1.0, 2.0):
+        nnx.save_safetensors(tmp_path / "m.safetensors", pair(value))
+        assert files_of(tmp_path) == ["m.safetensors", "mine.safetensors"]
+        assert same(loaded(tmp_path / "m.safetensors"), pair(value))
 
 
-def test_saving_again_leaves_one_set_of_files(tmp_path):
-    first, second = pair(0.0), pair(1.0)
-    nnx.save_safetensors(tmp_path, first)
-    for name in (*LEFT, "mine.txt", "other.safetensors"):
-        (tmp_path / name).write_text("unfinished, or of others")
-    kept = ["mine.txt", "model.safetensors.index.json", "other.safetensors"]
-    for model, again in ((second, ""), (first, "-r2"), (second, "")):
-        nnx.save_safetensors(tmp_path, model, max_shard_bytes=16)
-        shards = [f"model-0000{i}-of-00002{again}.safetensors" for i in (1, 2)]
-        assert files_of(tmp_path) == sorted([*kept, *shards]) and same(loaded(tmp_path), model)
-    nnx.save_safetensors(tmp_path, first)
-    assert files_of(tmp_path) == ["mine.txt", "model.safetensors", "other.safetensors"]
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch, error):
+    nnx.save_safetensors(tmp_path, pair(0.0))
 
+    def fail(*args):
+        raise error
 
-@pytest.mark.parametrize("step", range(3))
-@pytest.mark.parametrize("limit", [None, 16])
-def test_a_save_that_fails_leaves_the_old_files(tmp_path, monkeypatch, step, limit):
-    """The disk is full at one of the steps: of three files, or of one."""
-    old, new = pair(0.0), pair(1.0)
-    nnx.save_safetensors(tmp_path, old, max_shard_bytes=16)
-    before, calls, replace = files_of(tmp_path), iter(range(100)), os.replace
-
-    def full(*args):
-        if next(calls) == step:
-            raise OSError(28, "No space left on device")
-        return replace(*args)
-
-    monkeypatch.setattr(os, "replace", full)
-    fails = step == 0 or limit is not None
-    with pytest.raises(OSError, match="No space") if fails else contextlib.nullcontext():
-        nnx.save_safetensors(tmp_path, new, max_shard_bytes=limit)
-    assert same(loaded(tmp_path), old if fails else new)
-    assert not fails or files_of(tmp_path) == before
-
-
-def test_an_interrupt_after_the_index_was_replaced_keeps_its_shards(tmp_path, monkeypatch):
-    nnx.save_safetensors(tmp_path, pair(1.0), max_shard_bytes=16)
-    replace = os.replace
-
-    def interrupted(source, target):
-        replace(source, target)
-        if str(target).endswith(".json"):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        nnx.save_safetensors(tmp_path, pair(2.0), max_shard_bytes=16)
-    assert same(loaded(tmp_path), pair(2.0))
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(type(error)):
+        nnx.save_safetensors(tmp_path, pair(1.0))
+    assert same(loaded(tmp_path), pair(0.0)) and files_of(tmp_path) == ["model.safetensors"]
 
 
 def test_a_mapping_for_files(tmp_path):
@@ -449,7 +398,7 @@ nnx.save_safetensors(small, nnx.Dict(a=model[0]))
 nnx.load_safetensors(small, nnx.Dict(a=nnx.clone(model[0])))
 jax.block_until_ready(nnx.state(model))
 start = resident()
-nnx.save_safetensors(sys.argv[1], model, mapping=mapping, max_shard_bytes=2 * array)
+nnx.save_safetensors(sys.argv[1], model, mapping=mapping)
 saved = peak()
 
 on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
