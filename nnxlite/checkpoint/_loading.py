@@ -161,19 +161,20 @@ def compare(
         names = [name for name in conversion.ours if name in wanted.chosen]
         present = [name for name in conversion.foreign if name in stored]
         absent = [name for name in conversion.foreign if name not in stored]
-        if absent and not (present and conversion.ties):
+        if absent and not (present and conversion.rule.tie):
             missing += names
             foreign.update(dict.fromkeys(names, absent[0]))
             continue
         first = stored[present[0]]
+        changed = not conversion.rule.renames
         needed = conversion.foreign.items()
         forms = {name: Spec(shape, first.dtype) for name, shape in needed}
         odd = next((name for name in present if stored[name] != forms[name]), None)
         good: list[str] = []
         for name in names:
             leaf = wanted.leaves[name]
-            then = Spec(leaf.spec.shape, first.dtype) if conversion.changes else first
-            if conversion.changes and odd is not None:
+            then = Spec(leaf.spec.shape, first.dtype) if changed else first
+            if changed and odd is not None:
                 misshapen.append(Mismatch(name, f"{stored[odd]} as {odd}", str(forms[odd])))
             elif not compatible(then, leaf.spec, cast):
                 misshapen.append(Mismatch(name, str(then), str(leaf.spec)))
@@ -215,12 +216,12 @@ def _read(
     for conversion, names in reads:
         for name in restored.intersection(conversion.ours):
             check_sharding(leaf := contents.leaves[name])
-            wanted.update(dict.fromkeys(names, None if conversion.rule else leaf.sharding))
+            wanted.update(dict.fromkeys(names, leaf.sharding if conversion.rule.renames else None))
     read = source.open(wanted)
     for conversion, names in reads:
         arrays = [read(name) for name in names]
         for name, array in zip(names, arrays):
-            if conversion.ties and not same_bits(arrays[0], array):
+            if conversion.rule.tie and not same_bits(arrays[0], array):
                 raise MismatchError(
                     f"{source.text} has different values for '{names[0]}' and '{name}', which "
                     f"{conversion.rule} ties. Nothing was changed. To load only '{names[0]}', leave the "

@@ -256,6 +256,10 @@ def any_matches(patterns: Iterable[str], name: str) -> bool:
     return any(Pattern(text).match(name) is not None for text in patterns)
 
 
+RENAME = Rule("*", "*")
+"""Relates one array to one of another name."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Conversion:
     """What relates certain foreign arrays to certain ones of ours.
@@ -263,35 +267,25 @@ class Conversion:
     Attributes:
         foreign: the names of the foreign arrays, with their shapes.
         ours: the names of ours, with their shapes.
-        rule: where it comes from; None for one array that is only renamed.
+        rule: where it comes from.
     """
 
     foreign: dict[str, Shape]
     ours: dict[str, Shape]
-    rule: Rule | None = None
-
-    @property
-    def changes(self) -> bool:
-        """Whether it does more than to rename."""
-        return self.rule is not None and not self.rule.renames
-
-    @property
-    def ties(self) -> bool:
-        """Whether it relates arrays that are equal."""
-        return self.rule is not None and self.rule.tie
+    rule: Rule = RENAME
 
     @property
     def is_tied(self) -> bool:
         """Whether its foreign array may belong to another rule as well."""
-        return self.ties and len(self.foreign) == 1
+        return self.rule.tie and len(self.foreign) == 1
 
     def load(self, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Our arrays from the foreign ones."""
-        return self.rule._to_ours(arrays, [*self.ours.values()]) if self.rule else arrays
+        return self.rule._to_ours(arrays, [*self.ours.values()])
 
     def save(self, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """The foreign arrays from ours."""
-        return self.rule._to_foreign(arrays) if self.rule else arrays
+        return self.rule._to_foreign(arrays)
 
 
 def conversions(

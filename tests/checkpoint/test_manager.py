@@ -143,15 +143,15 @@ def ended(program):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("end", ["del manager", "1 / 0"])
-def test_a_program_that_ends_completes_its_last_checkpoint(tmp_path, end):
+def test_a_program_that_ends_completes_its_last_checkpoint(tmp_path):
     done = ended(f"""if True:
         import jax.numpy as jnp, nnxlite as nnx
         manager = nnx.checkpoint.Manager({str(tmp_path)!r})
         manager.save(1, model=nnx.Dict(w=nnx.Param(jnp.ones((4000, 1000)))))
-        {end}
+        del manager
+        1 / 0
     """)
-    assert done.returncode == (end == "1 / 0") and "new futures" not in done.stderr
+    assert "ZeroDivisionError" in done.stderr and "new futures" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
     new = nnx.Dict(w=nnx.Param(jnp.zeros((4000, 1000))))
     assert Manager(tmp_path).restore(model=new).step == 1 and new.w[0, 0] == 1
