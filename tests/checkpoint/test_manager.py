@@ -296,26 +296,20 @@ def test_saves_that_are_refused(tmp_path):
         Manager(tmp_path).best
 
 
-def test_a_disk_that_fails_in_the_background(tmp_path, monkeypatch):
+def test_managers_that_are_left_are_completed_in_their_process_alone(tmp_path, monkeypatch):
     ocp = pytest.importorskip("orbax.checkpoint")
     manager = run(tmp_path, [1, 1])
 
-    def fail(*args, **kwargs):
+    def fail(*args):
         raise OSError("No space left on device")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(ocp.CheckpointManager, "wait_until_finished", fail)
-        message = f"could not be written into {tmp_path}, and those .* No space left on device"
-        with pytest.raises(CheckpointError, match="not be written .* No space left"):
-            _finish(os.getpid())  # at the end of the program, for all managers that are left
-        _finish(os.getpid() + 1)  # a fork has nothing to write
-        with pytest.raises(CheckpointError, match=message):
-            manager.wait()
-    assert manager.steps == [1, 2]
-    assert manager.save(3, model=model(3.0))
-    manager.close()
-    new = model()
-    assert Manager(tmp_path).restore(model=new).step == 3 and new.w.tolist() == [3, 3, 3]
+    monkeypatch.setattr(ocp.CheckpointManager, "wait_until_finished", fail)
+    message = f"could not be written into {tmp_path}, and those .* No space left on device"
+    with pytest.raises(CheckpointError, match=message):
+        _finish(os.getpid())
+    _finish(os.getpid() + 1)  # a fork has nothing to write
+    with pytest.raises(CheckpointError, match=message):
+        manager.wait()
 
 
 @pytest.fixture
