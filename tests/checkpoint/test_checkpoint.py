@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 import nnxlite as nnx
 from nnxlite.checkpoint import CheckpointError, DamagedError, MismatchError, NotFoundError
 from nnxlite.checkpoint._contents import Contents
-from tests.checkpoint.models import READ, SAVE, Net, batch, bits, build, linear, params, step
+from tests.checkpoint.models import READ, SAVE, batch, bits, build, linear, params, step
 from tests.laws.graphs import roots
 
 checkpoint = nnx.checkpoint

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.checkpoint import Ignore, Keep, Mapping, MappingError, MismatchError, Rule
+from nnxlite.checkpoint import Keep, Mapping, MappingError, MismatchError, Rule
 
 
 def params(**shapes):
