@@ -346,8 +346,21 @@ def _tree(name: str, leaves: tp.Mapping[str, tp.Any], classes: tp.Mapping[str, s
     """A leaf; or a container by key, and an object by attribute, as dictionaries, lists and tuples."""
     if name in leaves:
         return leaves[name]
-    inside = dict.fromkeys(n[len(name) + 1 :].partition(".")[0] for n in leaves if below(n, name))
-    parts = {unquote(key): _tree(f"{name}.{key}", leaves, classes) for key in inside}
+    tree: dict[str, tp.Any] = {}
+    for full, leaf in leaves.items():
+        if below(full, name):
+            *path, last = full[len(name) + 1 :].split(".")
+            node = tree
+            for key in path:
+                node = node.setdefault(key, {})
+            node[last] = leaf
+    return _typed(tree, name, classes)
+
+
+def _typed(tree: tp.Any, name: str, classes: tp.Mapping[str, str]) -> tp.Any:
+    if not isinstance(tree, dict):
+        return tree
+    parts = {unquote(key): _typed(child, f"{name}.{key}", classes) for key, child in tree.items()}
     if (kind := classes.get(name)) in ("list", "tuple"):
         return KINDS[kind]([(i, parts.get(str(i))) for i in range(1 + max(map(int, parts)))])
     return parts

@@ -214,9 +214,7 @@ def exported(
                 "or save one of them under another foreign name."
             )
     size = lambda c: specs[next(iter(c.foreign))].itemsize
-    order = sorted(
-        dict.fromkeys(owners.values()), key=size, reverse=True
-    )  # so that all are aligned
+    order = sorted(dict.fromkeys(owners.values()), key=size, reverse=True)  # all are aligned
     specs = {name: specs[name] for c in order for name in c.foreign}
     return specs, (pair for c in order for pair in arrays_of(c))
 

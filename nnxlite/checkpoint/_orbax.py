@@ -351,6 +351,7 @@ class Folder:
 def _upgraded(given: dict[str, tp.Any]) -> dict[str, tp.Any]:
     """The leaves of a former format as this one has them: the parts of plain data as one."""
     leaves, table = dict(given["leaves"]), given.get("containers", {})
+    objects = [*given["classes"]]
     given["classes"] |= {name: kind for name, (kind, _) in table.items()}
 
     def whole(name: str) -> tp.Any:
@@ -367,13 +368,14 @@ def _upgraded(given: dict[str, tp.Any]) -> dict[str, tp.Any]:
 
     for item in items_of(leaves):
         parts = {name: given["leaves"][name] for name in leaves if below(name, item)}
-        if item in parts and parts[item]["dtype"] in NUMBERS_AND_TEXT:
-            continue
-        plain = all("value" in entry for entry in parts.values())
+        number = item in parts and parts[item]["dtype"] in NUMBERS_AND_TEXT
+        plain = (item in table or item in parts) and not number
+        plain = plain and all("value" in entry for entry in parts.values())
+        plain = plain and not any(below(name, item) for name in objects)
         for name, entry in parts.items():
             if plain or entry["dtype"].startswith(("None", "empty")):
                 del leaves[name]
-        if plain and (item in table or item in parts):
+        if plain:
             leaves[item] = {"dtype": PLAIN, "shape": [], "value": whole(item)}
     return leaves
 

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import datetime
 import enum
+import json
 import shutil
 
 import jax
@@ -210,3 +211,18 @@ def test_what_differs_is_named(tmp_path):
         "without x=, report.values['x'] has what was saved; ",
     ):
         assert text in str(caught.value)
+
+
+def test_former_formats_have_a_leaf_for_each_part(tmp_path):
+    number = lambda n: nnx.Dict(n=nnx.Variable(n))
+    checkpoint.save(tmp_path / "c", x=[number(3), 2], y=number(4))
+    file = tmp_path / "c/nnxlite/metadata"
+    about = json.loads(file.read_text())
+    about["leaves"]["x.2"] = {"dtype": "None", "shape": [], "value": None}
+    table = {"x": ["list", [[i, f"x.{i}"] for i in range(3)]]}
+    file.write_text(json.dumps({**about, "format": 3, "containers": table}))
+    x, y = [number(0), 0, None], number(0)
+    report = checkpoint.restore(tmp_path / "c", x=x, y=y)
+    assert report.complete and report.values["x"][1:] == [2, None]
+    assert x[0].n.value == 3 and y.n.value == 4
+    assert dict(checkpoint.values(tmp_path / "c")) == {"x": [{"n": 3}, 2], "y": {"n": 4}}
