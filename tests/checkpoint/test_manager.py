@@ -305,7 +305,7 @@ def test_managers_that_are_left_are_completed_in_their_process_alone(tmp_path, m
 
     monkeypatch.setattr(ocp.CheckpointManager, "wait_until_finished", fail)
     message = f"could not be written into {tmp_path}, and those .* No space left on device"
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match="No space left"):  # of the first of all managers
         _finish(os.getpid())
     _finish(os.getpid() + 1)  # a fork has nothing to write
     with pytest.raises(CheckpointError, match=message):
