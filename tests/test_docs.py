@@ -26,6 +26,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "docs/migrating/linen.md": ("flax",),
     "docs/recipes/training.md": ("orbax.checkpoint",),
     "docs/training.md": ("orbax.checkpoint",),
+    "docs/weights.md": ("huggingface_hub", "orbax.checkpoint"),
     "docs/weights.md": ("orbax.checkpoint", "safetensors"),
     "docs/recipes/quantization.md": ("qwix", "sklearn"),
 }
