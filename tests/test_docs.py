@@ -26,8 +26,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "docs/migrating/linen.md": ("flax",),
     "docs/recipes/training.md": ("orbax.checkpoint",),
     "docs/training.md": ("orbax.checkpoint",),
-    "docs/weights.md": ("huggingface_hub", "orbax.checkpoint"),
-    "docs/weights.md": ("orbax.checkpoint", "safetensors"),
+    "docs/weights.md": ("huggingface_hub", "orbax.checkpoint", "safetensors"),
     "docs/recipes/quantization.md": ("qwix", "sklearn"),
 }
 """Packages without which the Python of a page cannot run, by its path in the repository."""
