@@ -281,9 +281,9 @@ def values(path: tp.Any, /) -> tp.Mapping[str, tp.Any]:
         path: of the folder.
 
     Returns:
-        A mapping of the items. Numbers, text, bytes, None and plain containers are as they were saved,
-        with arrays of NumPy. Of an object there are its arrays, in dictionaries by attribute. The arrays
-        of an item are read when it is first asked for.
+        A mapping of the items. Plain data is as it was saved. Of a container around arrays there are
+        lists, tuples and dictionaries, whose keys are text, with arrays of NumPy; of an object its
+        arrays, in dictionaries by attribute. The arrays of an item are read when it is first asked for.
 
     Raises:
         nnxlite.checkpoint.NotFoundError: if the folder has no checkpoint.
