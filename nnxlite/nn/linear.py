@@ -27,7 +27,7 @@ from nnxlite.nn import _common, initializers
 from nnxlite.nn._common import NO_METADATA, Arguments, Axes, Metadata, OutSharding, Precision
 from nnxlite.nn.dtypes import Dtype, PromoteDtypeFn, default_promote_dtype
 from nnxlite.nn.initializers import Initializer
-from nnxlite.nn.lora_kernel import Product, add_adapter, weight_of
+from nnxlite.nn.lora_kernel import LoRAKernel, Product, add_adapter, weight_of
 from nnxlite.objects._module import layer_name, note_layer
 from nnxlite.objects._rngs import Rngs
 from nnxlite.variables._definition import VariableMetadata
@@ -354,7 +354,7 @@ class Einsum(_common.AffineLayer):
             out_sharding: sharding of the product, where the mesh has explicit axes.
         """
         equation = self.einsum_str if einsum_str is None else _checked_equation(self, einsum_str)
-        by_input = _maps_to_outputs(equation)
+        by_input = isinstance(self.kernel, LoRAKernel) and _maps_to_outputs(equation)
         weight = weight_of(self.kernel) if by_input else self.kernel[...]
         arrays = (inputs, weight, _common.value_of(self.bias))
         x, kernel, bias = self.promote_dtype(arrays, dtype=self.dtype)

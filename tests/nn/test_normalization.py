@@ -72,6 +72,16 @@ def over_devices(layer, x, mask=None, **options):
     return jax.vmap(one, in_axes=axes, axis_name="devices", **options)(x, mask)
 
 
+def test_moments_are_those_of_all_devices():
+    x = jnp.asarray(X.reshape(2, 2, 5, 6))
+    layer = nnx.BatchNorm(6, axis_name="devices", rngs=nnx.Rngs(0))
+    alone = nnx.BatchNorm(6, rngs=nnx.Rngs(0))
+    y, stats = over_devices(layer, x)
+    np.testing.assert_allclose(y, alone(jnp.asarray(X)).reshape(x.shape), rtol=1e-4, atol=1e-5)
+    for name in ("mean", "var"):
+        np.testing.assert_allclose(stats[name], [getattr(alone, name).value] * 2, rtol=1e-5)
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_masked_moments_count_the_elements_of_all_devices(fast):
     # Devices keep different numbers of elements.  The reference averages the means of the devices,

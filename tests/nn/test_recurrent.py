@@ -49,6 +49,19 @@ def test_a_key_gives_each_array_of_a_carry_another_value(kind):
     assert len(arrays) == (2 if "LSTM" in kind.__name__ else 1)
 
 
+@pytest.mark.parametrize("kind", CELLS)
+def test_cells_in_half_precision_have_orthogonal_kernels_and_a_carry_of_that_dtype(kind):
+    """(the reference refuses them)"""
+    cell = kind(3, 4, rngs=nnx.Rngs(0), param_dtype=jnp.bfloat16)
+    for array in jax.tree.leaves(cell.initialize_carry((2, 5, 3))):
+        assert (array.shape, array.dtype) == ((2, 5, 4), jnp.bfloat16) and not array.any()
+    for path, param in nnx.to_flat_state(nnx.state(cell)):
+        assert param.dtype == jnp.bfloat16
+        if path[-1] == "kernel" and param.shape[0] == 4:
+            square = np.asarray(param.value, np.float32)
+            np.testing.assert_allclose(square @ square.T, np.eye(4), atol=3e-2)
+
+
 @pytest.mark.parametrize("kind", [*CELLS, nnx.All, nnx.Any])
 @pytest.mark.parametrize("method", ["__init__", "initialize_carry"])
 def test_wrong_arguments_name_the_public_class(kind, method):
