@@ -79,10 +79,8 @@ from nnxlite.training import EMA as EMA
 from nnxlite.training import Metric as Metric
 from nnxlite.training import MultiMetric as MultiMetric
 from nnxlite.training import TrainState as TrainState
-from nnxlite.training import by_path as by_path
 from nnxlite.training import metrics as metrics
 from nnxlite.training import optimizer as optimizer
-from nnxlite.training.loss_scale import *
 from nnxlite.training.optimizer import *
 from nnxlite.training.precision import *
 from nnxlite.transforms import *
@@ -91,7 +89,7 @@ from nnxlite.variables import *
 _LATER = {
     "bridge": "",
     "checkpoint": "load_safetensors save_safetensors",
-    "decoding": "Beams Generated Sampler beam_search generate generate_stream sampling",
+    "decoding": "Generated Sampler generate sampling",
     "distributed": "",
     "inspect": "Diff Drawing Finding Findings Memory StepMemory check diff display draw find_nan memory "
     "tabulate",

@@ -12,18 +12,14 @@ program has been compiled, a short call on whole sequences is compared with how 
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import inspect
 import typing as tp
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 
 from nnxlite._base.errors import short_type, warn_user
 from nnxlite._state._flat import to_flat_state
@@ -62,38 +58,17 @@ class Setup(tp.NamedTuple):
     beams: int  # how many rows each prompt has in a search; 0 without one
 
 
-_made: contextvars.ContextVar[list[bool] | None] = contextvars.ContextVar("_made", default=None)
-
-
-def note_program(*, uses_cache: bool) -> None:
-    """Add a program that is traced to the list of the block that checks it."""
-    made = _made.get()
-    if made is not None:
-        made.append(uses_cache)
-
-
-@contextlib.contextmanager
-def checking(model: tp.Any, prompt: tp.Any, setup: Setup) -> Iterator[None]:
-    """Warn at the end of a block that traced a program, if it gives other logits than a single call."""
-    made: list[bool] = []
-    token = _made.set(made)
-    try:
-        yield
-    finally:
-        _made.reset(token)
-    if not made or isinstance(prompt, Tracer):
-        return
+def check_causal(model: tp.Any, prompt: tp.Any, setup: Setup) -> None:
+    """Warn if a model gives other logits in this setup than in a single call."""
     length = min(PROBE, setup.max_length - 1)
     tokens = np.tile(np.array([0, 1], np.int32), (len(prompt), PROBE))[:, :length]
     try:
         tokens[:, :1] = np.asarray(prompt[:, :1])
-        wrong = bool(
-            _differs(model, jnp.asarray(tokens), setup._replace(use_cache=made[0], beams=0))
-        )
+        wrong = bool(_differs(model, jnp.asarray(tokens), setup))
     except Exception:  # a call of this length is more than the model has to support
         return
     if wrong:
-        way = "in steps with a cache" if made[0] else "with padding after them"
+        way = "in steps with a cache" if setup.use_cache else "with padding after them"
         name = type(model).__name__
         warn_user(
             f"{name} gives other logits for tokens {way} than in a call on these tokens alone, so that "
@@ -144,11 +119,8 @@ class Decoder:
                     f"{self.name} has no cache for use_cache=True: in a view with decode=True, "
                     "batch_size and max_length it has no Variable of the kind nnx.Cache."
                 )
-            if (
-                setup.use_cache is None
-                and self.positions is None
-                and _lacks_positions(viewed, cache)
-            ):
+            untold = setup.use_cache is None and self.positions is None
+            if untold and _needs_positions(viewed, cache):
                 warn_user(
                     f"{self.name} runs without a cache: with one, nothing tells it the positions of its "
                     "tokens. Give its __call__ a parameter input_positions, or pass use_cache=True if "
@@ -158,9 +130,7 @@ class Decoder:
         if not cache:
             viewed = view(model, decode=False, **modes, raise_if_not_found=False)
             self.graphdef, cache, self.rest = split(viewed, Nothing(), ...)
-        self.names = [
-            path[-1] for path, leaf in to_flat_state(cache) for _ in jax.tree.leaves(leaf)
-        ]
+        self.names = _names(cache)
         leaves, self.structure = jax.tree.flatten(cache)
         self.cache = [jnp.zeros_like(leaf) for leaf in leaves]
 
@@ -183,35 +153,34 @@ class Decoder:
         return logits, cache
 
     def _called(self, model: tp.Any, tokens: jax.Array, first: tp.Any) -> tp.Any:
-        """What a model returns for tokens from position `first` on."""
-        named = {}
-        if self.positions is not None:
-            named[self.positions] = first + jnp.arange(tokens.shape[1], dtype=jnp.int32)
-        return model(tokens, **named)
+        """The result of a model for tokens from position `first` on."""
+        if self.positions is None:
+            return model(tokens)
+        steps = first + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        return model(tokens, **{self.positions: steps})
 
     def _widen_caches(self, model: tp.Any, batch: int) -> None:
-        """Give a cache the dtype of the keys where the inputs of a layer promote its parameters.
+        """Give caches the dtype of the keys where inputs of a layer promote its parameters.
 
         An abstract call shows that dtype.
         """
-        narrow = (x.dtype is None and x.cached_key.dtype.itemsize < 4 for x in _cached(model))
-        if not any(narrow):
+        layers = _cached(model)
+        narrow = [x for x in layers if x.dtype is None and x.cached_key.dtype.itemsize < 4]
+        if not narrow:
             return
-        seen: dict[int, tp.Any] = {}
+        seen: list[tp.Any] = []
 
         def call(tokens: jax.Array) -> None:
             copy = clone(model)
-            for index, layer in enumerate(_cached(copy)):
-                layer.attention_fn = _noting(layer.attention_fn, seen, index)
+            for layer in _cached(copy):
+                layer.attention_fn = _noting(layer.attention_fn, seen)
             self._called(copy, tokens, 0)
 
         jax.eval_shape(call, jax.ShapeDtypeStruct((batch, 1), jnp.int32))
-        for index, layer in enumerate(_cached(model)):
-            for name in ("cached_key", "cached_value"):
-                former = getattr(layer, name)
-                dtype = jnp.promote_types(former.dtype, seen.get(index, former.dtype))
-                if dtype != former.dtype:
-                    setattr(layer, name, Cache(jnp.zeros(former.shape, dtype)))
+        for layer in narrow:
+            dtype = jnp.result_type(layer.cached_key.dtype, *seen)
+            layer.cached_key = Cache(layer.cached_key[...].astype(dtype))
+            layer.cached_value = Cache(layer.cached_value[...].astype(dtype))
 
     def next_logits(
         self, cache: list[jax.Array], tokens: jax.Array, position: jax.Array
@@ -231,23 +200,26 @@ def _cached(model: tp.Any) -> list[tp.Any]:
     return [layer for layer in layers if layer.cached_key is not None]
 
 
-def _noting(fun: tp.Callable[..., tp.Any], seen: dict[int, tp.Any], index: int) -> tp.Any:
+def _noting(fun: tp.Callable[..., tp.Any], seen: list[tp.Any]) -> tp.Any:
     """An attention function that notes the dtype of its keys."""
 
     @functools.wraps(fun)
     def attend(query: tp.Any, key: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        seen[index] = key.dtype
+        seen.append(key.dtype)
         return fun(query, key, *args, **kwargs)
 
     return attend
 
 
-def _lacks_positions(model: tp.Any, cache: tp.Any) -> bool:
+def _names(cache: tp.Any) -> list[tp.Any]:
+    """The name of the Variable of each leaf."""
+    return [path[-1] for path, leaf in to_flat_state(cache) for _ in jax.tree.leaves(leaf)]
+
+
+def _needs_positions(model: tp.Any, cache: tp.Any) -> bool:
     """Whether a model has attention that ignores positions, and no other state that could count them."""
-    names = {path[-1] for path, _ in to_flat_state(cache)}
-    return names <= BY_POSITION and any(
-        not takes_positions(layer.attention_fn) for layer in _cached(model)
-    )
+    ignored = (not takes_positions(layer.attention_fn) for layer in _cached(model))
+    return set(_names(cache)) <= BY_POSITION and any(ignored)
 
 
 _differs = jit(_differs_in_a_call, static_argnums=2)

@@ -1,4 +1,4 @@
-"""The loop that `generate`, `generate_stream` and `beam_search` compile.
+"""The loop that `generate` compiles.
 
 All rows are always at the same position: at each step, a row with prompt tokens left takes the next of
 them, and any other row the token that was chosen.  So rows of different lengths need neither masks nor
@@ -18,6 +18,7 @@ that position, since entries after its index do not count; with any other cache 
 
 from __future__ import annotations
 
+import functools
 import typing as tp
 
 import jax
@@ -25,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from nnxlite.decoding._decoder import BY_POSITION, Decoder, Setup, note_program
+from nnxlite.decoding._decoder import BY_POSITION, Decoder, Setup
 from nnxlite.transforms._jit import jit
 
 
@@ -60,13 +61,13 @@ class Request(tp.NamedTuple):
     """The arrays of a call."""
 
     prompt: tp.Any  # (rows, length)
-    lengths: tp.Any  # (rows,)
+    lengths: tp.Any  # (rows,), of the prompt with the tokens of the conversation before it
     sampler: tp.Any  # a pytree that can be called
     keys: jax.Array | None  # (rows,)
     stop: tp.Any  # (number of stop tokens,)
     pad: tp.Any
     penalty: tp.Any  # of the length, in a search
-    before: Conversation | None  # whose tokens the prompt begins with
+    before: Conversation | None
 
 
 class Progress(tp.NamedTuple):
@@ -80,12 +81,21 @@ class Progress(tp.NamedTuple):
     logs: jax.Array  # log probabilities: of tokens (rows, max_length); in a search of rows (rows,)
 
 
-Chosen: tp.TypeAlias = tuple[jax.Array, jax.Array | None, jax.Array]
-"""A token for each row, the rows to go on with (None: all of them), and new `logs`."""
+class Result(tp.NamedTuple):
+    """The arrays that a call returns."""
+
+    tokens: jax.Array  # (rows, max_new)
+    counts: jax.Array  # (rows,)
+    logs: jax.Array  # (rows, max_new), of the new tokens; in a search the scores of rows (rows,)
+    after: Conversation | None
+    nan_at: jax.Array
+    cached: jax.Array  # whether the model ran with a cache
 
 
-def _drawn(logits: jax.Array, progress: Progress, request: Request) -> Chosen:
-    """Tokens of the sampler."""
+def _drawn(
+    logits: jax.Array, progress: Progress, request: Request
+) -> tuple[jax.Array, jax.Array]:
+    """Tokens of the sampler, and the log probabilities with theirs."""
     sampler, keys = request.sampler, request.keys
     axes = jax.tree.map(lambda x: 0 if np.ndim(x) else None, sampler)
     sample = jax.vmap(lambda sampler, logits, key: sampler(logits, key), (axes, 0, 0))
@@ -95,11 +105,13 @@ def _drawn(logits: jax.Array, progress: Progress, request: Request) -> Chosen:
     chosen = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
     log_prob = chosen - jax.nn.logsumexp(logits, axis=1)
     place = progress.position + 1
-    return token, None, lax.dynamic_update_index_in_dim(progress.logs, log_prob, place, 1)
+    return token, lax.dynamic_update_index_in_dim(progress.logs, log_prob, place, 1)
 
 
-def _searched(logits: jax.Array, progress: Progress, request: Request, beams: int) -> Chosen:
-    """The best continuations of the rows of each prompt."""
+def _searched(
+    logits: jax.Array, progress: Progress, request: Request, beams: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A token for each row, the rows to go on with, and their scores: the best of each prompt."""
     rows, size = logits.shape
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     itself = jnp.where(jnp.arange(size) == 0, 0.0, -jnp.inf)
@@ -118,29 +130,38 @@ def _searched(logits: jax.Array, progress: Progress, request: Request, beams: in
 
 def _start(decoder: Decoder, request: Request, setup: Setup) -> tuple[list[jax.Array], Progress]:
     """Read the positions that are prompt in every row, except the last one, into the cache."""
-    rows, length = request.prompt.shape
-    note_program(uses_cache=bool(decoder.cache))
+    tokens = _known_tokens(request, setup)
+    rows, size = len(tokens), setup.chunk
     common = jnp.min(request.lengths) - 1
     cache, position = decoder.cache, common
-    if cache and setup.chunk:
+    if cache and size:
         first: tp.Any = 0
         if request.before is not None:
             cache, first = _resumed(decoder, request.before)
-        size = setup.chunk
         reads = (common - first) // size
 
         def read(i: jax.Array, cache: list[jax.Array]) -> list[jax.Array]:
-            tokens = lax.dynamic_slice_in_dim(request.prompt, first + i * size, size, axis=1)
-            return decoder(cache, tokens, first + i * size)[1]
+            part = lax.dynamic_slice_in_dim(tokens, first + i * size, size, axis=1)
+            return decoder(cache, part, first + i * size)[1]
 
         cache = lax.fori_loop(0, reads, read, cache)
         position = first + reads * size
-    tokens = jnp.pad(request.prompt, ((0, 0), (0, setup.max_length - length)))
     none = jnp.zeros(rows, jnp.int32)
     logs = jnp.zeros(tokens.shape, jnp.float32)
     if setup.beams:
         logs = jnp.where(jnp.arange(rows) % setup.beams == 0, 0.0, -jnp.inf)
     return cache, Progress(position, tokens, none, none > 0, jnp.int32(-1), logs)
+
+
+def _known_tokens(request: Request, setup: Setup) -> jax.Array:
+    """The tokens of the conversation with the prompt after those of each row, (rows, max_length)."""
+    padded = lambda x: jnp.pad(x, ((0, 0), (0, setup.max_length - x.shape[1])))
+    prompt, before = padded(request.prompt), request.before
+    if before is None:
+        return prompt
+    after = jnp.arange(setup.max_length) - before.lengths[:, None]  # the position in the prompt
+    new = jnp.take_along_axis(prompt, jnp.maximum(after, 0), axis=1)
+    return jnp.where(after < 0, padded(before.tokens), new)
 
 
 def _resumed(decoder: Decoder, before: Conversation) -> tuple[list[jax.Array], jax.Array]:
@@ -167,98 +188,72 @@ def _resumed(decoder: Decoder, before: Conversation) -> tuple[list[jax.Array], j
     return cache, jnp.where(right, first, 0)
 
 
-def _advance(
-    decoder: Decoder,
-    cache: list[jax.Array],
-    progress: Progress,
-    request: Request,
-    steps: tp.Any,
-    setup: Setup,
-    axes: list[int | None] | None = None,
-) -> tuple[list[jax.Array], Progress]:
-    """Run this many positions, or fewer if all rows are done; `axes` of the cache are those of rows."""
-    until = progress.position + steps
-
-    def body(carry: tuple[list[jax.Array], Progress]) -> tuple[list[jax.Array], Progress]:
-        cache, progress = carry
-        position, tokens, counts, done, _, logs = progress
-        logits, cache = decoder.next_logits(cache, tokens, position)
-        reading = position + 1 < request.lengths
-        nan = jnp.isnan(logits).any(-1) & ~reading & ~done  # before rows move: logits do not
-        following = lax.dynamic_index_in_dim(tokens, position + 1, 1, keepdims=False)
-        if setup.beams:
-            token, rows, logs = _searched(logits, progress, request, setup.beams)
-        else:
-            token, rows, logs = _drawn(logits, progress, request)
-        if rows is not None and axes is not None:
-            tokens, counts, done = tokens[rows], counts[rows], done[rows]
-            cache = [x if a is None else jnp.take(x, rows, axis=a) for x, a in zip(cache, axes)]
-        token = jnp.where(reading, following, jnp.where(done, request.pad, token))
-        counts += ~reading & ~done
-        done |= ~reading & (jnp.isin(token, request.stop) | (counts >= setup.max_new))
-        tokens = lax.dynamic_update_index_in_dim(tokens, token, position + 1, 1)
-        nan_at = jnp.where(nan.any(), position + 1, -1)
-        return cache, Progress(position + 1, tokens, counts, done, nan_at, logs)
-
-    def goes_on(carry: tuple[list[jax.Array], Progress]) -> jax.Array:
-        progress = carry[1]
-        return (progress.position < until) & ~progress.done.all() & (progress.nan_at < 0)
-
-    return lax.while_loop(goes_on, body, (cache, progress))
+Carry: tp.TypeAlias = tuple[list[jax.Array], Progress]
+"""The cache, and how far the loop is."""
 
 
-def _run(
-    model: tp.Any, request: Request, setup: Setup
-) -> tuple[jax.Array, jax.Array, jax.Array, Conversation | None, jax.Array]:
-    """New tokens, their numbers, log probabilities, the cache, and the position of NaN."""
-    axes = None
+def _step(
+    decoder: Decoder, request: Request, setup: Setup, axes: list[int | None], carry: Carry
+) -> Carry:
+    """One position of all rows; `axes` of the cache are those of the rows of a search."""
+    cache, progress = carry
+    position, tokens, counts, done, _, logs = progress
+    logits, cache = decoder.next_logits(cache, tokens, position)
+    reading = position + 1 < request.lengths
+    nan = jnp.isnan(logits).any(-1) & ~reading & ~done  # before rows move: logits do not
+    following = lax.dynamic_index_in_dim(tokens, position + 1, 1, keepdims=False)
+    if setup.beams:
+        token, rows, logs = _searched(logits, progress, request, setup.beams)
+        tokens, counts, done = tokens[rows], counts[rows], done[rows]
+        cache = [x if a is None else jnp.take(x, rows, axis=a) for x, a in zip(cache, axes)]
+    else:
+        token, logs = _drawn(logits, progress, request)
+    token = jnp.where(reading, following, jnp.where(done, request.pad, token))
+    counts += ~reading & ~done
+    done |= ~reading & (jnp.isin(token, request.stop) | (counts >= setup.max_new))
+    tokens = lax.dynamic_update_index_in_dim(tokens, token, position + 1, 1)
+    nan_at = jnp.where(nan.any(), position + 1, -1)
+    return cache, Progress(position + 1, tokens, counts, done, nan_at, logs)
+
+
+def _goes_on(carry: Carry) -> jax.Array:
+    _, progress = carry
+    return ~progress.done.all() & (progress.nan_at < 0)
+
+
+def _run(model: tp.Any, request: Request, setup: Setup) -> Result:
+    axes: list[int | None] = []
     if setup.beams:
         repeat = lambda x: jnp.repeat(x, setup.beams, axis=0)
         request = request._replace(prompt=repeat(request.prompt), lengths=repeat(request.lengths))
         axes = _row_axes(model, setup, len(request.prompt))
     decoder = Decoder(model, setup, len(request.prompt))
-    cache, progress = _start(decoder, request, setup)
-    cache, progress = _advance(decoder, cache, progress, request, setup.max_length, setup, axes)
+    step = functools.partial(_step, decoder, request, setup, axes)
+    cache, progress = lax.while_loop(_goes_on, step, _start(decoder, request, setup))
     counts, logs = progress.counts, progress.logs
-    after = Conversation(cache, progress.tokens, request.lengths + counts, progress.position)
-    tokens = _of_new_tokens(progress.tokens, request, counts, setup, request.pad)
-    if setup.beams:
-        logs = logs / counts**request.penalty
-    else:
-        logs = _of_new_tokens(logs, request, counts, setup, 0)
-    return tokens, counts, logs, after if setup.keep else None, progress.nan_at
-
-
-def _of_new_tokens(
-    rows: jax.Array, request: Request, counts: jax.Array, setup: Setup, pad: tp.Any
-) -> jax.Array:
-    """The entries of the new tokens of each row, (rows, max_new), with padding after the last one."""
     new = jnp.arange(setup.max_new)
     places = jnp.minimum(request.lengths[:, None] + new, setup.max_length - 1)
-    return jnp.where(new < counts[:, None], jnp.take_along_axis(rows, places, axis=1), pad)
+    of_new = lambda rows, pad: jnp.where(
+        new < counts[:, None], jnp.take_along_axis(rows, places, axis=1), pad
+    )
+    after = Conversation(cache, progress.tokens, request.lengths + counts, progress.position)
+    return Result(
+        of_new(progress.tokens, request.pad),
+        counts,
+        logs / counts**request.penalty if setup.beams else of_new(logs, 0),
+        after if setup.keep else None,
+        progress.nan_at,
+        jnp.array(bool(cache)),
+    )
 
 
 def _row_axes(model: tp.Any, setup: Setup, rows: int) -> list[int | None]:
     """The axis of each leaf of the cache that has an entry for each row; None without one."""
-    one, other = (
-        jax.eval_shape(lambda size=size: Decoder(model, setup, size).cache)
-        for size in (rows, rows + 1)
-    )
-    differs = lambda a, b: [axis for axis, n in enumerate(a.shape) if n != b.shape[axis]]
-    return [next(iter(differs(a, b)), None) for a, b in zip(one, other, strict=True)]
+    sizes = [jax.eval_shape(lambda n=n: Decoder(model, setup, n).cache) for n in (rows, rows + 1)]
+    return [
+        next((axis for axis, n in enumerate(a.shape) if n != b.shape[axis]), None)
+        for a, b in zip(*sizes, strict=True)
+    ]
 
 
 whole = jit(_run, static_argnums=2)
-started = jit(
-    lambda model, request, setup: _start(
-        Decoder(model, setup, len(request.prompt)), request, setup
-    ),
-    static_argnums=2,
-)
-continued = jit(
-    lambda model, cache, progress, request, steps, setup: _advance(
-        Decoder(model, setup, len(request.prompt)), cache, progress, request, steps, setup
-    ),
-    static_argnums=5,
-    donate_argnums=1,
-)

@@ -383,8 +383,7 @@ def _not_finite(subject: Subject) -> tp.Iterator[Finding]:
             wrong = int(np.prod(value.shape)) - int(jnp.isfinite(value).sum())
             if wrong:
                 remedy = (
-                    "assign zeros to a mean and ones to a variance; DynamicLossScale.value_and_grad "
-                    "restores what a skipped step has written"
+                    "assign zeros to a mean and ones to a variance"
                     if isinstance(leaf, BatchStat)
                     else "nnx.find_nan shows where they arise"
                 )

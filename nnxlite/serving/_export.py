@@ -22,14 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import importing, path_text
-from nnxlite._base.jax import as_integers
 from nnxlite._base.outline import array_text
 from nnxlite.boundary._call_def import parameter_names
 from nnxlite.graph._functional import flat_pairs, merge, split
 from nnxlite.graph._kinds import Kind, kind_of
 from nnxlite.objects._pytree import Pytree
+from nnxlite.training._leaves import flatten, read
 from nnxlite.transforms._wrapper import name_of, unbind
-from nnxlite.variables._variable import Variable, is_variable
 
 __all__ = ["Exported", "export", "load_exported"]
 
@@ -45,7 +44,6 @@ class Exported:
         weights: the arrays it runs with, by path.
         name: of the function.
         parameters: the names of the arguments, in order.
-        donate: the numbers of the arguments whose memory a call may use again.
         vjp_order: how often the saved program can be differentiated.
 
     Attributes:
@@ -72,7 +70,6 @@ class Exported:
         weights: dict[str, jax.Array],
         name: str,
         parameters: tp.Sequence[str],
-        donate: tp.Sequence[int] = (),
         vjp_order: int = 0,
     ) -> None:
         self.program = program
@@ -81,7 +78,6 @@ class Exported:
         self.platforms = tuple(program.platforms)
         self.num_programs = 0
         self._parameters = tuple(parameters)
-        self._donate = tuple(donate)
         self._vjp_order = vjp_order
 
         def call(weights: dict[str, jax.Array], *args: tp.Any) -> tp.Any:
@@ -91,7 +87,7 @@ class Exported:
             except ValueError as error:
                 raise ValueError(f"Exported {name}: {error}") from None
 
-        self._call = jax.jit(call, donate_argnums=[1 + number for number in donate])
+        self._call = jax.jit(call)
 
     def __call__(self, *args: tp.Any) -> tp.Any:
         """The result for arguments of the shapes and dtypes that were exported.
@@ -130,7 +126,6 @@ class Exported:
         signature = {
             "name": self.name,
             "parameters": self._parameters,
-            "donate": self._donate,
             "vjp_order": self._vjp_order,
             "keys": keys,
         }
@@ -162,7 +157,6 @@ def export(
     shapes: tp.Any = None,
     constraints: tp.Sequence[str] = (),
     platforms: tp.Sequence[str] | None = None,
-    donate: int | tp.Sequence[int] = (),
     vjp_order: int = 0,
 ) -> Exported:
     """A call as a program with weights, to be saved and run without the code that made it.
@@ -180,7 +174,6 @@ def export(
             where there is one argument, just the string.  Equal names are equal sizes.
         constraints: what is known about sizes, such as `"batch <= 64"` or `"length == 2 * half"`.
         platforms: where it is to run, such as `("cpu", "cuda")`; by default on the present one.
-        donate: the numbers of arguments, objects not counted, whose memory a call may use again.
         vjp_order: how often the saved program can be differentiated in its arguments.
 
     Returns:
@@ -214,9 +207,10 @@ def export(
     given = {label: x for label, x in zip(labels, positional) if not _is_model(x)}
     for label, x in given.items():
         _check_containers(jax.tree.structure(x), f"the argument {label} of {name}")
-    graphdef, state = split([*roots.values()])
+    graphdef, state = split(roots)
     values, structure = jax.tree.flatten(state)
-    paths = [_weight_name(path, [*roots]) for path, _ in flat_pairs(state)]
+    ours = slice(1 if len(roots) == 1 else 0, None)  # the name of a single root says nothing
+    paths = [path_text(path[ours]) for path, _ in flat_pairs(state)]
     weights = {path: jnp.asarray(x) for path, x in zip(paths, values, strict=True)}
     per_argument = shapes if isinstance(shapes, (list, tuple)) else [shapes] * len(given)
     if len(per_argument) != len(given) or (isinstance(shapes, str) and len(given) != 1):
@@ -224,27 +218,22 @@ def export(
             f"export: shapes needs an entry for each of the {len(given)} arguments of {name} that are "
             f"not objects ({', '.join(given)}); got {shapes!r}."
         )
-    donated = as_integers(donate)
-    if not set(donated) <= set(range(len(given))):
-        raise ValueError(f"export: donate is {donate!r}, and {name} has {len(given)} arguments.")
 
     def run(weights: dict[str, jax.Array], **arguments: tp.Any) -> tp.Any:
         own = [weights[path] for path in paths]
         inner = merge(graphdef, jax.tree.unflatten(structure, own), copy=True)
-        inside = dict(zip(roots, inner))
-        result = bound.fun(*((inside | arguments)[label] for label in labels))
+        result = bound.fun(*((inner | arguments)[label] for label in labels))
         _refuse_written(name, graphdef, inner, own, paths)
         _check_containers(jax.tree.structure(result), f"the result of {name}")
         return result
 
     run.__name__ = name  # for JAX's messages
-    arguments = jax.eval_shape(lambda arguments: arguments, given)  # dtypes as JAX has them
+    abstract, arguments = jax.eval_shape(lambda *trees: trees, weights, given)  # with dtypes of JAX
     specs = jax.export.symbolic_args_specs(
         arguments, dict(zip(given, per_argument)), constraints=constraints
     )
-    abstract = jax.eval_shape(lambda weights: weights, weights)
     program = jax.export.export(jax.jit(run), platforms=platforms)(abstract, **specs)
-    return Exported(program, weights, name, [*given], donated, vjp_order)
+    return Exported(program, weights, name, [*given], vjp_order)
 
 
 def load_exported(path: tp.Any) -> Exported:
@@ -284,6 +273,7 @@ def load_exported(path: tp.Any) -> Exported:
             raise ValueError(f"version {version} of the format; this nnxlite reads {VERSION}")
         signature = json.loads(metadata["signature"])
         code, keys = tensors.pop("program"), signature.pop("keys")
+        signature.pop("donate", None)  # of earlier files
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not an exported call, or damaged: {error}.") from error
     try:
@@ -319,12 +309,6 @@ def _labels(fun: tp.Any, positional: tp.Sequence[tp.Any]) -> list[str]:
     return [*names, *[f"args[{i}]" for i in range(len(names), len(positional))]]
 
 
-def _weight_name(path: tp.Any, roots: tp.Sequence[str]) -> str:
-    """The path of a weight, after the name of its root if there are several."""
-    number, *rest = path
-    return path_text(rest if len(roots) == 1 else [roots[number], *rest])
-
-
 def _check_containers(tree: tp.Any, what: str) -> None:
     """Refuse what a process without the class could not make."""
     kind, names = tree.node_data() or (tuple, None)
@@ -345,8 +329,7 @@ def _refuse_written(
     name: str, graphdef: tp.Any, inner: tp.Any, values: list[tp.Any], names: list[str]
 ) -> None:
     after, state = split(inner)
-    now = jax.tree.leaves(state, is_leaf=is_variable)
-    now = [x.get_value() if isinstance(x, Variable) else x for x in now]
+    now = [read(leaf) for leaf in flatten(state)[0]]
     if after != graphdef or len(now) != len(values):
         raise ValueError(
             f"export: {name} changes the structure of an object (an attribute added, a value sown), "

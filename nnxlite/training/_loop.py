@@ -58,10 +58,7 @@ ROOM = 2**14
 
 
 class Log(tp.Protocol):
-    """A receiver of losses and evaluations: a function, `nnx.training.CSV`, `TensorBoard` or `WandB`.
-
-    If there is a method `flush`, it is called at the end of the run.
-    """
+    """A receiver of losses and evaluations: a function of the user's."""
 
     def __call__(self, step: int, values: dict[str, float], /) -> None:
         """Record the numbers of a step, by name."""
@@ -255,8 +252,8 @@ class Loop:
         evaluate_every: evaluate when the number of done steps is a multiple of this. The
             evaluations before each save and at the end do not depend on it.
         log: a function of the number of a step and a dict of numbers, or several: they get what
-            `step.log` and `evaluate` gave for the step, once it was read from the device. `nnx.training`
-            has `CSV`, `TensorBoard` and `WandB`. Of several processes only the first one calls them.
+            `step.log` and `evaluate` gave for the step, once it was read from the device. Of several
+            processes only the first one calls them.
         data: an iterator with `get_state` and `set_state`, such as one of Grain, that the body of the
             loop takes its batches of. Its position is saved as the item "data", and restored.
         progress: whether to show a progress bar, on standard error.
@@ -336,8 +333,6 @@ class Loop:
                 self.interrupted = self.interrupted or bool(interrupt)
                 self._read(before=self.steps)
                 show(done)
-                for log in self._logs:
-                    getattr(log, "flush", lambda: None)()
         getattr(self.checkpoints, "wait", lambda: None)()
 
     def _items(self) -> dict[str, tp.Any]:

@@ -415,8 +415,8 @@ def _initial_state(tx: Transformation, params: tp.Any) -> tp.Any:
         error.add_note(
             "If this is about a mask or labels: Parameters come to optax as an nnx.State with arrays as "
             "leaves. Give it a function that maps them, optax.masked(tx, lambda params: "
-            "jax.tree.map(lambda x: x.ndim > 1, params)), or groups by paths: "
-            "nnx.by_path({'encoder.**': tx, '**': other})."
+            "jax.tree.map(lambda x: x.ndim > 1, params)), or nnx.map_state(lambda path, x: ..., params) "
+            "for masks and labels by path."
         )
         raise
     beside = _beside(leaves)

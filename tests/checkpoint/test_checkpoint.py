@@ -215,7 +215,10 @@ def test_array_references(tmp_path, file):
 TRANSFORMATIONS = {
     "lbfgs": lambda: optax.lbfgs(1e-2, memory_size=2, linesearch=None),
     "multi steps": lambda: optax.MultiSteps(optax.sgd(1e-2, momentum=0.9), 2),
-    "by path": lambda: nnx.by_path({"kernel": optax.adam(1e-2), "**": optax.sgd(1e-2)}),
+    "groups": lambda: optax.partition(
+        {"kernel": optax.adam(1e-2), "bias": optax.sgd(1e-2)},
+        lambda params: nnx.map_state(lambda path, _: path[-1], params),
+    ),
     "masked": lambda: optax.masked(optax.adam(1e-2), nnx.State({"bias": True, "kernel": False})),
     "noise": lambda: optax.noisy_sgd(1e-2, key=jax.random.key(3)),
 }

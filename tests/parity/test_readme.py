@@ -100,7 +100,7 @@ def test_modules_in_a_plain_list():
 
 def test_functions_of_each_library():
     ours = """jit grad vmap scan cond filter_jit filter_grad filter_vmap find_nan tabulate draw diff
-        display load_safetensors generate beam_search shard init_sharded""".split()
+        display load_safetensors generate shard init_sharded""".split()
     assert [n for n in ours if not hasattr(nnxlite, n)] == []
     flax_has = {name for name in ours if hasattr(nnx, name)}
     assert flax_has == {"jit", "grad", "vmap", "scan", "cond", "tabulate", "display"}

@@ -152,17 +152,6 @@ def test_a_fresh_process_without_the_class(net, tmp_path):
     near(np.load(tmp_path / "out.npy"), net(X))
 
 
-def test_donated_arguments_also_after_loading(tmp_path):
-    exported = nnx.export(
-        lambda x, tree: (x - tree["a"], tree["b"]), 0.0, {"a": 0.0, "b": 0.0}, donate=1
-    )
-    exported.save(tmp_path / "a")
-    for call in (exported, nnx.load_exported(tmp_path / "a")):
-        x, tree = jnp.float32(3), {"a": jnp.float32(1), "b": jnp.float32(0)}
-        assert [float(out) for out in call(x, tree)] == [2, 0]
-        assert tree["a"].is_deleted() and tree["b"].is_deleted() and not x.is_deleted()
-
-
 def test_constraints():
     exported = nnx.export(lambda x: x.sum(-1), X, shapes="b, 2", constraints=["b <= 8", "b >= 2"])
     assert exported(X).shape == (5,)
@@ -234,7 +223,6 @@ KEYWORD = r"both carries objects by keyword: \['two'\]"
         (ValueError, lambda: nnx.export(same, X, shapes=["b, 2", None]), SHAPES),
         (ValueError, lambda: nnx.export(same, X, shapes="b, 3"), "different size 3 for known"),
         (ValueError, lambda: nnx.export(same, {"a": X}, shapes=[{"b": "b"}]), r"\['x'\]"),
-        (ValueError, lambda: nnx.export(same, X, donate=1), "donate is 1, and .* has 1 arg"),
         (TypeError, lambda: nnx.export(functools.partial(both, two=Net()), Net(), X), KEYWORD),
     ],
 )

@@ -37,12 +37,8 @@ Y = X.sum(1, keepdims=True)
 
 
 @nnx.jit
-def value_and_gradients(model):
-    return nnx.value_and_grad(lambda model: jnp.mean((model(X) - Y) ** 2))(model)
-
-
 def gradients(model):
-    return value_and_gradients(model)[1]
+    return nnx.grad(lambda model: jnp.mean((model(X) - Y) ** 2))(model)
 
 
 def ones_like(model):
@@ -156,33 +152,13 @@ def test_updates_are_those_of_optax_on_a_plain_tree(name):
         params, state, plain = plain_step(params, state, nnx.to_pure_dict(grads))
         close(nnx.to_pure_dict(step(model, optimizer, grads)), plain)
     close(nnx.to_pure_dict(nnx.state(model, nnx.Param)), params)
-    assert optimizer.step.value == 3
+    assert optimizer.step.value == 3 and step.cache_info().traces == 1
     after = dict(nnx.to_flat_state(nnx.state((model, optimizer))))
     assert all(after[path] is variable for path, variable in variables.items())
 
 
 def close(a, b, rtol=1e-5, atol=1e-7):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
-
-
-def test_training_under_jit_equals_training_without():
-    eager, jitted = Model(), Model()
-    optimizers = [optimizer_of(m, optax.adam(0.05)) for m in (eager, jitted)]
-    traces = []
-
-    @nnx.jit
-    def step(model, optimizer):
-        traces.append(None)
-        loss, grads = value_and_gradients(model)
-        optimizer.update(model, grads)
-        return loss
-
-    losses = []
-    for _ in range(20):
-        optimizers[0].update(eager, gradients(eager))
-        losses.append(float(step(jitted, optimizers[1])))
-    assert len(traces) == 1 and losses[-1] < 0.5 * losses[0]
-    close(snapshot(eager, optimizers[0]), snapshot(jitted, optimizers[1]), rtol=2e-3, atol=1e-5)
 
 
 def test_gradients_may_cover_more_than_the_filter_selects():
@@ -273,15 +249,6 @@ def test_shared_parameters_are_updated_once():
     assert (model.b.value == 0).all() and model.a is model.b
     with pytest.raises(ValueError, match="graph"):
         nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param, graph=False)
-
-
-def test_optimizers_that_read_the_loss():
-    model = nnx.Dict(w=nnx.Param(jnp.ones(2)))
-    tx = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1, factor=0.5))
-    optimizer = optimizer_of(model, tx)
-    for _ in range(4):
-        optimizer.update(model, ones_like(model), value=jnp.array(1.0))
-    assert optimizer.opt_state[1].scale.value < 1
 
 
 def changing(updates, init=lambda params: ()):
@@ -378,8 +345,6 @@ def test_a_model_and_gradients_that_are_swapped():
     refused(optimizer, grads, model, expected.format("State"), error=TypeError)
     with pytest.raises(TypeError, match=expected.format("dict")):
         optimizer.update(nnx.to_pure_dict(grads), model)
-    with pytest.raises(TypeError, match="Swap them"):
-        nnx.StaticLossScale(1.0).step(optimizer, grads, model)
     state = nnx.state(model)  # may be a model
     optimizer_of(state).update(state, grads)
 
@@ -490,20 +455,14 @@ def test_a_captured_optimizer_is_protected():
     np.testing.assert_equal(snapshot(model, optimizer), before)
 
 
-def test_a_schedule_may_read_the_step():
-    schedule = optax.linear_schedule(1.0, 0.0, 4)
-    model = Dense(2, 3)
+def test_a_learning_rate_that_is_written_counts_in_the_next_update():
+    model, schedule = Dense(2, 3), optax.linear_schedule(1.0, 0.0, 4)
     optimizer = optimizer_of(model, optax.inject_hyperparams(optax.sgd)(learning_rate=0.0))
-
-    @nnx.jit
-    def step(model, optimizer):
-        rate = schedule(optimizer.step.value)
-        optimizer.opt_state.hyperparams["learning_rate"].value = rate
+    rate = optimizer.opt_state.hyperparams["learning_rate"]
+    for _ in range(5):
+        rate[...] = schedule(optimizer.step[...])
         optimizer.update(model, ones_like(model))
-        return rate
-
-    assert [float(step(model, optimizer)) for _ in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
-    np.testing.assert_allclose(model.bias.value, -2.5)
+    np.testing.assert_allclose(model.bias[...], -2.5)
 
 
 # tracers ----------------------------------------------------------------------------------------
