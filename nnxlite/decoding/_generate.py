@@ -18,7 +18,7 @@ from jax.core import Tracer
 
 from nnxlite._base.errors import short_type
 from nnxlite.decoding._decoder import Setup, check_causal
-from nnxlite.decoding._loop import Conversation, Request, Result, whole
+from nnxlite.decoding._loop import Conversation, Generated, Request, whole
 from nnxlite.decoding.sampling import Sampler, SamplerFn, greedy
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs import Rngs, RngStream
@@ -30,43 +30,6 @@ Prompt = jax.Array | np.ndarray | Sequence[int] | Sequence[Sequence[int]]
 
 CHUNK = 16
 """Positions of a prompt that are read at once where rows have different lengths."""
-
-
-class Generated(tp.NamedTuple):
-    """The result of `generate`: arrays for a batch, without their first axis for a single prompt.
-
-    With `beams`, the arrays have an axis (beams,) after that of the batch, best first.
-
-    Args:
-        tokens: the new tokens, (batch, max_new) int32; padding after the last one.
-        lengths: how many there are in each row, (batch,) int32, a stop token among them.
-        log_probs: the log probability of each new token, before a sampler changed the logits,
-            (batch, max_new) float32; 0 for padding. None with beams.
-        cache: a `Conversation`, if `generate` was to return it.
-        scores: with beams, the sum of log probabilities over `length ** length_penalty`,
-            (batch, beams) float32.
-
-    >>> import nnxlite as nnx, jax.numpy as jnp
-    >>> nnx.Generated(jnp.array([[5, 2, 0]]), jnp.array([2])).lists()
-    [[5, 2]]
-    """
-
-    tokens: jax.Array
-    lengths: jax.Array
-    log_probs: jax.Array | None = None
-    cache: Conversation | None = None
-    scores: jax.Array | None = None
-
-    def lists(self) -> list[tp.Any]:
-        """The new tokens as a list of integers for each row, or one list for a single prompt."""
-        return cut(np.asarray(self.tokens), np.asarray(self.lengths))
-
-
-def cut(tokens: np.ndarray, lengths: np.ndarray) -> list[tp.Any]:
-    """Each row of some tokens up to its length, as nested lists."""
-    if tokens.ndim == 1:
-        return tokens[: int(lengths)].tolist()
-    return [cut(row, length) for row, length in zip(tokens, lengths, strict=True)]
 
 
 def generate(
@@ -186,6 +149,7 @@ def generate(
         min(longest - 1, CHUNK) if ragged else longest - 1,
         cache is not False,
         beams or 0,
+        single,
     )
     request = Request(
         tokens,
@@ -197,33 +161,24 @@ def generate(
         np.float32(length_penalty),
         before,
     )
-    found = _run(model, request, setup)
-    parts = found[:3]
-    if beams is not None:
-        parts = [x.reshape(-1, beams, *x.shape[1:]) for x in parts]
-    tokens, counts, logs = (x[0] if single else x for x in parts)
-    log_probs, scores = (logs, None) if beams is None else (None, logs)
-    return Generated(tokens, counts, log_probs, found.after, scores)
+    return _run(model, request, setup)
 
 
-def _run(model: tp.Any, request: Request, setup: Setup) -> Result:
-    """The results of the program, which is checked when it is new.
-
-    Under a transform, where no value is known, they are not read.
-    """
+def _run(model: tp.Any, request: Request, setup: Setup) -> Generated:
+    """The results of the program, which is checked where it is new."""
     traces = whole.cache_info().traces
-    found = whole(model, request, setup)
-    if isinstance(found.nan_at, Tracer):
+    found, nan_at, cached = whole(model, request, setup)
+    if isinstance(nan_at, Tracer):  # under a transform no value is known
         return found
-    if int(found.nan_at) >= 0:
+    if int(nan_at) >= 0:
         raise ValueError(
-            f"{type(model).__name__} gave logits that are NaN for the token at position "
-            f"{int(found.nan_at)} of {setup.max_length}. A table of positions or a cache that is "
-            "shorter gives NaN past its end; nnx.find_nan(model, tokens) finds other causes."
+            f"{type(model).__name__} gave logits that are NaN for the token at position {int(nan_at)} "
+            f"of {setup.max_length}. A table of positions or a cache that is shorter gives NaN past its "
+            "end; nnx.find_nan(model, tokens) finds other causes."
         )
     if whole.cache_info().traces > traces:
-        cached = bool(found.cached)
-        check_causal(model, request.prompt, setup._replace(use_cache=cached, keep=False, beams=0))
+        cached = setup._replace(use_cache=bool(cached), keep=False, beams=0)
+        check_causal(model, request.prompt, cached)
     return found
 
 
@@ -239,13 +194,12 @@ def _read_prompt(
     listed = isinstance(prompt, (list, tuple))
     single = not any(map(np.ndim, prompt)) if listed else np.ndim(prompt) == 1
     if listed and all(np.ndim(row) < 2 for row in prompt):
-        rows = [prompt] if single else prompt
-        sizes = np.array([len(row) for row in rows], np.int32)
-        lengths = sizes if lengths is None else lengths
-        kind = np.result_type(np.int8, *(np.asarray(row) for row in rows if len(row)))
-        tokens: tp.Any = np.zeros((len(rows), int(sizes.max())), kind)
-        for padded, row in zip(tokens, rows, strict=True):
-            padded[: len(row)] = row
+        rows = [
+            np.asarray(row, None if len(row) else int) for row in ([prompt] if single else prompt)
+        ]
+        lengths = [len(row) for row in rows] if lengths is None else lengths
+        longest = max(len(row) for row in rows)
+        tokens: tp.Any = np.stack([np.pad(row, (0, longest - len(row))) for row in rows])
     else:
         tokens = prompt if isinstance(prompt, jax.Array) else np.asarray(prompt)
         tokens = tokens[None] if single else tokens
@@ -265,7 +219,9 @@ def _read_prompt(
         )
     lengths = _known(np.full(batch, longest) if lengths is None else lengths)
     known = not isinstance(lengths, Tracer)
-    if lengths.shape != (batch,) or (known and not np.all((lengths >= least) & (lengths <= longest))):
+    if lengths.shape != (batch,) or (
+        known and not np.all((lengths >= least) & (lengths <= longest))
+    ):
         raise ValueError(
             f"generate: lengths must be {batch} integers, one for each row of the prompt, from {least} "
             f"to {longest}; got {lengths if known else lengths.shape}."
@@ -286,10 +242,8 @@ def _keys(sampler: tp.Any, rngs: tp.Any, batch: int) -> jax.Array | None:
         )
     if not jnp.issubdtype(rngs.dtype, jax.dtypes.prng_key):
         rngs = jax.random.wrap_key_data(rngs)
-    if rngs.shape == ():
-        return jax.random.split(rngs, batch)
-    if rngs.shape != (batch,):
+    if rngs.shape not in ((), (batch,)):
         raise ValueError(
             f"generate: rngs must be one key, or one for each of {batch} rows; got {rngs.shape}."
         )
-    return rngs
+    return rngs if rngs.shape else jax.random.split(rngs, batch)

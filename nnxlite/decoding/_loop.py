@@ -57,6 +57,43 @@ class Conversation(tp.NamedTuple):
         return f"Conversation({len(self.leaves)} arrays, tokens of shape {self.tokens.shape})"
 
 
+class Generated(tp.NamedTuple):
+    """The result of `generate`: arrays for a batch, without their first axis for a single prompt.
+
+    With `beams`, the arrays have an axis (beams,) after that of the batch, best first.
+
+    Args:
+        tokens: the new tokens, (batch, max_new) int32; padding after the last one.
+        lengths: how many there are in each row, (batch,) int32, a stop token among them.
+        log_probs: the log probability of each new token, before a sampler changed the logits,
+            (batch, max_new) float32; 0 for padding. None with beams.
+        cache: a `Conversation`, if `generate` was to return it.
+        scores: with beams, the sum of log probabilities over `length ** length_penalty`,
+            (batch, beams) float32.
+
+    >>> import nnxlite as nnx, jax.numpy as jnp
+    >>> nnx.Generated(jnp.array([[5, 2, 0]]), jnp.array([2])).lists()
+    [[5, 2]]
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    log_probs: jax.Array | None = None
+    cache: Conversation | None = None
+    scores: jax.Array | None = None
+
+    def lists(self) -> list[tp.Any]:
+        """The new tokens as a list of integers for each row, or one list for a single prompt."""
+        return cut(np.asarray(self.tokens), np.asarray(self.lengths))
+
+
+def cut(tokens: np.ndarray, lengths: np.ndarray) -> list[tp.Any]:
+    """Each row of some tokens up to its length, as nested lists."""
+    if tokens.ndim == 1:
+        return tokens[: int(lengths)].tolist()
+    return [cut(row, length) for row, length in zip(tokens, lengths, strict=True)]
+
+
 class Request(tp.NamedTuple):
     """The arrays of a call."""
 
@@ -73,6 +110,7 @@ class Request(tp.NamedTuple):
 class Progress(tp.NamedTuple):
     """How far a call is."""
 
+    cache: list[jax.Array]
     position: jax.Array  # of the token that the model gets next
     tokens: jax.Array  # (rows, max_length)
     counts: jax.Array  # (rows,), of new tokens
@@ -81,20 +119,7 @@ class Progress(tp.NamedTuple):
     logs: jax.Array  # log probabilities: of tokens (rows, max_length); in a search of rows (rows,)
 
 
-class Result(tp.NamedTuple):
-    """The arrays that a call returns."""
-
-    tokens: jax.Array  # (rows, max_new)
-    counts: jax.Array  # (rows,)
-    logs: jax.Array  # (rows, max_new), of the new tokens; in a search the scores of rows (rows,)
-    after: Conversation | None
-    nan_at: jax.Array
-    cached: jax.Array  # whether the model ran with a cache
-
-
-def _drawn(
-    logits: jax.Array, progress: Progress, request: Request
-) -> tuple[jax.Array, jax.Array]:
+def _drawn(logits: jax.Array, progress: Progress, request: Request) -> tuple[jax.Array, jax.Array]:
     """Tokens of the sampler, and the log probabilities with theirs."""
     sampler, keys = request.sampler, request.keys
     axes = jax.tree.map(lambda x: 0 if np.ndim(x) else None, sampler)
@@ -128,7 +153,7 @@ def _searched(
     return token.astype(jnp.int32), best, jnp.where(reading, progress.logs, scores)
 
 
-def _start(decoder: Decoder, request: Request, setup: Setup) -> tuple[list[jax.Array], Progress]:
+def _start(decoder: Decoder, request: Request, setup: Setup) -> Progress:
     """Read the positions that are prompt in every row, except the last one, into the cache."""
     tokens = _known_tokens(request, setup)
     rows, size = len(tokens), setup.chunk
@@ -150,7 +175,7 @@ def _start(decoder: Decoder, request: Request, setup: Setup) -> tuple[list[jax.A
     logs = jnp.zeros(tokens.shape, jnp.float32)
     if setup.beams:
         logs = jnp.where(jnp.arange(rows) % setup.beams == 0, 0.0, -jnp.inf)
-    return cache, Progress(position, tokens, none, none > 0, jnp.int32(-1), logs)
+    return Progress(cache, position, tokens, none, none > 0, jnp.int32(-1), logs)
 
 
 def _known_tokens(request: Request, setup: Setup) -> jax.Array:
@@ -188,16 +213,11 @@ def _resumed(decoder: Decoder, before: Conversation) -> tuple[list[jax.Array], j
     return cache, jnp.where(right, first, 0)
 
 
-Carry: tp.TypeAlias = tuple[list[jax.Array], Progress]
-"""The cache, and how far the loop is."""
-
-
 def _step(
-    decoder: Decoder, request: Request, setup: Setup, axes: list[int | None], carry: Carry
-) -> Carry:
+    decoder: Decoder, request: Request, setup: Setup, axes: list[int | None], progress: Progress
+) -> Progress:
     """One position of all rows; `axes` of the cache are those of the rows of a search."""
-    cache, progress = carry
-    position, tokens, counts, done, _, logs = progress
+    cache, position, tokens, counts, done, _, logs = progress
     logits, cache = decoder.next_logits(cache, tokens, position)
     reading = position + 1 < request.lengths
     nan = jnp.isnan(logits).any(-1) & ~reading & ~done  # before rows move: logits do not
@@ -213,38 +233,39 @@ def _step(
     done |= ~reading & (jnp.isin(token, request.stop) | (counts >= setup.max_new))
     tokens = lax.dynamic_update_index_in_dim(tokens, token, position + 1, 1)
     nan_at = jnp.where(nan.any(), position + 1, -1)
-    return cache, Progress(position + 1, tokens, counts, done, nan_at, logs)
+    return Progress(cache, position + 1, tokens, counts, done, nan_at, logs)
 
 
-def _goes_on(carry: Carry) -> jax.Array:
-    _, progress = carry
-    return ~progress.done.all() & (progress.nan_at < 0)
-
-
-def _run(model: tp.Any, request: Request, setup: Setup) -> Result:
+def _run(model: tp.Any, request: Request, setup: Setup) -> tuple[Generated, jax.Array, jax.Array]:
+    """The results, the position of NaN (-1 without), and whether the model ran with a cache."""
     axes: list[int | None] = []
     if setup.beams:
         repeat = lambda x: jnp.repeat(x, setup.beams, axis=0)
         request = request._replace(prompt=repeat(request.prompt), lengths=repeat(request.lengths))
         axes = _row_axes(model, setup, len(request.prompt))
     decoder = Decoder(model, setup, len(request.prompt))
-    step = functools.partial(_step, decoder, request, setup, axes)
-    cache, progress = lax.while_loop(_goes_on, step, _start(decoder, request, setup))
-    counts, logs = progress.counts, progress.logs
+    progress = lax.while_loop(
+        lambda progress: ~progress.done.all() & (progress.nan_at < 0),
+        functools.partial(_step, decoder, request, setup, axes),
+        _start(decoder, request, setup),
+    )
+    cache, position, tokens, counts, _, nan_at, logs = progress
+    after = Conversation(cache, tokens, request.lengths + counts, position) if setup.keep else None
     new = jnp.arange(setup.max_new)
     places = jnp.minimum(request.lengths[:, None] + new, setup.max_length - 1)
     of_new = lambda rows, pad: jnp.where(
         new < counts[:, None], jnp.take_along_axis(rows, places, axis=1), pad
     )
-    after = Conversation(cache, progress.tokens, request.lengths + counts, progress.position)
-    return Result(
-        of_new(progress.tokens, request.pad),
-        counts,
-        logs / counts**request.penalty if setup.beams else of_new(logs, 0),
-        after if setup.keep else None,
-        progress.nan_at,
-        jnp.array(bool(cache)),
-    )
+
+    def shaped(x: jax.Array) -> jax.Array:
+        x = x.reshape(-1, setup.beams, *x.shape[1:]) if setup.beams else x
+        return x[0] if setup.single else x
+
+    logs = logs / counts**request.penalty if setup.beams else of_new(logs, 0)
+    tokens, lengths, logs = map(shaped, (of_new(tokens, request.pad), counts, logs))
+    log_probs, scores = (None, logs) if setup.beams else (logs, None)
+    found = Generated(tokens, lengths, log_probs, after, scores)
+    return found, nan_at, jnp.array(bool(cache))
 
 
 def _row_axes(model: tp.Any, setup: Setup, rows: int) -> list[int | None]:

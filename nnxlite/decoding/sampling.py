@@ -188,10 +188,7 @@ class Sampler:
         best = greedy(logits)
         warm = jnp.asarray(self.temperature) > 0
         logits = temperature(logits, jnp.where(warm, self.temperature, 1.0))
-        if self.top_k is not None:
-            logits = top_k(logits, self.top_k)
-        if self.top_p is not None:
-            logits = top_p(logits, self.top_p)
-        if self.min_p is not None:
-            logits = min_p(logits, self.min_p)
+        changes: tp.Any = (top_k, self.top_k), (top_p, self.top_p), (min_p, self.min_p)
+        for change, number in changes:
+            logits = logits if number is None else change(logits, number)
         return jnp.where(warm, jax.random.categorical(key, logits), best).astype(jnp.int32)

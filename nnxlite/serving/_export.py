@@ -44,7 +44,6 @@ class Exported:
         weights: the arrays it runs with, by path.
         name: of the function.
         parameters: the names of the arguments, in order.
-        vjp_order: how often the saved program can be differentiated.
 
     Attributes:
         program: the `jax.export.Exported`.
@@ -70,7 +69,6 @@ class Exported:
         weights: dict[str, jax.Array],
         name: str,
         parameters: tp.Sequence[str],
-        vjp_order: int = 0,
     ) -> None:
         self.program = program
         self.weights = weights
@@ -78,7 +76,6 @@ class Exported:
         self.platforms = tuple(program.platforms)
         self.num_programs = 0
         self._parameters = tuple(parameters)
-        self._vjp_order = vjp_order
 
         def call(weights: dict[str, jax.Array], *args: tp.Any) -> tp.Any:
             self.num_programs += 1
@@ -104,11 +101,12 @@ class Exported:
             )
         return self._call(self.weights, *args)
 
-    def save(self, path: tp.Any) -> None:
+    def save(self, path: tp.Any, *, vjp_order: int = 0) -> None:
         """Write program and weights to one file, which appears when it is complete.
 
         Args:
             path: of the file; one that exists is replaced.
+            vjp_order: how often the program can be differentiated in its arguments when it is loaded.
 
         Raises:
             ImportError: without `flatbuffers` and `safetensors` (`pip install "nnxlite[serving]"`).
@@ -121,19 +119,11 @@ class Exported:
                 keys[name] = str(jax.random.key_impl(weight))
                 weight = jax.random.key_data(weight)
             tensors[f"weights/{name}"] = np.asarray(weight)
-        code = self.program.serialize(vjp_order=self._vjp_order)
+        code = self.program.serialize(vjp_order=vjp_order)
         tensors["program"] = np.frombuffer(code, np.uint8)
-        signature = {
-            "name": self.name,
-            "parameters": self._parameters,
-            "vjp_order": self._vjp_order,
-            "keys": keys,
-        }
-        metadata = {
-            "nnxlite.exported": VERSION,
-            "jax": jax.__version__,
-            "signature": json.dumps(signature),
-        }
+        signature = {"name": self.name, "parameters": self._parameters, "keys": keys}
+        metadata = {"nnxlite.exported": VERSION, "jax": jax.__version__}
+        metadata["signature"] = json.dumps(signature)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             part = Path(folder) / "part"
             numpy.save_file(tensors, part, metadata)
@@ -141,12 +131,10 @@ class Exported:
 
     def __repr__(self) -> str:
         _, arguments = jax.tree.unflatten(self.program.in_tree, self.program.in_avals)
-        inputs = (
-            f"{name}={', '.join(map(array_text, jax.tree.leaves(arguments[name])))}"
-            for name in self._parameters
-        )
+        shown = lambda tree: ", ".join(map(array_text, jax.tree.leaves(tree)))
+        inputs = ", ".join(f"{name}={shown(arguments[name])}" for name in self._parameters)
         return (
-            f"Exported({self.name}: {', '.join(inputs)}, platforms={'/'.join(self.platforms)}, "
+            f"Exported({self.name}: {inputs}, platforms={'/'.join(self.platforms)}, "
             f"weights={len(self.weights)})"
         )
 
@@ -157,7 +145,6 @@ def export(
     shapes: tp.Any = None,
     constraints: tp.Sequence[str] = (),
     platforms: tp.Sequence[str] | None = None,
-    vjp_order: int = 0,
 ) -> Exported:
     """A call as a program with weights, to be saved and run without the code that made it.
 
@@ -174,7 +161,6 @@ def export(
             where there is one argument, just the string.  Equal names are equal sizes.
         constraints: what is known about sizes, such as `"batch <= 64"` or `"length == 2 * half"`.
         platforms: where it is to run, such as `("cpu", "cuda")`; by default on the present one.
-        vjp_order: how often the saved program can be differentiated in its arguments.
 
     Returns:
         An `Exported`.
@@ -201,8 +187,8 @@ def export(
         raise TypeError(
             f"export: {name} carries objects by keyword: {sorted(bound.kwargs)}. Pass them as arguments."
         )
-    owners = ["self"] if len(bound.args) == 1 else [f"self[{i}]" for i in range(len(bound.args))]
-    labels = owners + _labels(fun, args)
+    names = parameter_names(bound.fun)[: len(positional)]
+    labels = [*names, *(f"args[{i}]" for i in range(len(positional) - len(names)))]
     roots = {label: x for label, x in zip(labels, positional) if _is_model(x)}
     given = {label: x for label, x in zip(labels, positional) if not _is_model(x)}
     for label, x in given.items():
@@ -219,7 +205,7 @@ def export(
             f"not objects ({', '.join(given)}); got {shapes!r}."
         )
 
-    def run(weights: dict[str, jax.Array], **arguments: tp.Any) -> tp.Any:
+    def run(weights: dict[str, jax.Array], /, **arguments: tp.Any) -> tp.Any:
         own = [weights[path] for path in paths]
         inner = merge(graphdef, jax.tree.unflatten(structure, own), copy=True)
         result = bound.fun(*((inner | arguments)[label] for label in labels))
@@ -233,7 +219,7 @@ def export(
         arguments, dict(zip(given, per_argument)), constraints=constraints
     )
     program = jax.export.export(jax.jit(run), platforms=platforms)(abstract, **specs)
-    return Exported(program, weights, name, [*given], vjp_order)
+    return Exported(program, weights, name, [*given])
 
 
 def load_exported(path: tp.Any) -> Exported:
@@ -272,8 +258,8 @@ def load_exported(path: tp.Any) -> Exported:
         if version != VERSION:
             raise ValueError(f"version {version} of the format; this nnxlite reads {VERSION}")
         signature = json.loads(metadata["signature"])
-        code, keys = tensors.pop("program"), signature.pop("keys")
-        signature.pop("donate", None)  # of earlier files
+        name, parameters, keys = (signature[part] for part in ("name", "parameters", "keys"))
+        code = tensors.pop("program")
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not an exported call, or damaged: {error}.") from error
     try:
@@ -283,10 +269,10 @@ def load_exported(path: tp.Any) -> Exported:
             f"{path}: its program was written with JAX {metadata.get('jax')}, and JAX "
             f"{jax.__version__} cannot read it: {error}"
         ) from error
-    weights = {name.removeprefix("weights/"): jnp.asarray(x) for name, x in tensors.items()}
-    for name, impl in keys.items():
-        weights[name] = jax.random.wrap_key_data(weights[name], impl=impl)
-    return Exported(program, weights, **signature)
+    weights = {weight.removeprefix("weights/"): jnp.asarray(x) for weight, x in tensors.items()}
+    for weight, impl in keys.items():
+        weights[weight] = jax.random.wrap_key_data(weights[weight], impl=impl)
+    return Exported(program, weights, name, parameters)
 
 
 def _safetensors() -> tp.Any:
@@ -303,24 +289,16 @@ def _is_model(value: tp.Any) -> bool:
     return isinstance(value, Pytree) or (kind_of(value) == Kind.PYTREE and callable(value))
 
 
-def _labels(fun: tp.Any, positional: tp.Sequence[tp.Any]) -> list[str]:
-    """A name for each argument: that of its parameter, or its number."""
-    names = parameter_names(fun)[: len(positional)]
-    return [*names, *[f"args[{i}]" for i in range(len(names), len(positional))]]
-
-
 def _check_containers(tree: tp.Any, what: str) -> None:
     """Refuse what a process without the class could not make."""
     kind, names = tree.node_data() or (tuple, None)
+    wrong = None
     if kind not in (dict, list, tuple, type(None)):
-        raise TypeError(
-            f"export: {what} has a {kind.__name__}, which a process without this class could not make. "
-            "Use dicts, lists and tuples of arrays."
-        )
-    if kind is dict and not all(isinstance(name, str) for name in names or ()):
-        raise TypeError(
-            f"export: {what} has a dict with the keys {names}; keys have to be strings."
-        )
+        wrong = f"a {kind.__name__}, which a process without this class could not make"
+    elif kind is dict and not all(isinstance(name, str) for name in names or ()):
+        wrong = f"a dict with the keys {names}; keys have to be strings"
+    if wrong:
+        raise TypeError(f"export: {what} has {wrong}. Use dicts, lists and tuples of arrays.")
     for child in tree.children():
         _check_containers(child, what)
 

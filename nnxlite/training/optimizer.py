@@ -458,23 +458,19 @@ def _beside(leaves: tp.Sequence[tp.Any]) -> tp.Callable[[tp.Any], tp.Any]:
     The outputs of a step lie there: one whose inputs do not is compiled a second time.
     """
     values = [x for leaf in leaves for x in jax.tree.leaves(read(leaf))]
-    where: set[tp.Any] = set()
-    for value in values:
-        if isinstance(value, Tracer) or not isinstance(value, jax.Array) or not value.committed:
-            return lambda value: value
-        sharding = value.sharding
-        where.add(sharding.mesh if isinstance(sharding, NamedSharding) else sharding)
-    if len(where) != 1:
+    shardings = [x.sharding for x in values if _is_array(x) and x.committed]
+    where = {x.mesh if isinstance(x, NamedSharding) else x for x in shardings}
+    if len(where) != 1 or len(shardings) < len(values):
         return lambda value: value
     [place] = where
     named = isinstance(place, (jax.sharding.Mesh, jax.sharding.AbstractMesh))
     target = NamedSharding(place, PartitionSpec()) if named else place
+    movable = lambda value: _is_array(value) and not value.committed
+    return lambda value: jax.device_put(value, target) if movable(value) else value
 
-    def put(value: tp.Any) -> tp.Any:
-        array = isinstance(value, jax.Array) and not isinstance(value, Tracer)
-        return jax.device_put(value, target) if array and not value.committed else value
 
-    return put
+def _is_array(value: tp.Any) -> bool:
+    return isinstance(value, jax.Array) and not isinstance(value, Tracer)
 
 
 def refuse_swapped(model: tp.Any, grads: tp.Any) -> None:
