@@ -177,8 +177,8 @@ def _run(model: tp.Any, request: Request, setup: Setup) -> Generated:
             "end; nnx.find_nan(model, tokens) finds other causes."
         )
     if whole.cache_info().traces > traces:
-        cached = setup._replace(use_cache=bool(cached), keep=False, beams=0)
-        check_causal(model, request.prompt, cached)
+        way = setup._replace(use_cache=bool(cached), keep=False, beams=0)
+        check_causal(model, request.prompt, way)
     return found
 
 
