@@ -27,8 +27,8 @@ from nnxlite.boundary._call_def import parameter_names
 from nnxlite.graph._functional import flat_pairs, merge, split
 from nnxlite.graph._kinds import Kind, kind_of
 from nnxlite.objects._pytree import Pytree
-from nnxlite.training._leaves import flatten, read
 from nnxlite.transforms._wrapper import name_of, unbind
+from nnxlite.variables._variable import is_variable
 
 __all__ = ["Exported", "export", "load_exported"]
 
@@ -307,7 +307,7 @@ def _refuse_written(
     name: str, graphdef: tp.Any, inner: tp.Any, values: list[tp.Any], names: list[str]
 ) -> None:
     after, state = split(inner)
-    now = [read(leaf) for leaf in flatten(state)[0]]
+    now = [x.get_value() if is_variable(x) else x for _, x in flat_pairs(state)]
     if after != graphdef or len(now) != len(values):
         raise ValueError(
             f"export: {name} changes the structure of an object (an attribute added, a value sown), "
