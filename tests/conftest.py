@@ -72,7 +72,7 @@ QUICK = frozenset(
     graph/test_graphdef.py graph/test_plans.py graph/test_writes.py
     inspect/test_tabulate.py
     laws/test_nothing_lost.py laws/test_order.py
-    migrate/test_imports.py
+    migrate/test_rules.py
     nn/test_linear.py nn/test_modes.py nn/test_names.py
     numerics/test_known_values.py
     objects/test_capture.py objects/test_containers.py objects/test_module.py

@@ -235,16 +235,6 @@ def test_a_box_of_the_user_comes_back():
     assert (type(box), box.tag) == (Tagged, "mine") and np.array_equal(box.value, X)
 
 
-def test_logical_rules_are_one_setting_for_both():
-    annotated = nnx.Param(jnp.ones((2, 2)), sharding=("in", "out"))
-    with nn.logical_axis_rules((("in", None), ("out", "model"))):
-        assert tuple(nnx.get_partition_spec(annotated).get_value()) == (None, "model")
-        with nnx.logical_axis_rules([("out", ["data", "model"])]):
-            assert tuple(nnx.get_partition_spec(annotated).get_value()) == ("in", ("data", "model"))
-            assert tuple(nn.logical_to_mesh_axes(("out",))) == (("data", "model"),)
-    assert not nn.get_logical_axis_rules()
-
-
 # bridge.Module -------------------------------------------------------------------------------------
 
 
@@ -255,16 +245,6 @@ class Dense(nnx.bridge.Module):
     def __call__(self, x):
         init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
         return x @ self.param("w", init, (x.shape[-1], self.features))
-
-
-class Assigned(nnx.bridge.Module):
-    def setup(self):
-        key = self.make_rng() if self.is_initializing() else jax.random.key(9)
-        self.w = nnx.Param(jax.random.uniform(key, (3,)))
-        self.many = nnx.List([Dense(3), Dense(3)])
-
-    def __call__(self, x):
-        return self.many[1](self.many[0](x)) * self.w
 
 
 class Twice(nnx.bridge.Module):
@@ -296,7 +276,7 @@ class Trees(nnx.bridge.Module):
         return x * pair["b"]["c"]
 
 
-@pytest.mark.parametrize("make", [Assigned, Twice, Trees, functools.partial(Dense, 3)])
+@pytest.mark.parametrize("make", [Twice, Trees, functools.partial(Dense, 3)])
 def test_apply_gives_back_what_init_made(make):
     module = make()
     out, v = module.init_with_output(0, X)

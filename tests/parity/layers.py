@@ -53,13 +53,3 @@ def assert_equal_state(ours, theirs):
     ):
         assert (path, kind, value.dtype) == (path_, kind_, value_.dtype)
         np.testing.assert_array_equal(bits(value), bits(value_))
-
-
-def static_attributes(lib, layer):
-    """The attributes of a layer that are neither data nor functions, by name."""
-    data = (lib.Variable, lib.Pytree)
-    return {
-        name: value
-        for name, value in vars(layer).items()
-        if not name.startswith("_") and not isinstance(value, data) and not callable(value)
-    }

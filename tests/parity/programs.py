@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.parity.fuzz.observe import Observer, difference
 from tests.parity.layers import OLDER, ref
 
 import nnxlite as nnx  # isort: skip
@@ -23,9 +24,6 @@ import nnxlite as nnx  # isort: skip
 TREE = {"graph": False}
 PLAIN = {"graph_updates": False}
 MODES = {"updates": {}, "plain": PLAIN, "tree": TREE}
-SETTINGS = {"hijax", "ref", "eager_sharding", "mesh"}
-"""Metadata that either library keeps for itself."""
-X = np.arange(6.0, dtype=np.float32).reshape(3, 2)
 newer = pytest.mark.skipif(OLDER, reason="needs flax 0.12.12")
 
 Scope = tp.Callable[[tp.Any], dict[str, tp.Any]]
@@ -70,27 +68,22 @@ class Programs:
         return add
 
 
-def outcome(lib: tp.Any, scope: Scope, line: str, mode: str = "updates") -> tp.Any:
-    """What a line gives, with what it leaves of its names, or the builtin exception it raises."""
+def result(lib: tp.Any, scope: Scope, line: str, mode: str = "updates") -> tp.Any:
+    """What a line gives, with what it leaves of its names; it may be a statement."""
     names = scope(lib)
     everything = {"lib": lib, "jax": jax, "jnp": jnp, "np": np, "mode": MODES[mode], **names}
     try:
         code = compile(line, "<line>", "eval")
     except SyntaxError:
         code = compile(line, "<line>", "exec")
-    found = attempt(lambda: eval(code, everything))
-    if isinstance(found, tuple) and found[:1] == ("raised",):
-        return found
-    return plain(lib, found), plain(lib, {k: v for k, v in names.items() if is_data(lib, v)})
+    data = (lib.Pytree, lib.Variable, lib.State, dict, list, jax.Array)
+    found = eval(code, everything)
+    return found, {k: v for k, v in names.items() if isinstance(v, data)}
 
 
-def is_data(lib: tp.Any, x: tp.Any) -> bool:
-    return isinstance(x, (lib.Pytree, lib.Variable, lib.State, dict, list, jax.Array))
-
-
-def agree(scope: Scope, line: str, mode: str) -> None:
-    """A line gives the same with both libraries."""
-    assert_same(outcome(nnx, scope, line, mode), outcome(ref, scope, line, mode))
+def agree(scope: Scope, line: str, mode: str, **how: tp.Any) -> None:
+    """A line gives the same with both libraries, or raises the same builtin exception."""
+    compare(lambda lib: attempt(lambda: result(lib, scope, line, mode)), **how)
 
 
 @functools.cache
@@ -143,55 +136,30 @@ def attempt(call: tp.Callable[[], tp.Any]) -> tp.Any:
         return "raised", builtin_class(error)
 
 
-def plain(lib: tp.Any, x: tp.Any) -> tp.Any:
-    """A result in a form that both libraries share."""
-    again = functools.partial(plain, lib)
-    if isinstance(x, lib.Variable):
-        metadata = {k: again(v) for k, v in x.get_metadata().items() if k not in SETTINGS}
-        return type(x).__name__, again(x.get_raw_value()), metadata
-    if isinstance(x, lib.FlatState):
-        return ["flat", *[(path, again(leaf)) for path, leaf in x]]
-    if isinstance(x, lib.State):
-        return {"state": {k: again(v) for k, v in x.items()}}
-    if isinstance(x, lib.Pytree):
-        return {type(x).__name__: again(lib.state(x, graph=True))}
-    if isinstance(x, lib.NodeStates):
-        return ["node", *[again(s) for s in x.states], x.metadata]
-    if isinstance(x, dict):
-        return {k: again(v) for k, v in x.items()}
-    if isinstance(x, (tuple, list)):
-        return [again(v) for v in x]
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return "shape", x.shape, str(x.dtype)
-    if nnx.is_array_ref(x):
-        return "ref", again(x[...])
-    if isinstance(x, (jax.Array, np.ndarray)):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x = jax.random.key_data(x)
-        return "array", str(np.asarray(x).dtype), x.shape, np.asarray(x)
-    if isinstance(x, type):
-        return x.__name__
-    return "a function" if callable(x) else x
+class Plain(Observer):
+    """Describes an object by its state, and arrays without weak types and places."""
+
+    def object(self, x: tp.Any) -> tp.Any:
+        return type(x).__name__, self(self.lib.state(x, graph=True))
+
+    def describe(self, x: tp.Any) -> tp.Any:
+        if isinstance(x, self.lib.NodeStates):
+            return "node", [self(s) for s in x.states], repr(x.metadata)
+        if nnx.is_array_ref(x):
+            return "ref", self(x[...])
+        if callable(x) and not isinstance(x, (type, self.lib.Pytree, self.lib.Variable)):
+            return "a function"
+        if isinstance(x, (dict, self.lib.State)):  # in order
+            return type(x).__name__, [(repr(k), self(v)) for k, v in x.items()]
+        found = super().describe(x)
+        is_array = isinstance(found, tuple) and found[:1] == ("array",)
+        return (*found[:3], *found[5:]) if is_array else found
 
 
-def assert_same(a: tp.Any, b: tp.Any) -> None:
-    """Two results in the form of `plain` are equal, arrays up to rounding."""
-    if isinstance(a, np.ndarray):
-        if a.dtype.kind != "V":
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-    elif isinstance(a, (list, tuple)):
-        assert type(a) is type(b) and len(a) == len(b), (a, b)
-        for x, y in zip(a, b, strict=True):
-            assert_same(x, y)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for k in a:
-            assert_same(a[k], b[k])
-    else:
-        assert a == b
-
-
-def compare(run: tp.Callable[[tp.Any], tp.Any]) -> None:
+def compare(
+    run: tp.Callable[[tp.Any], tp.Any], observer: tp.Any = Plain, close: tp.Any = None
+) -> None:
     """Run a program with both libraries; both must return the same."""
-    ours, theirs = plain(nnx, run(nnx)), plain(ref, run(ref))
-    assert_same(ours, theirs)
+    ours, theirs = (observer(lib)(run(lib)) for lib in (nnx, ref))
+    different = difference(ours, theirs, close=close)
+    assert different is None, different

@@ -1,82 +1,52 @@
 """`nnx.bridge` beside the reference: the same values at the same paths, bit for bit.
 
-Each program takes the library under the name `nnx`; Linen is the same for both.
+Linen is the same for both. Names and parameters of the bridge are compared in `test_signatures`.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import typing as tp
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import nnxlite
+from tests.parity.programs import Lines, Plain, agree, compare
 
 flax = pytest.importorskip("flax")
 from flax import linen as nn  # noqa: E402
-from flax import nnx as flax_nnx  # noqa: E402
-from flax.core import freeze, meta  # noqa: E402
+from flax.core import meta  # noqa: E402
 
-Lib = tp.Any
-BOTH = (nnxlite, flax_nnx)
-SETTINGS = {"hijax", "ref", "eager_sharding"}
-PROGRAMS: dict[str, tp.Callable[[Lib], tp.Any]] = {}
 X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 ONES = np.ones(40, np.float32)
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def program(function):
-    PROGRAMS[function.__name__] = function
-    return function
+class Bridged(Plain):
+    """Describes boxes and the collections of Linen as well."""
+
+    def describe(self, x):
+        if isinstance(x, self.lib.bridge.NNXMeta):
+            hidden = {"hijax", "ref", "eager_sharding"}
+            metadata = {k: v for k, v in x.metadata.items() if k not in hidden}
+            return x.var_type.__name__, self(x.value), self(metadata)
+        if isinstance(x, meta.AxisMetadata):
+            return type(x).__name__, self(x.unbox()), repr(x.get_partition_spec())
+        if isinstance(x, (dict, flax.core.FrozenDict)):  # in any order
+            return {key: self(item) for key, item in x.items()}
+        return super().describe(x)
 
 
-def plain(lib: Lib, value: tp.Any) -> tp.Any:
-    """Results as values that can be compared: arrays with dtype, Variables and boxes with metadata."""
-    again = functools.partial(plain, lib)
-    if isinstance(value, lib.Variable):
-        return type(value).__name__, again(value.get_value()), metadata(lib, value.get_metadata())
-    if isinstance(value, lib.bridge.NNXMeta):
-        return value.var_type.__name__, again(value.value), metadata(lib, value.metadata)
-    if isinstance(value, (lib.Module, lib.Rngs)):
-        return again(lib.state(value))
-    if isinstance(value, meta.AxisMetadata):
-        return type(value).__name__, again(value.unbox()), again(value.get_partition_spec())
-    if isinstance(value, (dict, lib.State, flax.core.FrozenDict)):
-        return {key: again(item) for key, item in sorted(value.items(), key=str)}
-    if isinstance(value, (list, tuple)):
-        return [again(item) for item in value]
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return again(jax.random.key_data(value))
-    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        array = np.asarray(value)
-        return str(array.dtype), array.shape, array.tobytes()
-    if isinstance(value, jax.ShapeDtypeStruct):
-        return value.shape, str(value.dtype)
-    return value.__name__ if isinstance(value, type) else value
+def exactly(a, b):
+    return a.dtype == b.dtype and np.array_equal(a, b)
 
 
-def metadata(lib: Lib, entries: tp.Mapping[str, tp.Any]) -> tp.Any:
-    return plain(lib, {k: v for k, v in entries.items() if k not in SETTINGS})
-
-
-def outcome(lib: Lib, run: tp.Callable[[Lib], tp.Any]) -> tp.Any:
-    """What a program returns, or the class of what it raises."""
-    try:
-        return plain(lib, run(lib))
-    except (ValueError, TypeError, AttributeError, KeyError, flax.errors.FlaxError) as error:
-        return type(error)
-
-
-# Modules -------------------------------------------------------------------------------------------
+# Modules of Linen ------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -107,118 +77,6 @@ class Boxed(nn.Module):
         return nn.Dense(4, kernel_init=box(nn.initializers.lecun_normal(), self.names))(x)
 
 
-@functools.cache
-def modules(nnx: Lib) -> tp.Any:
-    class Body(nnx.Module):
-        def __init__(self, size, *, rngs):
-            self.layers = nnx.List(
-                [nnx.Linear(3, size, rngs=rngs), nnx.Linear(size, size, rngs=rngs)]
-            )
-            self.bn = nnx.BatchNorm(size, rngs=rngs)
-            self.dropout = nnx.Dropout(0.5, rngs=rngs)
-            self.calls = nnx.Variable(jnp.zeros((), int))
-            self.tied = self.layers[1]
-
-        def __call__(self, x, train=True):
-            self.calls[...] += 1
-            self.sow(nnx.Intermediate, "h", x)
-            x = self.bn(self.tied(self.layers[0](x)), use_running_average=not train)
-            return self.dropout(x, deterministic=not train)
-
-        def first(self, x):
-            return self.layers[0](x)
-
-    class Marked(nnx.Module):
-        def __init__(self, rngs, **metadata):
-            self.w = nnx.Param(jax.random.uniform(rngs.params(), (3, 3)), **metadata)
-
-        def __call__(self, x):
-            self.w[...] *= 2
-            return x @ self.w
-
-    class Both(nnx.Module):
-        def __init__(self, rngs):
-            self.a = nnx.bridge.ToNNX(nn.Dense(4), rngs)
-            self.b = nnx.List([nnx.Linear(4, 5, rngs=rngs), nnx.bridge.ToNNX(Net(), rngs)])
-
-        def __call__(self, x, **kwargs):
-            return self.b[1](self.b[0](self.a(x)), **kwargs)
-
-    class Dense(nnx.bridge.Module):
-        features: int
-
-        @nnx.bridge.compact
-        def __call__(self, x):
-            w = self.param("w", nn.initializers.lecun_normal(), (x.shape[-1], self.features))
-            return x @ w + self.param("b", nn.initializers.zeros, (self.features,))
-
-    return type("", (), {k: staticmethod(v) for k, v in locals().items() if k != "nnx"})
-
-
-# ToNNX ---------------------------------------------------------------------------------------------
-
-
-@program
-def to_nnx_call(nnx):
-    model = nnx.bridge.ToNNX(Net(), rngs=nnx.Rngs(0, dropout=1))
-    same = nnx.bridge.lazy_init(model, X) is model
-    first = nnx.clone(model)
-    outs = [
-        model(X, train=False),
-        model(X, mutable=["batch_stats", "counter"]),
-        model(X, mutable=True),
-        model(X, mutable=nn.DenyList("params")),
-        model(X, mutable=True, rngs=jax.random.key(3)),
-        model(X, mutable=True, rngs=nnx.Rngs(4)),
-        model(X, method="double", by=3),
-        model(X, method=Net.double),
-        model(X, method=lambda module, x: x + 1),
-        model.double(X, by=5),
-    ]
-    kinds = [type(model.calls), nnx.variable_type_from_name("counter")]
-    return same, first, outs, model, kinds, nnx.pop(model, nnx.Intermediate), model
-
-
-@program
-def to_nnx_streams(nnx):
-    def model(rngs):
-        found = nnx.bridge.ToNNX(nn.Dropout(0.5, deterministic=False), rngs=rngs)
-        return [found.lazy_init(ONES)(ONES), found(ONES), found]
-
-    rngs = nnx.Rngs(7)
-    makes = [rngs, nnx.Rngs(params=1), nnx.Rngs(0, dropout=3), nnx.Rngs(0).fork(), rngs]
-    return [model(r) for r in [*makes, jax.random.key(1), jax.random.PRNGKey(2)]], rngs
-
-
-@program
-def to_nnx_in_jit_grad_and_an_optimizer(nnx):
-    model = nnx.bridge.lazy_init(modules(nnx).Both(nnx.Rngs(0)), X)
-    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model, optimizer):
-        def loss(model):
-            return (model(X, mutable=["batch_stats", "counter"]) ** 2).sum()
-
-        value, grads = nnx.value_and_grad(loss)(model)
-        optimizer.update(model, grads)
-        return value, grads
-
-    return [step(model, optimizer) for _ in range(2)], model, nnx.state(optimizer)
-
-
-@program
-def to_nnx_made_and_called_in_vmap_and_scan(nnx):
-    @nnx.vmap
-    def make(key):
-        return nnx.bridge.ToNNX(nn.Dense(3), nnx.Rngs(params=key)).lazy_init(X)
-
-    models = make(jax.random.split(jax.random.key(0), 3))
-    mapped = nnx.vmap(lambda m, x: m(x), in_axes=(0, None))(models, X)
-    scanned = nnx.scan(lambda x, m: m(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(X, models)
-    return models, mapped, scanned, nnx.eval_shape(lambda: make(jnp.stack([jax.random.key(0)])))
-
-
 class Writes(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -227,119 +85,6 @@ class Writes(nn.Module):
         self.variable("cache", "pair", lambda: (jnp.ones(1), 2))
         self.sow("losses", "l", x.sum(), reduce_fn=jnp.add, init_fn=lambda: 0.0)
         return self.perturb("p", x)
-
-
-@program
-def to_nnx_of_values_that_are_trees(nnx):
-    model = nnx.bridge.ToNNX(Writes(), nnx.Rngs(0)).lazy_init(X)
-    return [model, model(X, mutable=["cache", "losses"]), model, model(X, mutable=True), model]
-
-
-# ToLinen -------------------------------------------------------------------------------------------
-
-KEYS = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-DROPOUT = {"dropout": jax.random.key(2)}
-
-
-@program
-def to_linen_init_and_apply(nnx):
-    module = nnx.bridge.to_linen(modules(nnx).Body, 3)
-    v = module.init(KEYS, X)
-    return [
-        v,
-        [type(key) for key in v["params"]["layers"]],
-        module.init_with_output(KEYS, X),
-        module.apply(v, X),
-        module.apply(v, X, rngs=DROPOUT),
-        module.apply(v, X, rngs=DROPOUT, mutable=["batch_stats"]),
-        module.apply(v, X, rngs=DROPOUT, mutable=True),
-        module.apply(freeze(v), X, train=False),
-        module.apply(v, X, train=False, mutable=["intermediates"]),
-        module.apply({"params": v["params"]}, X, train=False, mutable=True),
-        module.apply(v, X, nnx_method="first"),
-        module.apply(v, X, nnx_method=modules(nnx).Body.first),
-        jax.jit(functools.partial(module.apply, mutable=True))(v, X, rngs=DROPOUT),
-        jax.grad(lambda p: module.apply({**v, "params": p}, X).sum())(v["params"]),
-    ]
-
-
-class Outer(nn.Module):
-    make: tp.Any
-    linear: tp.Any
-
-    def setup(self):
-        self.body = self.make()
-        self.more = [self.linear(), nn.Dense(2)]
-
-    @nn.compact
-    def __call__(self, x, train=True):
-        x = self.make()(nn.Dense(3)(x), train)
-        x = self.more[0](self.body(self.body(x, train), train))
-        return self.more[1](x) + self.body.first(x[..., :3])[..., :2]
-
-
-@program
-def to_linen_in_a_linen_module(nnx):
-    body = functools.partial(nnx.bridge.to_linen, modules(nnx).Body, 3)
-    module = Outer(
-        body, lambda: nnx.bridge.ToLinen(nnx.Linear, args=(3,), kwargs={"out_features": 3})
-    )
-    v = module.init(KEYS, X)
-    bound = module.bind(v)
-    return v, module.apply(v, X, rngs=DROPOUT, mutable=["batch_stats"]), bound.body(X, False)
-
-
-@program
-def to_linen_streams(nnx):
-    class Draws(nnx.Module):
-        def __init__(self, rngs):
-            self.rngs = rngs
-            self.w = nnx.Param(jax.random.uniform(rngs.params(), (2,)))
-
-        def __call__(self, x):
-            return x, self.rngs.dropout(), self.rngs.params()
-
-    module = nnx.bridge.to_linen(Draws)
-    v = module.init(KEYS, X)
-    given = [None, jax.random.key(0), {"params": jax.random.key(4)}, DROPOUT, KEYS]
-    return v, [module.apply(v, X, rngs=rngs) for rngs in given]
-
-
-@program
-def to_linen_of_kinds_and_arrays(nnx):
-    class Own(nnx.Variable): ...
-
-    class Odd(nnx.Module):
-        def __init__(self, rngs):
-            self.own = Own(jnp.ones(2))
-            self.size = nnx.Param(1)
-            self.pair = nnx.Variable((1, 2))
-            self.array = nnx.data(jnp.ones(3))
-            self.dict = nnx.data({"p": nnx.Param(jnp.ones(3))})
-            self.rngs = rngs
-
-        def __call__(self, x):
-            self.array = self.array * 2
-            self.new = nnx.Cache(x)
-            return x * self.array * self.dict["p"]
-
-    module = nnx.bridge.to_linen(Odd)
-    v = module.init(jax.random.key(0), X)
-    return v, module.apply(v, X), module.apply(v, X, mutable=["ArrayImpl", "cache"])
-
-
-@program
-def to_linen_with_metadata(nnx):
-    out = []
-    marked = modules(nnx).Marked
-    for entries in ({}, {"tag": 1}):
-        module = nnx.bridge.to_linen(marked, **entries)
-        v = module.init(jax.random.key(0), X)
-        for variables in (v, meta.unbox(v)):
-            out += [v, module.apply(variables, X), module.apply(variables, X, mutable=["params"])]
-            out.append(nn.get_partition_spec(v))
-    bare = nnx.bridge.to_linen(marked, tag=1, metadata_fn=None)
-    return out, bare.init(jax.random.key(0), X)
 
 
 class Step(nn.Module):
@@ -368,24 +113,6 @@ class Lifted(nn.Module):
         return nn.scan(step, length=3, **options)(self.make)(x, None)[0]
 
 
-@pytest.mark.parametrize("kind", ["scan", "remat", "vmap"])
-def test_lifted_transforms_over_to_linen(kind):
-    def run(nnx):
-        body = functools.partial(nnx.bridge.to_linen, modules(nnx).Body, 3)
-        module = Lifted(body, kind)
-        v = module.init(KEYS, X)
-
-        def loss(params):
-            out, updates = module.apply(
-                {**v, "params": params}, X, rngs=DROPOUT, mutable=["batch_stats", "intermediates"]
-            )
-            return out.sum(), (out, updates)
-
-        return v, jax.jit(jax.value_and_grad(loss, has_aux=True))(v["params"])
-
-    assert outcome(nnxlite, run) == outcome(flax_nnx, run) is not None
-
-
 class Attention(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -408,19 +135,87 @@ class SharedScope(nn.Module):
         return inner(x)
 
 
-@program
-def decoding_recurrence_and_normed_weights(nnx):
-    x = jnp.linspace(0.0, 1.0, 20).reshape(1, 5, 4)
-    attention = nnx.bridge.ToNNX(Attention(), nnx.Rngs(0)).lazy_init(x)
-    step = nnx.jit(lambda m, x: m(x, mutable=["cache"]))
-    outs = [step(attention, x[:, i : i + 1]) for i in range(3)]
-    rnn = nnx.bridge.ToNNX(nn.RNN(nn.LSTMCell(4)), nnx.Rngs(0)).lazy_init(x)
-    normed = nnx.bridge.ToNNX(Normed(), nnx.Rngs(0)).lazy_init(X)
-    return outs, attention, rnn(x), rnn, normed(X, mutable=["batch_stats"]), normed
+class Clash(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        self.variable("stat", "w", lambda: x)
+        return x + self.param("w", nn.initializers.ones, (3,))
 
 
-@program
-def decoding_and_shared_scopes_in_linen(nnx):
+# Lines -----------------------------------------------------------------------------------------------
+
+KEYS = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+DROPOUT = {"dropout": jax.random.key(2)}
+STEPS = jnp.linspace(0.0, 1.0, 20).reshape(1, 5, 4)
+lines = Lines()
+
+
+@functools.cache
+def modules(nnx):
+    """Modules of a library, of its bridge, and functions of what they give."""
+    Wrapped, to_linen = nnx.bridge.ToNNX, nnx.bridge.to_linen
+    mix, bv = nnx.bridge.interop, nnx.bridge.variables
+    seen = []
+
+    class Body(nnx.Module):
+        def __init__(self, size, *, rngs):
+            self.layers = nnx.List(
+                [nnx.Linear(3, size, rngs=rngs), nnx.Linear(size, size, rngs=rngs)]
+            )
+            self.bn = nnx.BatchNorm(size, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+            self.calls = nnx.Variable(jnp.zeros((), int))
+            self.tied = self.layers[1]
+
+        def __call__(self, x, train=True):
+            self.calls[...] += 1
+            self.sow(nnx.Intermediate, "h", x)
+            x = self.bn(self.tied(self.layers[0](x)), use_running_average=not train)
+            return self.dropout(x, deterministic=not train)
+
+        def first(self, x):
+            return self.layers[0](x)
+
+    class Marked(nnx.Module):
+        def __init__(self, rngs, **metadata):
+            self.w = nnx.Param(jax.random.uniform(rngs.params(), (3, 3)), **metadata)
+
+        def __call__(self, x):
+            self.w[...] *= 2
+            return x @ self.w
+
+    class Dense(nnx.bridge.Module):
+        features: int
+
+        @nnx.bridge.compact
+        def __call__(self, x):
+            w = self.param("w", nn.initializers.lecun_normal(), (x.shape[-1], self.features))
+            return x @ w + self.param("b", nn.initializers.zeros, (self.features,))
+
+    class Draws(nnx.Module):
+        def __init__(self, rngs):
+            self.rngs = rngs
+            self.w = nnx.Param(jax.random.uniform(rngs.params(), (2,)))
+
+        def __call__(self, x):
+            return x, self.rngs.dropout(), self.rngs.params()
+
+    class Own(nnx.Variable): ...
+
+    class Odd(nnx.Module):
+        def __init__(self, rngs):
+            self.own = Own(jnp.ones(2))
+            self.size = nnx.Param(1)
+            self.pair = nnx.Variable((1, 2))
+            self.array = nnx.data(jnp.ones(3))
+            self.dict = nnx.data({"p": nnx.Param(jnp.ones(3))})
+            self.rngs = rngs
+
+        def __call__(self, x):
+            self.array = self.array * 2
+            self.new = nnx.Cache(x)
+            return x * self.array * self.dict["p"]
+
     class Decodes(nnx.Module):
         def __init__(self, rngs):
             self.attention = nnx.MultiHeadAttention(2, 4, decode=True, rngs=rngs)
@@ -429,52 +224,13 @@ def decoding_and_shared_scopes_in_linen(nnx):
         def __call__(self, x):
             return self.attention(x)
 
-    x = jnp.linspace(0.0, 1.0, 4).reshape(1, 1, 4)
-    module = nnx.bridge.to_linen(Decodes)
-    v = module.init(KEYS, x)
-    out, updates = module.apply(v, x, mutable=["cache"])
-    again = module.apply({**v, **updates}, x, mutable=["cache"])
-    shared = SharedScope(functools.partial(nnx.bridge.to_linen, nnx.Linear, 3, 3))
-    return v, out, again, shared.init(KEYS, X), jax.eval_shape(shared.init, KEYS, X)
-
-
-# bridge.Module -------------------------------------------------------------------------------------
-
-
-@program
-def bridge_module(nnx):
-    module = modules(nnx).Dense(4)
-    v = module.init(0, X)
-    return [
-        v,
-        [module.init(r, X) for r in (jax.random.key(0), {"params": 0}, nnx.Rngs(0))],
-        module.init_with_output(0, X),
-        module.apply(v, X),
-        module.apply(freeze(v), X, mutable=True),
-        module.apply(v, X, method=lambda m, x: m(x) + 1),
-        module.apply({"params": {"w": v["params"]["w"]}}, X, rngs=1, mutable=["params"]),
-        module.apply({**v, "more": {"q": X}}, X, mutable=True),
-        module.variables,
-        module.scope,
-        module.is_initializing(),
-        jax.jit(module.apply)(v, X),
-        jax.grad(lambda v: module.apply(v, X).sum())(v),
-        jax.vmap(lambda key: module.init(key, X))(jax.random.split(jax.random.key(0), 2)),
-    ]
-
-
-@program
-def bridge_module_compact(nnx):
-    dense = modules(nnx).Dense
-    seen = []
-
     class Block(nnx.bridge.Module):
         inner: tp.Any = None
 
         @nnx.bridge.compact
         def __call__(self, x):
-            x = dense(3)(x if self.inner is None else self.inner(x))
-            shared = dense(3)
+            x = Dense(3)(x if self.inner is None else self.inner(x))
+            shared = Dense(3)
             self.also = shared
             seen.append(nnx.bridge.current_module() is self)
             return shared(shared(x))
@@ -482,24 +238,16 @@ def bridge_module_compact(nnx):
     class Whole(nnx.bridge.Module):
         @nnx.bridge.compact
         def __call__(self, x):
-            return Block(dense(3))(Block()(x))
-
-    v = Whole().init(0, X)
-    return v, Whole().apply(v, X), seen, nnx.bridge.current_module(), nnx.bridge.current_context()
-
-
-@program
-def bridge_module_setup(nnx):
-    dense = modules(nnx).Dense
+            return Block(Dense(3))(Block()(x))
 
     class Parts(nnx.bridge.Module):
         size: int = 3
 
         def setup(self):
-            self.d = dense(self.size)
+            self.d = Dense(self.size)
             self.w = self.param("w", nn.initializers.ones, (3,))
-            self.many = [dense(3), dense(3)]
-            self.named = {"a": dense(3)}
+            self.many = [Dense(3), Dense(3)]
+            self.named = {"a": Dense(3)}
 
         def __call__(self, x):
             return self.many[1](self.many[0](self.d(x))) * self.w + self.named["a"](x)
@@ -507,12 +255,6 @@ def bridge_module_setup(nnx):
         def one(self, x):
             return self.d(x)
 
-    v = Parts().init(0, X)
-    return v, Parts().apply(v, X), Parts().apply(v, X, method="one"), Parts(size=3).init(1, X)
-
-
-@program
-def bridge_module_variables(nnx):
     class Counts(nnx.bridge.Module):
         @nnx.bridge.compact
         def __call__(self, x):
@@ -527,20 +269,6 @@ def bridge_module_variables(nnx):
             self.sow(nnx.Intermediate, "h", x)
             self.sow("intermediates", "g", x)
             return self.perturb("p", x)
-
-    module = Counts()
-    v = module.init(0, X)
-    outs = [
-        module.apply(v, X, rngs=r, mutable=["counter"])
-        for r in (0, jax.random.key(1), {"default": 2})
-    ]
-    recorded = module.apply({}, X, method="record", mutable=True)
-    return v, outs, module.apply(v, X, rngs=3), recorded, module.init(0, X, method="record")
-
-
-@program
-def bridge_module_interop(nnx):
-    mix = nnx.bridge.interop
 
     class Mixed(nnx.bridge.Module):
         @nnx.bridge.compact
@@ -558,7 +286,7 @@ def bridge_module_interop(nnx):
                 mix.linen_in_bridge_mdl(nn.Dropout(0.5, deterministic=False))(ONES),
             )
 
-    class Parts(nnx.bridge.Module):
+    class Halves(nnx.bridge.Module):
         def setup(self):
             self.a = mix.linen_in_bridge_mdl(nn.Dense(4))
             self.c = mix.nnx_in_bridge_mdl(lambda rngs: nnx.Linear(4, 3, rngs=rngs))
@@ -566,171 +294,234 @@ def bridge_module_interop(nnx):
         def __call__(self, x):
             return self.c(self.a(x))
 
-    v, w = Mixed().init(0, X), Parts().init(0, X)
-    applied = [Mixed().apply(v, X, rngs=r, mutable=True) for r in (1, {"params": 0, "dropout": 2})]
-    return v, applied, w, Parts().apply(w, X), Parts().apply(w, X, rngs=1)
+    def drops(rngs):
+        found = Wrapped(nn.Dropout(0.5, deterministic=False), rngs=rngs)
+        return [found.lazy_init(ONES)(ONES), found(ONES), found, rngs]
+
+    @nnx.vmap
+    def stack(key):
+        return Wrapped(nn.Dense(3), nnx.Rngs(params=key)).lazy_init(X)
+
+    def lifted(kind):
+        module = Lifted(functools.partial(to_linen, Body, 3), kind)
+        v = module.init(KEYS, X)
+
+        def loss(params):
+            out, updates = module.apply(
+                {**v, "params": params}, X, rngs=DROPOUT, mutable=["batch_stats", "intermediates"]
+            )
+            return out.sum(), (out, updates)
+
+        return v, jax.jit(jax.value_and_grad(loss, has_aux=True))(v["params"])
+
+    def steps(decoding):
+        step = nnx.jit(lambda m, x: m(x, mutable=["cache"]))
+        return [step(decoding, STEPS[:, i : i + 1]) for i in range(3)]
+
+    def made(module, *rngs):
+        """What a module of Linen or of the bridge makes, and what it then gives."""
+        v = module.init(*rngs or (jax.random.key(0),), X)
+        unboxed = meta.unbox(v)
+        outs = [module.apply(x, X) for x in (v, unboxed)]
+        return v, outs, module.apply(v, X, mutable=["params"]), nn.get_partition_spec(v)
+
+    def converted(box):
+        variable = bv.to_nnx_var("params", box)
+        back = bv.to_linen_var(variable)
+        spec = nnx.get_partition_spec(nnx.State({"w": variable}))
+        return variable, back, jax.tree.map(lambda x: x * 2, back), spec
+
+    def annotated(nnx_init):
+        return to_linen(nnx.Linear, 3, 4, kernel_init=nnx_init(INIT, (None, "model")))
+
+    return {k: v for k, v in locals().items() if k != "nnx"}
 
 
-# variables, sharding -------------------------------------------------------------------------------
-
-
-@program
-def converted_variables(nnx):
-    bv = nnx.bridge.variables
-    nested = {
-        "params": {"a": {"k": X, "e": {}}, "b": X},
-        "batch_stats": {"a": {"m": X}},
-        "t": {"c": (1, 2)},
-    }
-    attrs = bv.linen_vars_to_nnx_attrs(nested)
-    kinds = [nnx.Variable, nnx.RngState, nnx.Param, nnx.RngKey, nnx.BatchStat]
-    path = jax.tree_util.tree_leaves_with_path({"params": {"x": 1}})[0][0]
-    variables = [nnx.Param(1), nnx.Param(1, tag=2), nnx.BatchStat(X), nnx.Param(X, tag=None)]
-    return [
-        attrs,
-        bv.nnx_attrs_to_linen_vars(attrs),
-        bv.nnx_attrs_to_linen_vars(nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))),
-        bv.sort_variable_types(kinds),
-        bv.get_col_name(path),
-        [(bv.is_vanilla_variable(v), bv.to_linen_var(v)) for v in variables],
-        [bv.to_nnx_var(col, x) for col in ("params", "counter") for x in (X, 3, nn.Dense)],
-    ]
-
-
-@program
-def boxes(nnx):
-    bv, mesh = nnx.bridge.variables, one_device()
-    with jax.set_mesh(mesh):
-        made = [
-            nn.Partitioned(X, names=("model", None)),
-            nn.Partitioned(X, names=("model", None), mesh=mesh),
-            nn.LogicallyPartitioned(X, names=("in", None), rules=(("in", "model"),)),
-            nnx.bridge.NNXMeta(nnx.Param, X, {"out_sharding": ("model", None), "tag": 1}),
-            nnx.bridge.NNXMeta(nnx.Param, X, {"tag": 1}),
-        ]
-        variables = [bv.to_nnx_var("params", box) for box in made]
-        init = nnx.bridge.with_partitioning(nn.initializers.ones, (None, "model"))
-        specs = [nnx.get_partition_spec(nnx.State({"w": v})) for v in variables]
-        back = [bv.to_linen_var(v) for v in variables]
-        doubled = jax.tree.map(lambda x: x * 2, back)
-        initial = bv.to_linen_var(nnx.Param(init(jax.random.key(0), (3, 2))))
-        return variables, back, doubled, specs, [b.get_partition_spec() for b in back], initial
-
-
-def one_device():
-    auto = (jax.sharding.AxisType.Auto,) * 2
-    return jax.make_mesh((1, 1), ("data", "model"), axis_types=auto, devices=jax.devices()[:1])
-
-
-@program
-def annotations_of_linen(nnx):
-    with jax.set_mesh(one_device()):
-        models = [nnx.bridge.ToNNX(Boxed(), nnx.Rngs(0)).lazy_init(X)]
-        rules = (("in", None), ("out", "model"))
-        logical = nnx.bridge.ToNNX(Boxed(("in", "out"), logical=True), nnx.Rngs(0))
-        with nn.logical_axis_rules(rules):
-            models.append(logical.lazy_init(X))
-            specs = [nnx.get_partition_spec(nnx.state(model, nnx.Param)) for model in models]
-            outs = [model(X) for model in models]
-        grads = nnx.grad(lambda m: m(X).sum())(models[0])
-        mapped = nnx.vmap(
-            lambda key: nnx.bridge.ToNNX(Boxed(), nnx.Rngs(params=key)).lazy_init(X),
-            transform_metadata={nnx.PARTITION_NAME: "data"},
-        )(jax.random.split(jax.random.key(0), 2))
-        return models, specs, outs, grads, mapped
-
-
-@program
-def annotations_of_nnx(nnx):
-    with jax.set_mesh(one_device()):
-        init = nn.initializers.lecun_normal()
-        out = []
-        for wrap in (nnx.with_partitioning, nnx.bridge.with_partitioning):
-            module = nnx.bridge.to_linen(nnx.Linear, 3, 4, kernel_init=wrap(init, (None, "model")))
-            v = module.init(jax.random.key(0), X)
-            out += [v, nn.get_partition_spec(v), module.apply(v, X), module.apply(meta.unbox(v), X)]
-        return out
-
-
-# Mistakes ------------------------------------------------------------------------------------------
-
-
-class Clash(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        self.variable("stat", "w", lambda: x)
-        return x + self.param("w", nn.initializers.ones, (3,))
-
-
-MISTAKES = """
-    bridge.ToNNX(nn.Dense(3), nnx.Rngs(0))(X)
-    bridge.ToNNX(nn.Dense(3)).lazy_init(X)
-    bridge.ToNNX(Net(), nnx.Rngs(0)).lazy_init(X)(X)
-    bridge.ToNNX(Clash(), nnx.Rngs(0)).lazy_init(X)
-    bridge.ToNNX(nn.Dense(3), nnx.Rngs(0)).lazy_init(X).nothing
-    bridge.ToNNX(nn.Dense(3), nnx.Rngs(0))(X, method="nothing")
-    bridge.lazy_init(lambda x: x, X)
-    bridge.to_linen(own.Body, 3).init(KEYS["params"], X)
-    bridge.to_linen(nnx.Linear, 3, 4).init({}, X)
-    bridge.to_linen(nnx.Linear(3, 4, rngs=nnx.Rngs(0))).init(KEYS, X)
-    bridge.to_linen(nnx.Linear, 3, 4).init(KEYS, X, nnx_method="no")
-    bridge.to_linen(nnx.Linear, 3, 4).init(KEYS, X, nnx_method=3)
-    bridge.to_linen(lambda: None).init(KEYS, X)
-    own.Dense(3)(X)
-    own.Dense(3).make_rng()
-    own.Dense(3).apply({}, X)
-    own.Dense(3).apply({}, X, method="no")
-    bridge.variables.nnx_attrs_to_linen_vars({"a": jnp.ones(1)})
-"""
-
-
-@pytest.mark.parametrize("line", [line.strip() for line in MISTAKES.strip().splitlines()])
-def test_mistakes_raise_the_same_class(line):
-    def run(nnx):
-        return eval(line, {**globals(), "nnx": nnx, "bridge": nnx.bridge, "own": modules(nnx)})
-
-    ours, theirs = (outcome(lib, run) for lib in BOTH)
-    assert isinstance(ours, type) and ours is theirs
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_programs(name):
-    ours, theirs = (plain(lib, PROGRAMS[name](lib)) for lib in BOTH)
-    assert ours == theirs
-
-
-def test_names_and_parameters():
-    for path in ("", "module", "wrappers", "variables", "interop"):
-        ours, theirs = (getattr(lib.bridge, path) if path else lib.bridge for lib in BOTH)
-        for name in sorted(set(dir(theirs)) - LEFT_OUT):
-            value = getattr(theirs, name)
-            is_theirs = str(getattr(value, "__module__", "")).startswith("flax.nnx.bridge")
-            if name.startswith("_") or not is_theirs or isinstance(value, tp.TypeVar):
-                continue
-            wanted, got = (inspect.signature(made(getattr(m, name))) for m in (theirs, ours))
-            assert [p for p in wanted.parameters if p not in got.parameters] == [], name
-            for method, function in inspect.getmembers(value, inspect.isfunction):
-                if vars(value).get(method) is function and not method.startswith("_"):
-                    wanted, got = (
-                        inspect.signature(getattr(getattr(m, name), method)) for m in (theirs, ours)
-                    )
-                    assert [*wanted.parameters] == [*got.parameters], (name, method)
-
-
-def made(value: tp.Any) -> tp.Any:
-    """What has the parameters of a function or class."""
-    return value.__init__ if inspect.isclass(value) else value
-
-
-LEFT_OUT = {
-    "to_linen_class",  # its classes cannot be made: `nnx_class` has no default
-    "current_linen_module",
-    "ModuleBase",
-    "ModuleContext",
-    "ModuleState",
-    "MODULE_CONTEXT",
-    "has_setup",
+INIT = nn.initializers.lecun_normal()
+NESTED = {
+    "params": {"a": {"k": X, "e": {}}, "b": X},
+    "batch_stats": {"a": {"m": X}},
+    "t": {"c": (1, 2)},
 }
+
+
+def shared_names(nnx):
+    """The names of every line."""
+    return {k: v for k, v in globals().items() if k[0] != "_"} | modules(nnx)
+
+
+def to_nnx(nnx):
+    """Wrapped modules of Linen, one without its variables."""
+    net, writes = (nnx.bridge.ToNNX(m, nnx.Rngs(0, dropout=1)) for m in (Net(), Writes()))
+    net.lazy_init(X), writes.lazy_init(X)
+    return {**shared_names(nnx), "net": net, "raw": nnx.clone(net), "writes": writes}
+
+
+def to_linen(nnx):
+    """Modules of the library as modules of Linen, with variables."""
+    names = shared_names(nnx)
+    body, dense, counts = (
+        nnx.bridge.to_linen(names["Body"], 3),
+        names["Dense"](4),
+        names["Counts"](),
+    )
+    v, w, c = body.init(KEYS, X), dense.init(0, X), counts.init(0, X)
+    return {**names, "body": body, "dense": dense, "counts": counts, "v": v, "w": w, "c": c}
+
+
+lines(
+    "to nnx",
+    to_nnx,
+    """
+    lib.bridge.lazy_init(raw, X) is raw
+    net(X, train=False)
+    net(X, mutable=["batch_stats", "counter"])
+    net(X, mutable=True); net(X, mutable=True)
+    net(X, mutable=nn.DenyList("params"))
+    net(X, mutable=True, rngs=jax.random.key(3))
+    net(X, mutable=True, rngs=lib.Rngs(4))
+    net(X, method="double", by=3), net(X, method=Net.double), net.double(X, by=5)
+    net(X, method=lambda module, x: x + 1)
+    type(net.calls), lib.variable_type_from_name("counter")
+    net(X, mutable=True), lib.pop(net, lib.Intermediate)
+    drops(lib.Rngs(7))
+    drops(lib.Rngs(params=1))
+    drops(lib.Rngs(0, dropout=3))
+    drops(lib.Rngs(0).fork())
+    drops(jax.random.key(1))
+    drops(jax.random.PRNGKey(2))
+    stack(jax.random.split(jax.random.key(0), 3))
+    lib.vmap(lambda m, x: m(x), in_axes=(0, None))(stack(jax.random.split(jax.random.key(0), 3)), X)
+    lib.scan(lambda x, m: m(x), in_axes=(lib.Carry, 0), out_axes=lib.Carry)(X, stack(jax.random.split(jax.random.key(0), 3)))
+    lib.eval_shape(lambda: stack(jnp.stack([jax.random.key(0)])))
+    writes(X, mutable=["cache", "losses"])
+    writes(X, mutable=True)
+    (lambda m: (steps(m), m))(Wrapped(Attention(), lib.Rngs(0)).lazy_init(STEPS))
+    (lambda m: (m(STEPS), m))(Wrapped(nn.RNN(nn.LSTMCell(4)), lib.Rngs(0)).lazy_init(STEPS))
+    (lambda m: (m(X, mutable=["batch_stats"]), m))(Wrapped(Normed(), lib.Rngs(0)).lazy_init(X))
+    """,
+)
+lines(
+    "to linen",
+    to_linen,
+    """
+    [type(key) for key in v["params"]["layers"]], body.init_with_output(KEYS, X)
+    body.apply(v, X)
+    body.apply(v, X, rngs=DROPOUT)
+    body.apply(v, X, rngs=DROPOUT, mutable=["batch_stats"])
+    body.apply(v, X, rngs=DROPOUT, mutable=True)
+    body.apply(flax.core.freeze(v), X, train=False)
+    body.apply(v, X, train=False, mutable=["intermediates"])
+    body.apply({"params": v["params"]}, X, train=False, mutable=True)
+    body.apply(v, X, nnx_method="first"), body.apply(v, X, nnx_method=Body.first)
+    jax.jit(functools.partial(body.apply, mutable=True))(v, X, rngs=DROPOUT)
+    jax.grad(lambda p: body.apply({**v, "params": p}, X).sum())(v["params"])
+    (lambda m: [m.apply(m.init(KEYS, X), X, rngs=r) for r in (None, jax.random.key(0), {"params": jax.random.key(4)}, DROPOUT, KEYS)])(to_linen(Draws))
+    (lambda m: (m.init(KEYS, X), m.apply(m.init(KEYS, X), X), m.apply(m.init(KEYS, X), X, mutable=["ArrayImpl", "cache"])))(to_linen(Odd))
+    made(to_linen(Marked))
+    made(to_linen(Marked, tag=1))
+    to_linen(Marked, tag=1, metadata_fn=None).init(jax.random.key(0), X)
+    lifted("scan")
+    lifted("remat")
+    lifted("vmap")
+    (lambda m, x: (lambda v: (v, m.apply({**v, **m.apply(v, x, mutable=["cache"])[1]}, x, mutable=["cache"])))(m.init(KEYS, x)))(to_linen(Decodes), STEPS[:, :1])
+    SharedScope(functools.partial(to_linen, lib.Linear, 3, 3)).init(KEYS, X)
+    jax.eval_shape(SharedScope(functools.partial(to_linen, lib.Linear, 3, 3)).init, KEYS, X)
+    """,
+)
+lines(
+    "modules of the bridge",
+    to_linen,
+    """
+    [dense.init(r, X) for r in (jax.random.key(0), {"params": 0}, lib.Rngs(0))]
+    dense.init_with_output(0, X), dense.apply(w, X)
+    dense.apply(flax.core.freeze(w), X, mutable=True)
+    dense.apply(w, X, method=lambda m, x: m(x) + 1)
+    dense.apply({"params": {"w": w["params"]["w"]}}, X, rngs=1, mutable=["params"])
+    dense.apply({**w, "more": {"q": X}}, X, mutable=True)
+    dense.variables, dense.scope, dense.is_initializing()
+    jax.jit(dense.apply)(w, X), jax.grad(lambda v: dense.apply(v, X).sum())(w)
+    jax.vmap(lambda key: dense.init(key, X))(jax.random.split(jax.random.key(0), 2))
+    (lambda v: (v, Whole().apply(v, X), seen))(Whole().init(0, X))
+    lib.bridge.current_module(), lib.bridge.current_context()
+    (lambda v: (v, Parts().apply(v, X), Parts().apply(v, X, method="one")))(Parts().init(0, X))
+    Parts(size=3).init(1, X)
+    [counts.apply(c, X, rngs=r, mutable=["counter"]) for r in (0, jax.random.key(1), {"default": 2})]
+    counts.apply(c, X, rngs=3)
+    counts.apply({}, X, method="record", mutable=True), counts.init(0, X, method="record")
+    (lambda v: [v, *[Mixed().apply(v, X, rngs=r, mutable=True) for r in (1, {"params": 0, "dropout": 2})]])(Mixed().init(0, X))
+    (lambda v: (v, Halves().apply(v, X), Halves().apply(v, X, rngs=1)))(Halves().init(0, X))
+    """,
+)
+lines(
+    "variables",
+    to_linen,
+    """
+    bv.linen_vars_to_nnx_attrs(NESTED)
+    bv.nnx_attrs_to_linen_vars(bv.linen_vars_to_nnx_attrs(NESTED))
+    bv.nnx_attrs_to_linen_vars(lib.state(lib.Linear(2, 3, rngs=lib.Rngs(0))))
+    bv.sort_variable_types([lib.Variable, lib.RngState, lib.Param, lib.RngKey, lib.BatchStat])
+    bv.get_col_name(jax.tree_util.tree_leaves_with_path({"params": {"x": 1}})[0][0])
+    [(bv.is_vanilla_variable(v), bv.to_linen_var(v)) for v in (lib.Param(1), lib.Param(1, tag=2), lib.BatchStat(X), lib.Param(X, tag=None))]
+    [bv.to_nnx_var(col, x) for col in ("params", "counter") for x in (X, 3, nn.Dense)]
+    """,
+)
+on_mesh = Lines()
+"""On a mesh of one device."""
+on_mesh(
+    "annotations",
+    to_linen,
+    """
+    converted(nn.Partitioned(X, names=("model", None)))
+    converted(nn.Partitioned(X, names=("model", None), mesh=jax.sharding.get_mesh()))
+    converted(nn.LogicallyPartitioned(X, names=("in", None), rules=(("in", "model"),)))
+    converted(lib.bridge.NNXMeta(lib.Param, X, {"out_sharding": ("model", None), "tag": 1}))
+    converted(lib.bridge.NNXMeta(lib.Param, X, {"tag": 1}))
+    bv.to_linen_var(lib.Param(lib.bridge.with_partitioning(nn.initializers.ones, (None, "model"))(jax.random.key(0), (3, 2))))
+    (lambda m: (m, m(X), lib.grad(lambda m: m(X).sum())(m), lib.get_partition_spec(lib.state(m, lib.Param))))(Wrapped(Boxed(), lib.Rngs(0)).lazy_init(X))
+    with nn.logical_axis_rules((("in", None), ("out", "model"))): m = Wrapped(Boxed(("in", "out"), logical=True), lib.Rngs(0)).lazy_init(X); c["m"] = m, m(X), lib.get_partition_spec(lib.state(m, lib.Param))
+    lib.vmap(lambda key: Wrapped(Boxed(), lib.Rngs(params=key)).lazy_init(X), transform_metadata={lib.PARTITION_NAME: "data"})(jax.random.split(jax.random.key(0), 2))
+    made(annotated(lib.with_partitioning))
+    made(annotated(lib.bridge.with_partitioning))
+    """,
+)
+lines(
+    "mistakes",
+    to_linen,
+    """
+    lib.bridge.ToNNX(nn.Dense(3), lib.Rngs(0))(X)
+    lib.bridge.ToNNX(nn.Dense(3)).lazy_init(X)
+    lib.bridge.ToNNX(Net(), lib.Rngs(0)).lazy_init(X)(X)
+    lib.bridge.ToNNX(Clash(), lib.Rngs(0)).lazy_init(X)
+    lib.bridge.ToNNX(nn.Dense(3), lib.Rngs(0)).lazy_init(X).nothing
+    lib.bridge.ToNNX(nn.Dense(3), lib.Rngs(0))(X, method="nothing")
+    lib.bridge.lazy_init(lambda x: x, X)
+    lib.bridge.to_linen(Body, 3).init(KEYS["params"], X)
+    lib.bridge.to_linen(lib.Linear, 3, 4).init({}, X)
+    lib.bridge.to_linen(lib.Linear(3, 4, rngs=lib.Rngs(0))).init(KEYS, X)
+    lib.bridge.to_linen(lib.Linear, 3, 4).init(KEYS, X, nnx_method="no")
+    lib.bridge.to_linen(lib.Linear, 3, 4).init(KEYS, X, nnx_method=3)
+    lib.bridge.to_linen(lambda: None).init(KEYS, X)
+    Dense(3)(X)
+    Dense(3).make_rng()
+    Dense(3).apply({}, X)
+    Dense(3).apply({}, X, method="no")
+    lib.bridge.variables.nnx_attrs_to_linen_vars({"a": jnp.ones(1)})
+    """,
+)
+
+
+@pytest.mark.parametrize("scope, line, mode", lines.params)
+def test_line(scope, line, mode):
+    agree(scope, line, mode, observer=Bridged, close=exactly)
+
+
+@pytest.mark.parametrize("scope, line, mode", on_mesh.params)
+def test_line_on_a_mesh(scope, line, mode):
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=auto, devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        agree(scope, line, mode, observer=Bridged, close=exactly)
 
 
 # Random mixes --------------------------------------------------------------------------------------
@@ -772,7 +563,7 @@ class Sequence(nn.Module):
 
 
 @functools.cache
-def mixes(nnx: Lib) -> tp.Any:
+def mixes(nnx):
     class OurLayer(nnx.Module):
         def __init__(self, what, *, rngs):
             self.what = what
@@ -826,5 +617,4 @@ def test_random_mixes(tree):
         apply = jax.jit(functools.partial(module.apply, mutable=["batch_stats", "intermediates"]))
         return out, v, apply(v, SAMPLE, rngs=DROPOUT)
 
-    ours, theirs = (plain(lib, run(lib)) for lib in BOTH)
-    assert ours == theirs
+    compare(run, Bridged, exactly)

@@ -76,16 +76,6 @@ def trained(lib):
     return model
 
 
-def frozen_part(lib):
-    """The usual way to train one layer: a tree of False, with True at some leaves."""
-    model = make(lib)
-    spec = jax.tree.map(lambda _: False, model)
-    spec = lib.tree_at(lambda s: (s.layers[2].weight,), spec, (True,))
-    chosen, rest = lib.partition(model, spec)
-    grads = lib.filter_grad(lambda chosen: loss(lib.combine(chosen, rest)))(chosen)
-    return chosen, grads
-
-
 def scanned(lib):
     arrays, rest = lib.partition(make(lib), lib.is_array)
 
@@ -96,30 +86,7 @@ def scanned(lib):
     return lib.combine(jax.lax.scan(body, arrays, None, length=2)[0], rest)
 
 
-def ensembles(lib):
-    def one(scale):
-        return jax.tree.map(lambda x: x * scale if lib.is_inexact_array(x) else x, make(lib))
-
-    models = lib.filter_vmap(one)(jnp.arange(3.0))
-    axes = lib.if_array(0)
-    return lib.filter_vmap(lambda model: loss(model), in_axes=(axes,))(models)
-
-
-PROGRAMS = {
-    "training": trained,
-    "training of one layer": frozen_part,
-    "lax.scan over one half": scanned,
-    "an ensemble": ensembles,
-    "tree_at a function": lambda lib: loss(lib.tree_at(lambda m: m.layers[1], make(lib), jnp.sin)),
-    "tree_at a field": lambda lib: loss(
-        lib.tree_at(lambda m: m.layers[0].activation, make(lib), jnp.cos)
-    ),
-    "tree_at a number": lambda lib: lib.tree_at(lambda m: m.extra["rate"], make(lib), 7.0)(X),
-    "eval_shape": lambda lib: jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x,
-        lib.filter_eval_shape(make, lib),
-    ),
-}
+PROGRAMS = {"training": trained, "lax.scan over one half": scanned}
 
 
 def content(tree):

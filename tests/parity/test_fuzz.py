@@ -1,4 +1,4 @@
-"""Random programs give the same in both libraries; see `tests/parity/fuzz`.
+"""Random programs give the same in both libraries: see `fuzz`, `filtered_fuzz` and `layer_fuzz`.
 
 `NNXLITE_FUZZ=3000` sets the number of programs, `NNXLITE_FUZZ_FIRST` the first seed. A failure shows
 the seed, a small program that still differs, and both outcomes.
@@ -11,23 +11,55 @@ import functools
 import pytest
 
 pytest.importorskip("flax")
+pytest.importorskip("equinox")
 
-from tests.parity.batches import batches, differences
-from tests.parity.fuzz.generate import flax, generate
+from tests.parity import filtered_fuzz, layer_fuzz
+from tests.parity.batches import BATCH, batches, differences
+from tests.parity.fuzz.generate import alone, flax, generate, turns
+from tests.parity.fuzz.grammar import TEMPLATES
 from tests.parity.fuzz.known import RULES, explain
 from tests.parity.fuzz.run import compare
+from tests.parity.layers import OLDER
 
 peers = functools.cache(flax)
 
 
-def differ(seed: int) -> str | None:
-    theirs = generate(peers(), seed)
+def against(theirs) -> str | None:
+    """What differs in a program that the reference has run."""
     found = compare(peers().run("ours", [step.text for step in theirs]), theirs)
     return peers().report(found) if found and not explain(found) else None
 
 
-@pytest.mark.parametrize("start", batches(180))
+@pytest.mark.parametrize("start", batches(120))
 def test_random_programs(start):
+    text = differences(start, lambda seed: against(generate(peers(), seed)))
+    assert not text, text
+
+
+ALONE = [(template, turn) for _, template in TEMPLATES for turn in range(turns(template))]
+
+
+@pytest.mark.parametrize("start", range(0, len(ALONE), BATCH))
+def test_each_template(start):
+    """Each option of each statement, in a program that has something of everything."""
+    text = differences(start, lambda i: against(alone(peers(), *ALONE[i])) if ALONE[i:] else None)
+    assert not text, text
+
+
+LANGUAGES = {"filtered": (filtered_fuzz, 100), "layers": (layer_fuzz, 0 if OLDER else 160)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("language", "start"), [(n, i) for n, (_, count) in LANGUAGES.items() for i in batches(count)]
+)
+def test_random_programs_of_lines(language, start):
+    module, _ = LANGUAGES[language]
+
+    def differ(seed: int) -> str | None:
+        found = module.peers().compare(module.program_of(seed))
+        return module.peers().report(found) if found and not module.is_known(found) else None
+
     text = differences(start, differ)
     assert not text, text
 
@@ -42,6 +74,8 @@ def test_every_known_difference_is_one(rule):
 def test_programs_are_the_same_for_the_same_seed():
     first, second = ([step.text for step in generate(peers(), 7)] for _ in range(2))
     assert first == second
+    for module, _ in LANGUAGES.values():
+        assert module.program_of(7) == module.program_of(7) != module.program_of(8)
 
 
 def test_a_fault_is_found_and_shrunk(monkeypatch):

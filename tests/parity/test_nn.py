@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +13,10 @@ import nnxlite as nnx
 from nnxlite.nn import activations
 from tests.nn.catalogue import LAYERS
 from tests.nn.quick import QUICK, normal, quick
-from tests.parity.layers import (
-    OLDER,
-    assert_equal_results,
-    assert_equal_state,
-    leaves,
-    ref,
-    static_attributes,
-)
+from tests.parity.layers import assert_equal_results, assert_equal_state, ref
 from tests.parity.programs import Lines, agree
 
-F32, BF16, F16, I32 = jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32
+F32, BF16 = jnp.float32, jnp.bfloat16
 KEY = jax.random.key(0)
 X = jnp.asarray(normal(3, 6, 8))
 CELLS = ["SimpleCell", "LSTMCell", "OptimizedLSTMCell", "GRUCell"]
@@ -35,8 +26,8 @@ pytestmark = [  # warnings of the reference
     pytest.mark.filterwarnings("ignore:carry_init is provided in __init__"),
     pytest.mark.filterwarnings("ignore:Using 'Module.sow"),
     pytest.mark.filterwarnings("ignore:'.value' access"),
+    pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types"),
 ]
-needs_newer = pytest.mark.skipif(OLDER, reason="the installed reference has no such thing yet")
 
 
 def arrays(batch=(2,), kv_heads=4, dtype=F32):
@@ -92,10 +83,38 @@ def layers(lib):
         view(jnp.ones((2, 1, 4)))
         return view.cached_key is layer.cached_key, int(layer.cache_index[...])
 
-    def recorded():
-        module = lib.Module()
-        dropped = {"dropout_rate": 0.3, "dropout_rng": KEY}
-        return lib.dot_product_attention(*arrays(), **dropped, module=module), lib.state(module)
+    def recorded(attend, *inputs, **options):
+        module, dropped = lib.Module(), {"dropout_rate": 0.3, "dropout_rng": KEY}
+        return attend(*inputs, **dropped, module=module, **options), lib.state(module)
+
+    def given(*inputs, **options):
+        """What an attention function is called with."""
+        seen = []
+
+        def attend(query, key, value, **options):
+            seen.append({k: v for k, v in options.items() if k not in ("module", "implementation")})
+            return value
+
+        multi(2, 8, attention_fn=attend)(*inputs, **options)
+        return seen
+
+    def decoded(*args, dtype=F32, **options):
+        """The steps of decoding under `jit`, and the cache."""
+        layer = multi(*args, **options, dtype=dtype)
+        layer.init_cache(X.shape, dtype)
+        step = lib.jit(lambda layer, x: layer(x, decode=True, is_causal=True))
+        return [step(layer, X[:, i : i + 1]) for i in range(X.shape[1])], layer
+
+    def wide(call):
+        """With 64 bits, what a call returns."""
+        with jax.enable_x64(True):
+            return call()
+
+    def promoted(*args, **options):
+        found = lib.nn.dtypes.promote_dtype(args, **options)
+        kinds = [x is not None and (type(x).__name__, str(x.dtype), x.weak_type) for x in found]
+        dtype = lib.nn.dtypes.canonicalize_dtype(*args, **options)
+        return type(found), kinds, str(jnp.dtype(dtype))
 
     def cell(name="GRUCell", **options):
         some = {"kernel_init": quick, "recurrent_kernel_init": quick, "bias_init": quick}
@@ -148,10 +167,29 @@ def layers(lib):
         "chain": lib.Sequential,
         "array": np.array,
         "quick": {"kernel_init": quick},
+        "arrays": arrays,
+        "BF16": BF16,
+        "CELLS": CELLS,
     }
 
 
 lines = Lines()
+lines(
+    "promotion",
+    layers,
+    """
+    promoted(ones(2), ones(2, BF16))
+    promoted(ones(2, int), None)
+    promoted(ones(2, int), ones(2, int), inexact=False)
+    promoted(ones(2, BF16), 2.0)
+    promoted(1, 2)
+    promoted(np.ones(2), ones(2, BF16))
+    promoted(ones(2), ones(2), dtype=jnp.float16)
+    promoted(jnp.asarray(1.0), ones(2), dtype='bfloat16')
+    promoted(ones(2, bool))
+    promoted(ones(2, jnp.complex64), ones(2))
+    """,
+)
 lines(
     "values",
     layers,
@@ -174,8 +212,21 @@ lines(
     loaded('InstanceNorm', (2,), (4,))
     lib.initializers.zeros_init()(jax.random.key(0), (2, 3), jnp.float32)
     lib.initializers.ones_init()(jax.random.key(0), (2, 3), jnp.float32)
-    recorded()
+    recorded(lib.dot_product_attention, *arrays())
+    recorded(lib.nn.attention.dot_product_attention_weights, *arrays()[:2])  # newer
+    [lib.nn.attention.dot_product_attention_weights(*arrays(kv_heads=n)[:2], is_causal=True) for n in (1, 2)]  # newer
+    given(X, mask=None, is_causal=True)  # newer
     viewed()
+    decoded(4, 8, 16, 10, use_bias=False)  # newer
+    decoded(4, 8, 16, num_kv_heads=2)  # newer
+    decoded(4, 8, num_kv_heads=1, normalize_qk=True)  # newer
+    decoded(2, 8, dtype=BF16)  # newer
+    [lib.RoPE(*a)(X[..., None, :], *p) for a in ((), (100.0,), (10000.0, 8, 9)) for p in ((), (jnp.asarray([5, 1, 0, 2, 9, 9]),))]  # newer
+    lib.RoPE()(X[..., None, :].astype(BF16)), {k: v for k, v in vars(lib.RoPE(100.0)).items() if k[0] != '_'}  # newer
+    wide(lambda: [lib.RoPE(*a)(np.asarray(X[..., None, :], np.float64)) for a in ((), (10000.0, 8, 9))])  # newer
+    lib.dot_product_attention_with_rope(*arrays(), rope=lib.RoPE(), is_causal=True)  # newer
+    wide(lambda: ran(lib.BatchNorm(6, rngs=lib.Rngs(0)), np.asarray(x, np.float64)))
+    wide(lambda: [cell(name, **o) for name in CELLS for o in ({}, {'param_dtype': jnp.complex64})])
     ran(lib.RNN(Noisy()), steps)
     ran(lib.RNN(Noisy(), broadcast_rngs='dropout'), steps)
     ran(lib.RNN(Noisy(), broadcast_rngs=True), steps)
@@ -240,6 +291,8 @@ lines(
     lib.MultiHeadAttention(2, 4, dropout_rate=0.5, rngs=params)
     multi(3, 8)
     multi(2, 8, dropout_rate=0.5)(X)
+    lib.nn.attention.dot_product_attention_weights(arrays()[0], arrays()[1][..., :3])
+    lib.nn.attention.dot_product_attention_weights(arrays()[0], arrays()[1][0])
     multi(2, 8)(X[:, :1], decode=True)
     decodes_another_batch()
     lib.Embed(3, 2, rngs=r)(x)
@@ -311,224 +364,3 @@ def test_initializers_are_those_of_the_reference():
 def test_activations_are_those_of_the_reference():
     for name in (n for n in vars(activations) if n[0].islower()):
         assert getattr(nnx, name) is getattr(ref, name)
-
-
-PROMOTIONS = [
-    ((jnp.ones(2), jnp.ones(2, BF16)), {}),
-    ((jnp.ones(2, I32), None), {}),
-    ((jnp.ones(2, I32), jnp.ones(2, I32)), {"inexact": False}),
-    ((jnp.ones(2, BF16), 2.0), {}),
-    ((1, 2), {}),
-    ((np.ones(2), jnp.ones(2, BF16)), {}),
-    ((jnp.ones(2), jnp.ones(2)), {"dtype": F16}),
-    ((jnp.asarray(1.0), jnp.ones(2)), {"dtype": "bfloat16"}),
-    ((jnp.ones(2, bool),), {}),
-    ((jnp.ones(2, jnp.complex64), jnp.ones(2)), {}),
-    ([jnp.ones(2), jnp.ones(2)], {}),
-]
-
-
-@pytest.mark.parametrize(("args", "options"), PROMOTIONS)
-def test_dtypes_promote_as_in_the_reference(args, options):
-    from flax.nnx.nn import dtypes as their_dtypes
-
-    from nnxlite.nn import dtypes
-
-    ours = dtypes.promote_dtype(args, **options)
-    theirs = their_dtypes.promote_dtype(args, **options)
-    assert type(ours) is type(theirs) is tuple
-    for a, b in zip(ours, theirs, strict=True):
-        assert (a is None) == (b is None)
-        if a is not None:
-            assert (type(a), a.dtype, a.weak_type) == (type(b), b.dtype, b.weak_type)
-    assert jnp.dtype(dtypes.canonicalize_dtype(*args, **options)) == jnp.dtype(
-        their_dtypes.canonicalize_dtype(*args, **options)
-    )
-
-
-# Normalisation and recurrence -------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types")  # of the reference
-def test_statistics_keep_their_dtype_as_in_the_reference():
-    x = normal(4, 6).astype(np.float64)
-    with jax.enable_x64(True):
-        ours, theirs = (lib.BatchNorm(6, rngs=lib.Rngs(0)) for lib in (nnx, ref))
-        for layer in (ours, theirs):
-            assert layer(x).dtype == np.float64
-            assert layer.mean.dtype == layer.var.dtype == F32
-        np.testing.assert_allclose(ours.var.get_value(), theirs.var.get_value(), rtol=1e-6)
-
-
-MASKED = {
-    "BatchNorm": ((4,), {}),
-    "LayerNorm": ((4,), {}),
-    "RMSNorm": ((4,), {}),
-    "GroupNorm": ((4, 2), {}),
-    "InstanceNorm": ((4,), {"use_fast_variance": False}),
-}
-
-
-@pytest.mark.parametrize("name", MASKED)
-def test_masked_results_are_those_of_the_reference_bit_for_bit(name):
-    """Masks of all shapes that the reference takes, also traced: the programs are the same."""
-    args, options = MASKED[name]
-    ours = getattr(nnx, name)(*args, **options, rngs=nnx.Rngs(0))
-    theirs = getattr(ref, name)(*args, **options, rngs=ref.Rngs(0))
-    x, full = jnp.asarray(normal(2, 3, 4)), normal(2, 3, 4, seed=1) < 0.5
-    full[..., 0] = True
-    for sizes in itertools.product((True, False), (True, False), (True, False)):
-        mask = full[tuple(slice(None) if whole else slice(1) for whole in sizes)]
-        if name == "GroupNorm" and mask.shape[-1] == 1:
-            continue  # of which the reference cannot make groups
-        for keep in (mask, mask[0], mask[0, 0]):
-            y, z = ours(x, mask=jnp.asarray(keep)), theirs(x, mask=jnp.asarray(keep))
-            assert np.isfinite(y).all()
-            np.testing.assert_array_equal(y, np.where(np.isnan(z), y, z))  # NaN: of no elements
-    for a, b in zip(jax.tree.leaves(nnx.state(ours)), jax.tree.leaves(ref.state(theirs))):
-        np.testing.assert_array_equal(a, np.where(np.isnan(b), a, b))
-
-
-@pytest.mark.parametrize("options", [{}, {"param_dtype": jnp.complex64}], ids=str)
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("name", CELLS)
-def test_a_cell_starts_as_the_reference_in_every_precision(name, wide, options):
-    with jax.enable_x64(wide):
-        options = {"kernel_init": quick, **options}
-        ours, theirs = (getattr(lib, name)(3, 4, **options, rngs=lib.Rngs(0)) for lib in (nnx, ref))
-        assert_equal_state(ours, theirs)
-
-
-# Attention --------------------------------------------------------------------------------------
-
-
-def random_mask(*shape):
-    return jnp.asarray(np.random.default_rng(4).random(shape) < 0.6)
-
-
-DROP = {"dropout_rate": 0.3, "dropout_rng": KEY}
-OPTIONS = {
-    "nothing": {},
-    "bias": {"bias": jnp.asarray(normal(2, 1, 5, 7))},
-    "mask": {"mask": random_mask(2, 4, 5, 7)},
-    "causal": {"is_causal": True},
-    "all": {"bias": jnp.asarray(normal(1, 4, 5, 1)), "mask": random_mask(5, 7), "is_causal": True},
-    "dropout": DROP,
-    "dropout apart": {**DROP, "broadcast_dropout": False, "mask": random_mask(2, 1, 5, 7)},
-    "deterministic": {**DROP, "deterministic": True},
-    "dtype": {"dtype": BF16},
-}
-
-
-@needs_newer
-def test_weights_alone_are_those_of_the_reference():
-    results = []
-    for lib in (nnx, ref):
-        weights, found = lib.nn.attention.dot_product_attention_weights, []
-        for shapes in ({}, {"batch": ()}, {"kv_heads": 2}, {"batch": (2, 3)}, {"dtype": BF16}):
-            query, key, _ = arrays(**shapes)
-            found.append(weights(query, key, is_causal=True))
-        query, key, _ = arrays()
-        found.extend(weights(query, key, **options) for options in OPTIONS.values())
-        module = lib.Module()
-        weights(query, key, **DROP, module=module)
-        results.append((found, lib.state(module)["attention_weights"].get_value()))
-        for bad, message in ((key[..., :3], "depth"), (key[0], "number of dimensions|same rank")):
-            with pytest.raises(ValueError, match=message):
-                weights(query, bad)
-    assert_equal_results(*results)
-
-
-@needs_newer
-def test_rotary_positions_are_those_of_the_reference():
-    for args in ((), (100.0,), (10000.0, 8, 9)):
-        ours, theirs = nnx.RoPE(*args), ref.RoPE(*args)
-        assert static_attributes(nnx, ours) == static_attributes(ref, theirs)
-        assert_equal_state(ours, theirs)
-        for dtype in (F32, BF16):
-            x = jnp.asarray(normal(2, 3, 6, 8), dtype)
-            assert_equal_results(ours(x), theirs(x))
-            positions = jnp.asarray([5, 1, 0, 2, 9, 9])
-            assert_equal_results(ours(x, positions), theirs(x, positions), 5)
-    results = [
-        lib.dot_product_attention_with_rope(*arrays(), rope=lib.RoPE(), is_causal=True)
-        for lib in (nnx, ref)
-    ]
-    assert_equal_results(*results)
-
-
-@needs_newer
-@pytest.mark.parametrize("args", [(), (10000.0, 8, 9)], ids=str)
-def test_rotary_positions_need_no_promotion(args):
-    with jax.numpy_rank_promotion("raise"):
-        ours, theirs = nnx.RoPE(*args), ref.RoPE(*args)
-        for x in (X, X[0], X[None]):
-            assert_equal_results(ours(x), theirs(x))
-            assert_equal_results(ours(x, jnp.arange(6)), theirs(x, jnp.arange(6)))
-    with jax.enable_x64(True):
-        ours, theirs = nnx.RoPE(*args), ref.RoPE(*args)
-        assert_equal_state(ours, theirs)
-        x = np.asarray(X, np.float64)
-        for positions in (None, np.arange(6)):
-            np.testing.assert_allclose(ours(x, positions), theirs(x, positions), rtol=1e-12)
-        assert ours(X).dtype == F32
-
-
-DECODING = {
-    "plain": ((2, 8), {}),
-    "other sizes": ((4, 8, 16, 10), {"use_bias": False}),
-    "grouped": ((4, 8, 16), {"num_kv_heads": 2}),
-    "multi-query": ((4, 8), {"num_kv_heads": 1, "normalize_qk": True}),
-    "normalised": ((2, 8), {"normalize_qk": True}),
-    "bfloat16": ((2, 8), {"dtype": BF16}),
-    "half parameters": ((2, 8), {"param_dtype": F16}),
-}
-
-
-@pytest.mark.parametrize(("args", "kwargs"), DECODING.values(), ids=DECODING)
-def test_decoding_is_that_of_the_reference(args, kwargs):
-    ours, theirs = (build(lib, *args, **kwargs) for lib in (nnx, ref))
-    steps = []
-    for lib, layer in ((nnx, ours), (ref, theirs)):
-        layer.init_cache(X.shape, kwargs.get("dtype", F32))
-        step = lib.jit(lambda layer, x: layer(x, decode=True))
-        steps.append([step(layer, X[:, i : i + 1]) for i in range(X.shape[1])])
-    assert_equal_results(*steps, 5)
-    assert [leaf[:2] for leaf in leaves(nnx, nnx.state(ours))] == [
-        leaf[:2] for leaf in leaves(ref, ref.state(theirs))
-    ]
-    assert_equal_results(
-        [v for _, _, v in leaves(nnx, nnx.state(ours, nnx.Cache)) if v.ndim],
-        [v for _, _, v in leaves(ref, ref.state(theirs, ref.Cache)) if v.ndim],
-        5,
-    )
-
-
-def test_where_the_reference_decodes_wrongly_we_do_not():
-    # A step has one query, so a causal mask over (query, key) leaves it the first key alone.  Earlier
-    # releases of the reference apply that mask on top of the cache's own.
-    ours, theirs = (build(lib, 2, 8) for lib in (nnx, ref))
-    wanted = ours(X, is_causal=True)
-    wrong = 0.0
-    for layer in (ours, theirs):
-        layer.init_cache(X.shape)
-    for i in range(3):
-        x = X[:, i : i + 1]
-        y = ours(x, decode=True, is_causal=True)
-        np.testing.assert_allclose(y, wanted[:, i : i + 1], rtol=1e-4, atol=1e-5)
-        wrong = max(wrong, float(jnp.abs(theirs(x, decode=True, is_causal=True) - y).max()))
-    assert (wrong > 1e-2) == OLDER
-
-
-def test_an_attention_function_gets_the_arguments_of_the_reference():
-    seen = {}
-
-    def attend(query, key, value, *, lib, **options):
-        seen[lib.__name__] = {k: v for k, v in options.items() if k != "module"}
-        return value
-
-    for lib in (nnx, ref):
-        layer = build(lib, 2, 8, attention_fn=functools.partial(attend, lib=lib))
-        layer(X, mask=None, is_causal=True)
-    ours, theirs = seen.values()
-    assert {name: ours[name] for name in theirs} == theirs

@@ -37,20 +37,6 @@ def normal(seed: int, *shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape)
 
 
-def perceptron(nnx: Lib, seed: int = 0, rate: float = 0.0):
-    class Perceptron(nnx.Module):
-        def __init__(self, rngs):
-            self.norm = nnx.BatchNorm(3, rngs=rngs)  # first, so that no parameter is without effect
-            self.linear1 = nnx.Linear(3, 4, rngs=rngs)
-            self.dropout = nnx.Dropout(rate, rngs=rngs)
-            self.linear2 = nnx.Linear(4, 2, rngs=rngs)
-
-        def __call__(self, x):
-            return self.linear2(nnx.tanh(self.dropout(self.linear1(self.norm(x)))))
-
-    return Perceptron(nnx.Rngs(seed))
-
-
 def squares(model, x, y=0.0):
     return jnp.mean((model(x) - y) ** 2)
 
@@ -101,42 +87,6 @@ def classifier(nnx):
 
 
 @program()
-def functional_loop(nnx):
-    graphdef, params, stats, keys = nnx.split(
-        perceptron(nnx, rate=0.5), nnx.Param, nnx.BatchStat, nnx.RngState
-    )
-    tx = optax.adamw(1e-2)
-    opt_state, x = tx.init(params), normal(7, 4, 3)
-
-    @jax.jit
-    def step(params, stats, keys, opt_state):
-        def loss_fn(params):
-            model = nnx.merge(graphdef, params, stats, keys, copy=True)
-            loss = squares(model, x)
-            return loss, nnx.split(model, nnx.Param, nnx.BatchStat, ...)[2:]
-
-        (loss, rest), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
-        updates, new = tx.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), *rest, new, loss
-
-    for _ in range(2):
-        params, stats, keys, opt_state, loss = step(params, stats, keys, opt_state)
-    model = nnx.merge(graphdef, params, stats, keys)
-    model.eval()
-    graphdef, state = nnx.split(model)
-    each = jax.vmap(lambda x: nnx.merge(graphdef, state)(x[None])[0])(x)
-    return (
-        loss,
-        params,
-        stats,
-        keys,
-        each,
-        nnx.call((graphdef, state))(x)[0],
-        jax.tree.leaves(model),
-    )
-
-
-@program()
 def line_search_and_hyperparameters(nnx):
     x = normal(8, 5, 3)
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
@@ -157,38 +107,6 @@ def line_search_and_hyperparameters(nnx):
     second.opt_state.hyperparams["learning_rate"][...] = 0.5
     second.update(model=model, grads=nnx.grad(squares)(model, x))
     return losses, nnx.state(model), nnx.state(second)
-
-
-@program()
-def frozen_parts_and_surgery(nnx):
-    model = perceptron(nnx)
-
-    class Frozen(nnx.Param):
-        pass
-
-    model.linear1.kernel = Frozen(model.linear1.kernel[...])
-    model.linear2 = nnx.Linear(4, 5, rngs=nnx.Rngs(1))
-    wrt = nnx.All(nnx.Param, nnx.Not(Frozen), nnx.Not(nnx.PathContains("norm")))
-    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=wrt)
-    x = normal(9, 2, 3)
-    loss, grads = nnx.value_and_grad(squares, argnums=nnx.DiffState(0, wrt))(model, x)
-    optimizer.update(model, grads)
-    optimizer.update(model, nnx.grad(squares)(model, x))  # of all, not only of what it updates
-    adapted = nnx.recursive_map(
-        lambda path, node: (
-            nnx.LoRA(node.in_features, 2, node.out_features, base_module=node, rngs=nnx.Rngs(2))
-            if isinstance(node, nnx.Linear)
-            else node
-        ),
-        model,
-    )
-    modules = [(path, type(module)) for path, module in nnx.iter_modules(model)]
-    errors = [
-        raised(lambda: model.set_attributes(nothing=1)),
-        raised(lambda: nnx.view(model, nothing=True)),
-        raised(lambda: nnx.split(model, nnx.BatchStat)),
-    ]
-    return loss, grads, nnx.state(model), nnx.state(adapted), modules, errors
 
 
 @program()
@@ -474,23 +392,6 @@ def custom_vjp_cotangents_of_inputs(lib):
         return out["y"] + out["v"] * 5 + m.w * 7
 
     return lib.grad(loss, argnums=(0, 1))(m, other), seen, m
-
-
-@program()
-def settings(lib):
-    seen = []
-    for setting in (lib.set_graph_mode, lib.set_graph_updates, lib.use_eager_sharding):
-        depth = len(setting.get_stack())
-        now = lambda setting=setting, depth=depth: list(setting.get_stack())[depth:]
-        with setting(False):
-            seen.append(now())
-            setting(True)  # takes the place of the one before
-            seen.append(now())
-            with setting(False):
-                seen.append(now())
-            seen.append(now())
-        seen.append((now(), setting.get_default()))
-    return seen
 
 
 @pytest.mark.parametrize("run", program.found)

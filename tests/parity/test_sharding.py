@@ -215,54 +215,6 @@ def programs(lib):
             if v.shape == (8, 4) and path[-1] != "other"
         ], made[0].kernel.get_value().format.layout
 
-    def shardings_of_jit(form, out, new):
-        mesh = mesh_of()
-        columns, rows, whole = (
-            NamedSharding(mesh, P(*n)) for n in ((None, "model"), ("data",), ())
-        )
-        model = lib.Linear(8, 16, kernel_init=steps, rngs=lib.Rngs(0))
-        places, found = whole, []
-        if form == "mapping":
-            places = lib.StateSharding({lib.PathContains("kernel"): columns, ...: whole})
-            made = lib.jit(lambda: linear(None, "model", mesh=mesh), out_shardings=places)()
-            found += [described(made), places.filters[1:]]
-        elif form == "state":
-            kind = lambda x: columns if x.ndim == 2 else whole
-            places = lib.StateSharding(jax.tree.map(kind, lib.state(model)))
-
-        def step(model, x):
-            if not new:
-                model.kernel.value = model.kernel.value * 2
-                return model(x)
-            model.kernel = lib.Param(model.kernel[...] * 2)
-            if form != "state":
-                model.stat = lib.BatchStat(x.sum(0))
-                model.inner = lib.Linear(8, 16, kernel_init=steps, rngs=lib.Rngs(1))
-            return model(x)
-
-        step = lib.jit(step, in_shardings=(places, rows), out_shardings=rows if out else None)
-        for _ in range(2):
-            y = step(model, jnp.ones((8, 8)))
-            found.append((described(model), place(y), y))
-        return found
-
-    def after_shard_map(before, writes):
-        model, mesh = bare(16), mesh_of()
-        if before == "rows":
-            rows = NamedSharding(mesh, P("data"))
-            model.kernel.set_raw_value(jax.device_put(model.kernel[...], rows))
-        specs = lib.State({"kernel": P(None, "model"), "bias": P("model"), "bare": P()})
-
-        def run(model, x):
-            if writes:
-                model.bias[...] += 1
-            return model(x)
-
-        in_specs = lib.StateSharding(specs), P("data")
-        run = lib.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=P("data", "model"))
-        y = run(model, jnp.ones((8, 8)))
-        return described(model), place(y)
-
     def whole_values():
         mesh = jax.sharding.get_mesh()
         rows, whole = NamedSharding(mesh, P("data", None)), NamedSharding(mesh, P())
@@ -375,10 +327,7 @@ lines(
     """,
 )
 
-FORMS = ("mapping", "state", "one for all")
 each(placed, "own_sharding({}, {})", ("sharding", "format"), BOOLS)
-each(placed, "shardings_of_jit({}, out={}, new={})", FORMS, BOOLS, BOOLS)
-each(placed, "after_shard_map({}, writes={})", ("one device", "rows"), BOOLS)
 placed(
     "",
     programs,

@@ -13,6 +13,7 @@ import nnxlite as nnx
 from tests.parity.layers import OLDER, ref
 
 SUBMODULES = ("", "metrics", "optimizer", "spmd", "statelib", "traversals", "nn.attention")
+BRIDGE = ("bridge", "bridge.module", "bridge.wrappers", "bridge.variables", "bridge.interop")
 MORE = {
     "jit": {"donate", "max_traces"},
     "jit_partial": {"donate", "max_traces"},
@@ -58,7 +59,7 @@ def is_simple(default: tp.Any) -> bool:
 
 def surface() -> tp.Iterator[str]:
     """The functions, the classes and their methods that both libraries have, by path."""
-    for module in SUBMODULES:
+    for module in SUBMODULES + BRIDGE:
         theirs, ours = get(ref, module), get(nnx, module)
         for name, value in vars(theirs).items():
             path = f"{module}.{name}".lstrip(".")

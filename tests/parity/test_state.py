@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnxlite as nnx
-from tests.parity import programs
 from tests.parity.layers import ref
-from tests.parity.programs import Lines, attempt, plain
+from tests.parity.programs import Lines, Plain, attempt
+from tests.parity.programs import agree as agree_on_line
 
 # The reference plans to replace its State by dicts, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -31,7 +31,7 @@ TREES = st.recursive(
 
 def agree(call, *, in_order=True):
     """Both libraries give the same, keys in the same order, or raise the same class of error."""
-    ours, theirs = (attempt(lambda lib=lib: plain(lib, call(lib))) for lib in (nnx, ref))
+    ours, theirs = (Plain(lib)(attempt(lambda lib=lib: call(lib))) for lib in (nnx, ref))
     assert ours == theirs
     if in_order:
         assert repr(ours) == repr(theirs)
@@ -223,4 +223,4 @@ lines(
 
 @pytest.mark.parametrize("scope, line, mode", lines.params)
 def test_line(scope, line, mode):
-    programs.agree(scope, line, mode)
+    agree_on_line(scope, line, mode)

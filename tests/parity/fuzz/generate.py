@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import typing as tp
 
 from flax import nnx
 
 from tests.parity.fuzz import again_statements, prelude, training_statements  # noqa: F401  (register statements)
-from tests.parity.fuzz.grammar import KINDS
+from tests.parity.fuzz.grammar import CHOICE, KINDS, expand
 from tests.parity.fuzz.graph_statements import new_ensemble, new_model
 from tests.parity.fuzz.run import Peers, Step
 from tests.parity.fuzz.scope import Scope
@@ -22,6 +23,52 @@ PROFILES = {
 }
 """How much each kind of program has of each group of statements: the first word of their names."""
 SHARES = {"graph": 40, "transforms": 38, "streams": 8, "training": 9, "meshes": 5, "again": 25}
+
+
+EVERYTHING = [
+    "m1 = Box(a=nnx.Param(jnp.arange(2.0) + 1, tag='t'), b=Scale(jnp.ones((2, 3)), note=1), c=3)",
+    "m1.d = nnx.List([nnx.Param(jnp.arange(2.0)), Count(jnp.ones(())), m1.a])",
+    "m1.e = nnx.Dict(p=nnx.BatchStat(jnp.full((2,), 0.5)), q=Plain(a=nnx.Param(jnp.float32(1.5))))",
+    "m1.s = m1.b",
+    "m2 = Affine(jnp.arange(2.0) + 2, jnp.ones(2))",
+    "m3 = Recorder(jnp.arange(2.0))",
+    "m4 = Net(nnx.Rngs(0))",
+    "k1 = nnx.Rngs(0, params=1, noise=2)",
+    "s1 = nnx.state(m1)",
+    "x1 = jnp.arange(3.0)",
+    "with jax.set_mesh(mesh_of(2, 4)):\n    w1 = Box(a=nnx.Param(jnp.ones((8, 4)), sharding=('d', 'e')), b=nnx.BatchStat(jnp.arange(8.0)))",
+]
+"""Something of every kind that a template may name."""
+
+
+class Turn(Scope):
+    """Takes the options in turn: those of one number for all choices."""
+
+    turn = 0
+
+    def one(self, options: tp.Sequence[tp.Any]) -> tp.Any:
+        """The option of this turn."""
+        return options[self.turn % len(options)]
+
+
+def turns(template: str) -> int:
+    """How many turns there are until each option of a template was taken."""
+    return max([found.count("|") + 1 for found in CHOICE.findall(template)], default=1)
+
+
+def alone(peers: Peers, template: str, turn: int) -> list[Step]:
+    """The steps of a program that has something of everything, and then one template."""
+    session = peers.session("theirs")
+    scope = Turn(random.Random(turn), session.lib, session.env, [], session.base)
+    scope.turn, scope.counter[0] = turn, 9
+    for text in EVERYTHING:
+        assert session.step(text).error is None, text
+        scope.notice()
+    for text in expand(scope, template) or []:
+        if not scope.allowed(text) or session.step(text).error is not None:
+            break
+        scope.notice()
+    return session.steps
 
 
 def flax() -> Peers:

@@ -34,6 +34,8 @@ class Kind:
 
 
 KINDS: list[Kind] = []
+TEMPLATES: list[tuple[str, str]] = []
+"""Every template, after the name of its kind."""
 HOLES: dict[str, tp.Callable[[Scope], str | None]] = {}
 """What stands for a hole: a text, or None where nothing in scope is of that kind."""
 
@@ -61,6 +63,7 @@ def table(text: str) -> None:
         name, weight, *flags = head.split()
         make = lambda s, templates=templates: expand(s, s.one(templates))
         KINDS.append(Kind(name, make, float(weight), "body" in flags, "structural" in flags))
+        TEMPLATES.extend((name, template) for template in templates)
 
 
 def expand(s: tp.Any, template: str, holes: tp.Any = HOLES) -> list[str] | None:

@@ -24,7 +24,7 @@ def made(s: Scope, template: str) -> str:
 def variable(s: Scope, shape: tuple[int, ...] | None = None) -> str:
     """The text of a new Variable."""
     value, options = s.literal(shape), ""
-    if s.chance(0.12):
+    if s.chance(0.25):
         options = ", <<tag='t'|tag='u'|note=1|note=(1, 2)>>"
     if s.chance(0.05):
         options += ", <<on_set_value=doubled|on_get_value=doubled|on_create_value=doubled>>"
@@ -286,6 +286,7 @@ clone 1.0 body
     $m = nnx.clone($node<<||, variables=False|, arrays=True|, variables=True>>$mode)
 map_leaves 0.9 body
     $m = nnx.map(lambda path, x: x, $node$mode<<|, recreate_variables=False>>)
+    $m = nnx.map(lambda path, x: x.replace(x[...] * 2), $node$mode)
     $m = nnx.map(lambda path, x: x.replace(x[...] * 2) if isinstance(x, nnx.Param) else x, $node$mode)
     $m = nnx.map(lambda path, x: x.replace(note=len(path)) if isinstance(x, nnx.Variable) else x, $node$mode)
     $m = nnx.map(lambda path, x: nnx.Param(x[...]) if type(x) is nnx.BatchStat else x, $node$mode)

@@ -78,8 +78,13 @@ def _short(x: tp.Any) -> str:
     return text if len(text) < 1200 else text[:1200] + " ..."
 
 
-def compare(ours: list[Step], theirs: list[Step], classes: bool = True) -> Difference | None:
-    """The first difference between two runs of one program, classes of exceptions included or not."""
+def compare(
+    ours: list[Step], theirs: list[Step], classes: bool = True, close: tp.Any = lambda text: None
+) -> Difference | None:
+    """The first difference between two runs of one program, classes of exceptions included or not.
+
+    `close` gives for the text of a statement what compares its arrays, if not up to usual rounding.
+    """
     program = [step.text for step in theirs]
     texts: set[str] = set()
     for i, (a, b) in enumerate(zip(ours, theirs)):
@@ -95,7 +100,7 @@ def compare(ours: list[Step], theirs: list[Step], classes: bool = True) -> Diffe
             if classes and type(a.error).__name__ != type(b.error).__name__:
                 return make("class", where=(), ours=a.error, theirs=b.error)
             continue
-        if found := difference(a.names, b.names):
+        if found := difference(a.names, b.names, close=close(b.text)):
             return make("value", where=found[0], ours=found[1], theirs=found[2])
         call = b.text.split("=", 1)[-1]
         if call in texts:
@@ -115,11 +120,13 @@ class Peers:
         names_of: tp.Callable[[tp.Any], dict[str, tp.Any]],
         observer: tp.Callable[..., tp.Any] = Observer,
         goes_on: bool = False,
+        close: tp.Any = lambda text: None,
     ):
         self.libs = {"ours": nnxlite, "theirs": theirs}
         self.bases = {side: names_of(lib) for side, lib in self.libs.items()}
         self.observer = observer
         self.goes_on = goes_on
+        self.close = close
 
     def session(self, side: str) -> Session:
         """An empty program with one of the libraries."""
@@ -136,7 +143,7 @@ class Peers:
     def compare(self, statements: list[str]) -> Difference | None:
         """Run a program with both libraries."""
         ours, theirs = self.run("ours", statements), self.run("theirs", statements)
-        return compare(ours, theirs, classes=not self.goes_on)
+        return compare(ours, theirs, classes=not self.goes_on, close=self.close)
 
     def report(self, found: Difference) -> str:
         """A small program that differs in the same way, and how."""

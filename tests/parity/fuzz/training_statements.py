@@ -86,6 +86,8 @@ meshes_model 0.5
 meshes_use 0.6
     $r = nnx.<<get_partition_spec|state>>(nnx.state($sharded))
     $h = $mesh ; @nnx.jit(in_shardings=(nnx.StateSharding(<<{nnx.Param: NamedSharding($h, P('d')), ...: NamedSharding($h, P())}|{...: NamedSharding($h, P('d'))}>>),))\ndef $f(a):\n    TICKS.append('$f')\n    <<a.a[...] = a.a * 2|a.a = nnx.Param(a.a * 2)|a.c = nnx.Param(a.a + 1)|pass>>\n    return a.a.sum() ; $r1 = $f($sharded) ; $r2 = $f($sharded)
+    $h = $mesh ; @nnx.jit(out_shardings=<<NamedSharding($h, P('d'))|nnx.StateSharding({nnx.Param: NamedSharding($h, P('d')), ...: NamedSharding($h, P())})>>)\ndef $f(x):\n    return Box(a=nnx.Param(x * 2), b=nnx.Param(x + 1)) ; $r = $f(jnp.ones((8, 4)))
+    $r = nnx.vmap(lambda i: nnx.Param(i * jnp.ones(2), sharding_names=('d',), eager_sharding=False), <<out_axes=1, |>>transform_metadata={nnx.PARTITION_NAME: <<'e'|None>>})(jnp.arange(3.0))
     @nnx.shard_map(mesh=$mesh, in_specs=(<<nnx.StateSharding({nnx.Param: P('d'), ...: P()})|P('d')>>,), out_specs=P('d'))\ndef $f(a):\n    TICKS.append('$f')\n    <<a.a[...] = a.a * 2|a.c = nnx.Param(a.a + 1)|pass>>\n    return a.a * 2 ; $r = $f($sharded)
     with jax.set_mesh($mesh):\n    $o = nnx.Optimizer($sharded, optax.<<sgd(0.1)|sgd(0.1, momentum=0.9)|adam(0.1)>>, wrt=nnx.Param)
     with jax.set_mesh($mesh):\n    $s = keystrs(nnx.get_named_sharding(nnx.state($sharded), $mesh))

@@ -604,6 +604,14 @@ def float_variable(s: Scope) -> str | None:
 HOLES.update(vector=vector, captured=float_variable)
 
 table(r"""
+t_order 1.0
+    $r = nnx.scan(lambda c, x: (c * 0.5 + x, c), in_axes=(nnx.Carry, 0)<<|, reverse=True|, reverse=True, unroll=2|, length=3, unroll=3>>$modes)(1.0, jnp.arange(3.0))
+    $r = nnx.scan(lambda m, x: m.w[...] * x, in_axes=(None, 0), out_axes=<<0|1|-1>><<|, reverse=True>>$modes)($vector, jnp.arange(3.0))
+    $r = nnx.vmap(lambda m, x: m.w[...] * x, in_axes=(None, <<0|1|-1>>), out_axes=<<0|1|-1>>$modes)($vector, jnp.arange(6.0).reshape(<<3, 2|2, 3|2, 3>>))
+    $r = nnx.fori_loop(1, 4, lambda i, c: c * 0.5 + i, 1.0$modes)
+    $r = nnx.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, c[1] * 0.5 + c[0]), (1, 1.0)$modes)
+    $r = nnx.<<grad|value_and_grad>>(lambda m, x, y: (m.w[...] * x * y ** 2).sum(), argnums=<<(0, 2)|(2, 1)|1|(1, 0)>>$modes)($vector, 2.0, 3.0)
+    $r = nnx.cond($scalar > 0, lambda m: m.w * 2, lambda m: m.w - 1, $vector$modes)
 t_captured_write 0.5
     def $f(x):\n    $captured[...] = $captured * x\n    return x * 2.0 ; $r = fails(lambda: nnx.<<jit|remat|grad>>($f<<||, graph_updates=False>>)(1.0))
     def $f(x):\n    $captured[...] = $captured * x\n    return x * 2.0 ; $r = fails(lambda: nnx.vmap($f<<||, graph_updates=False>>)(jnp.ones(2)))
