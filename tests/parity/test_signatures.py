@@ -30,6 +30,10 @@ DIFFERENT = {
     "spmd.get_var_pspec": "the name of its one parameter",
     "Optimizer.update": "takes keywords, as theirs does in spite of its signature",
     "PureState.__init__": "the name of a type",
+    **dict.fromkeys(
+        ("bridge.Scope.__init__", "bridge.module.Scope.__init__"), "made by `init` and `apply`"
+    ),
+    "bridge.module.ModuleStackEntry.__init__": "made by them, too",
 }
 CHANGED = {
     *("Module.sow", "Module.perturb", "MultiHeadAttention.__call__", "Sequential.__call__"),
