@@ -32,7 +32,7 @@ EXTRA: dict[str, tuple[str, str]] = {
 """Names below `flax.nnx` that libraries reach for and nnxlite does not have otherwise.
 
 For the path of a submodule ("" is `flax.nnx`, "nn.linear" a layer's file): the file beside this one, and
-its table; imported when they are needed. `graphlib` and `pytreelib` are two of these modules, too.
+its table; imported when they are needed. So are `graphlib` and `pytreelib`.
 """
 
 OURS = frozenset(
@@ -55,9 +55,13 @@ def _path(name: str) -> str:
 
 
 @functools.cache  # a converter that replaces names asks for missing modules in each export
+OWN = dict.fromkeys(("ids", "deprecations"), "flax._former")
+"""Submodules of Flax that have no file of the same path here."""
+
+
 def _target(path: str) -> types.ModuleType | None:
     """Nnxlite's module of a path; None where there is none."""
-    name = f"nnxlite.{path}".rstrip(".")
+    name = f"nnxlite.{OWN.get(path, path)}".rstrip(".")
     if any(part.startswith("_") for part in path.split(".")) or path.partition(".")[0] == "flax":
         return None
     try:

@@ -67,7 +67,7 @@ class Rules(cst.CSTVisitor):
         return data.decode()
 
     def visit_Import(self, node: cst.Import) -> bool:
-        """Parts of an import are no uses of a name."""
+        """An import uses no name."""
         self._imports.append(functools.partial(self._import, node))
         return False
 

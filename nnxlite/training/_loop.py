@@ -58,7 +58,10 @@ ROOM = 2**14
 
 
 class Log(tp.Protocol):
-    """A receiver of losses and evaluations: a function of the user's."""
+    """A receiver of losses and evaluations: a function, `nnx.training.CSV`, `TensorBoard` or `WandB`.
+
+    If there is a method `flush`, it is called at the end of the run.
+    """
 
     def __call__(self, step: int, values: dict[str, float], /) -> None:
         """Record the numbers of a step, by name."""
@@ -252,8 +255,8 @@ class Loop:
         evaluate_every: evaluate when the number of done steps is a multiple of this. The
             evaluations before each save and at the end do not depend on it.
         log: a function of the number of a step and a dict of numbers, or several: they get what
-            `step.log` and `evaluate` gave for the step, once it was read from the device. Of several
-            processes only the first one calls them.
+            `step.log` and `evaluate` gave for the step, once it was read from the device. `nnx.training`
+            has `CSV`, `TensorBoard` and `WandB`. Of several processes only the first one calls them.
         data: an iterator with `get_state` and `set_state`, such as one of Grain, that the body of the
             loop takes its batches of. Its position is saved as the item "data", and restored.
         progress: whether to show a progress bar, on standard error.
@@ -327,6 +330,8 @@ class Loop:
                         self.steps_per_second = (done - self.start - 1) / seconds
                     self._evaluate_and_save(done, self.evaluate_every, self.save_every)
                     show(done)
+                for log in self._logs:
+                    getattr(log, "flush", lambda: None)()
                 if done > self.start:
                     self._evaluate_and_save(done, 1, 1, force=True)
             finally:

@@ -22,10 +22,22 @@ def test_the_same_program_prints_the_same_under_flax():
 
 
 OTHERS = """
-import copy, pickle, sys
+import copy, pickle, sys, warnings
 import jax, jax.numpy as jnp
 from flax import nnx
+from flax.nnx import deprecations, ids
 import flax.nnx.nn.linear
+
+assert ids.uuid() != ids.uuid() and ids.UUID(1) == ids.UUIDManager()() and hash(ids.UUID(1))
+
+@deprecations.deprecated
+def current(x):
+    return x + 1
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert current(1) == 2 and current.__name__ == "current"
+assert [str(w.message) for w in caught] == ["This function is deprecated. Use current instead."]
 
 # A Variable with a way to pickle of its own, which fills the private slots.
 class Weight(nnx.Variable):

@@ -45,7 +45,9 @@ def explicit():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "plan"), [*((mesh_of, plan) for plan in PLANS), (explicit, "data")], ids=str
+    ("mesh", "plan"),
+    [*((mesh_of, plan) for plan in PLANS), (explicit, "data")],
+    ids=[*PLANS, "explicit"],
 )
 def test_training_gives_the_losses_of_one_device_and_moves_nothing(
     mesh, plan, losses_on_one_device

@@ -208,6 +208,42 @@ def test_the_history_is_bounded_and_a_log_gets_all_before_a_save(monkeypatch):
     assert first[-1] == (0, {"loss": 1.0})
 
 
+def test_a_log_in_a_file_goes_on(tmp_path):
+    for start in (0, 2):
+        for step in quiet(start + 2, start=start, log=nnx.training.CSV(tmp_path / "run.csv")):
+            step.log(loss=step.number / 2, rate=0.1)
+    lines = (tmp_path / "run.csv").read_text().splitlines()
+    assert lines[:3] == ["step,name,value", "0,loss,0.0", "0,rate,0.1"] and len(lines) == 9
+    assert lines[-2] == "3,loss,1.5"
+
+
+def test_the_events_of_tensorboard(tmp_path):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto import event_pb2
+
+    log, found = nnx.training.TensorBoard(tmp_path), []
+    for steps in (1, 2):
+        for step in quiet(steps, start=steps - 1, log=log):
+            step.log(loss=jnp.array(1.5), rate=step.number)
+    content = b"".join(file.read_bytes() for file in sorted(tmp_path.iterdir()))
+    while content:  # records: the length, its checksum, an event, its checksum
+        length = int.from_bytes(content[:8], "little")
+        event = event_pb2.Event.FromString(content[12 : 12 + length])
+        found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+        content = content[16 + length :]
+    assert sorted(found) == [(0, "loss", 1.5), (0, "rate", 0.0), (1, "loss", 1.5), (1, "rate", 1.0)]
+
+
+def test_a_run_of_weights_and_biases(tmp_path):
+    pytest.importorskip("wandb")
+    log = nnx.training.WandB(mode="offline", dir=tmp_path, project="test")
+    for step in quiet(2, log=log):
+        step.log(loss=jnp.array(1.5 + step.number))
+    assert log.run.summary["loss"] == 2.5 and log.run.step == 2
+    log.run.finish()
+    assert list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+
+
 def test_losses_are_read_when_the_device_is_further():
     """An array that is not there yet is not asked for before `LAG` more steps."""
     read = []
