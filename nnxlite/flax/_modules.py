@@ -54,11 +54,11 @@ def _path(name: str) -> str:
     return name[len(ROOT) + 1 :]
 
 
-@functools.cache  # a converter that replaces names asks for missing modules in each export
 OWN = dict.fromkeys(("ids", "deprecations"), "flax._former")
 """Submodules of Flax that have no file of the same path here."""
 
 
+@functools.cache  # a converter that replaces names asks for missing modules in each export
 def _target(path: str) -> types.ModuleType | None:
     """Nnxlite's module of a path; None where there is none."""
     name = f"nnxlite.{OWN.get(path, path)}".rstrip(".")
