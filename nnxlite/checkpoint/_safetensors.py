@@ -329,7 +329,7 @@ def write(
         with temporary.open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for _, array in arrays:
-                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         os.replace(temporary, path)
         path.with_name(path.name.removesuffix(SUFFIX) + INDEX).unlink(
             missing_ok=True

@@ -54,7 +54,7 @@ def _path(name: str) -> str:
     return name[len(ROOT) + 1 :]
 
 
-OWN = dict.fromkeys(("ids", "deprecations"), "flax._former")
+OWN: dict[str, str] = dict.fromkeys(("ids", "deprecations"), "flax._former")
 """Submodules of Flax that have no file of the same path here."""
 
 
