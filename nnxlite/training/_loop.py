@@ -330,14 +330,14 @@ class Loop:
                         self.steps_per_second = (done - self.start - 1) / seconds
                     self._evaluate_and_save(done, self.evaluate_every, self.save_every)
                     show(done)
-                for log in self._logs:
-                    getattr(log, "flush", lambda: None)()
                 if done > self.start:
                     self._evaluate_and_save(done, 1, 1, force=True)
             finally:
                 self.interrupted = self.interrupted or bool(interrupt)
                 self._read(before=self.steps)
                 show(done)
+                for log in self._logs:
+                    getattr(log, "flush", lambda: None)()
         getattr(self.checkpoints, "wait", lambda: None)()
 
     def _items(self) -> dict[str, tp.Any]:

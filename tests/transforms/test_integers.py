@@ -22,11 +22,6 @@ def under_custom_vjp(number):
     return nnx.grad(lambda x: fun(x, 3))(X)
 
 
-def exported(number):
-    served = nnx.export(lambda x, k: x * k, X, jnp.float32(2), donate=number)
-    return served(jnp.array(X), jnp.float32(2))
-
-
 def stack(count):
     keys = jax.random.split(jax.random.key(0), count)
     return nnx.vmap(lambda key: nnx.Linear(3, 2, rngs=nnx.Rngs(key)))(keys)
@@ -75,7 +70,6 @@ CALLS = {
         lambda x: x, in_axes=None, axis_size=i(4)
     )(X),
     "filter_pmap": lambda i: nnx.filter_pmap(lambda x: x * 2, in_axes=i(0))(X[None]),
-    "export": lambda i: exported(i(0)),
     "split_rngs": lambda i: nnx.split_rngs(splits=i(3))(
         nnx.vmap(lambda rngs: rngs.params.uniform(()))
     )(nnx.Rngs(0)),
