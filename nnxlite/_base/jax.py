@@ -90,6 +90,19 @@ def is_ref(value: tp.Any) -> bool:
 
 # Arrays -------------------------------------------------------------------------------------
 
+ARRAYS = (jax.Array, np.ndarray, np.generic)
+"""The classes of arrays: those of JAX, traced or not, and of NumPy, its scalars included."""
+
+
+def is_concrete(value: tp.Any) -> tp.TypeGuard[jax.Array]:
+    """Whether a value is an array of JAX that is not traced."""
+    return isinstance(value, jax.Array) and not isinstance(value, Tracer)
+
+
+def is_deleted(value: tp.Any) -> bool:
+    """Whether a value is an array that is gone: a call that donates has reused its memory."""
+    return is_concrete(value) and value.is_deleted()
+
 
 def same_form(one: tp.Any, other: tp.Any) -> bool:
     """Whether two values are JAX arrays of one shape and dtype, the other where the one has to be."""

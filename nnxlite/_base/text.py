@@ -34,9 +34,9 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from nnxlite._base.errors import TEXT_DEPTH
+from nnxlite._base.jax import is_concrete
 
 WIDTH = 80  # a builtin container of at most this many characters is on one line
 MAX_ENTRIES = 200  # further entries of one level are counted, not shown
@@ -254,7 +254,7 @@ def can_be_read(array: tp.Any) -> bool:
     """Whether the elements can be read: not traced, deleted, or on other hosts."""
     if isinstance(array, np.ndarray):
         return array.dtype != object
-    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+    if not is_concrete(array):
         return False
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return False

@@ -520,6 +520,11 @@ Meaning: tp.TypeAlias = tp.Callable[[tp.Any, Path, tp.Any, Source], tp.Any]
 """From a setting, a path, a Variable and the source of its value to the setting of that one leaf."""
 
 
+def as_it_is(setting: tp.Any, *_: tp.Any) -> tp.Any:
+    """The meaning of a setting that is one for every leaf."""
+    return setting
+
+
 def output_settings(
     call: CallDef,
     out: Outputs,
@@ -528,7 +533,7 @@ def output_settings(
     out_prefix: tp.Any,
     what: str,
     default: tp.Any,
-    meaning: Meaning = lambda setting, *_: setting,
+    meaning: Meaning = as_it_is,
 ) -> list[tp.Any]:
     """The setting of each output, from those of the graph leaves and roots of the arguments.
 

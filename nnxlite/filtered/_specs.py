@@ -31,7 +31,7 @@ from jax.core import ShapedArray
 
 from nnxlite import filters
 from nnxlite._base.errors import Modes, path_text, short_type
-from nnxlite._base.jax import as_integer
+from nnxlite._base.jax import ARRAYS, as_integer
 from nnxlite._base.text import Style, Text, expanded, laid_out, open_up, short
 from nnxlite.boundary._call_def import CallDef
 from nnxlite.boundary._inputs import Inputs, is_root
@@ -47,8 +47,6 @@ from nnxlite.transforms._wrapper import Options, unbind
 T = tp.TypeVar("T")
 IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
 
-
-_ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 _SCALARS = (bool, int, float, complex)
 
@@ -66,12 +64,12 @@ def is_array(element: tp.Any) -> tp.TypeGuard[jax.Array | np.ndarray]:
     >>> nnx.is_array(jnp.zeros(2)), nnx.is_array(1.0)
     (True, False)
     """
-    return isinstance(element, _ARRAYS)
+    return isinstance(element, ARRAYS)
 
 
 def not_arrays(leaves: tp.Sequence[tp.Any]) -> list[bool]:
     """Which leaves are not arrays, empty if all are; each class is checked once, as there are few."""
-    by_class = {kind: issubclass(kind, _ARRAYS) for kind in set(map(type, leaves))}
+    by_class = {kind: issubclass(kind, ARRAYS) for kind in set(map(type, leaves))}
     if all(by_class.values()):
         return []
     return [not (by_class[type(leaf)] or is_array(leaf)) for leaf in leaves]
@@ -79,7 +77,7 @@ def not_arrays(leaves: tp.Sequence[tp.Any]) -> list[bool]:
 
 def has_shape(element: tp.Any) -> bool:
     """Whether a leaf is an array or a `jax.ShapeDtypeStruct`."""
-    return isinstance(element, (*_ARRAYS, jax.ShapeDtypeStruct))
+    return isinstance(element, (*ARRAYS, jax.ShapeDtypeStruct))
 
 
 def is_inexact_array(element: tp.Any) -> tp.TypeGuard[jax.Array | np.ndarray]:
@@ -95,7 +93,7 @@ def is_inexact_array(element: tp.Any) -> tp.TypeGuard[jax.Array | np.ndarray]:
     >>> nnx.is_inexact_array(jnp.zeros(2)), nnx.is_inexact_array(jnp.arange(2))
     (True, False)
     """
-    return isinstance(element, _ARRAYS) and jnp.issubdtype(element.dtype, jnp.inexact)
+    return isinstance(element, ARRAYS) and jnp.issubdtype(element.dtype, jnp.inexact)
 
 
 def is_array_like(element: tp.Any) -> bool:
@@ -111,7 +109,7 @@ def is_array_like(element: tp.Any) -> bool:
     >>> nnx.is_array_like(1.0), nnx.is_array_like("one")
     (True, False)
     """
-    return isinstance(element, (*_ARRAYS, *_SCALARS)) or _converts(element)
+    return isinstance(element, (*ARRAYS, *_SCALARS)) or _converts(element)
 
 
 def _converts(element: tp.Any) -> bool:  # a tracer has the attribute, and None in it
@@ -131,7 +129,7 @@ def is_inexact_array_like(element: tp.Any) -> bool:
     >>> nnx.is_inexact_array_like(1.0), nnx.is_inexact_array_like(1)
     (True, False)
     """
-    if not isinstance(element, _ARRAYS) and _converts(element):
+    if not isinstance(element, ARRAYS) and _converts(element):
         element = element.__jax_array__()
     return isinstance(element, (float, complex)) or is_inexact_array(element)
 

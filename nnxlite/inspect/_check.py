@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import filter_text, path_text, short_type
-from nnxlite._base.jax import Tracer
+from nnxlite._base.jax import Tracer, is_concrete
 from nnxlite._base.statics import captures
 from nnxlite._base.text import WIDTH, can_be_read, clip
 from nnxlite.graph._kinds import GraphNode, find_hidden, is_marked
@@ -408,7 +408,7 @@ def _aliases(subject: Subject) -> tp.Iterator[Finding]:
     for path, leaf in subject.everything.items():
         is_variable = isinstance(leaf, Variable)
         for value in jax.tree.leaves(leaf.get_raw_value() if is_variable else leaf):
-            if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+            if not is_concrete(value):
                 continue
             first, _, in_variable = seen.setdefault(id(value), (path, value, is_variable))
             if first != path and (in_variable or is_variable):

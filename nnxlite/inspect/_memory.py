@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from nnxlite._base.jax import Tracer, is_ref
+from nnxlite._base.jax import is_concrete, is_ref
 from nnxlite._base.text import counted_as, human_bytes, is_array
 from nnxlite._state._flat import content
 from nnxlite.graph._walk import iter_graph
@@ -168,7 +168,7 @@ def _places(array: tp.Any, size: int) -> list[tuple[str, int]]:
     """The devices of an array, with the bytes on each."""
     if isinstance(array, np.ndarray):
         return [("host", size)]
-    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+    if not is_concrete(array):
         return [("not allocated", size)]
     if array.is_deleted():
         return [("deleted", size)]

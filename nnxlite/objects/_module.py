@@ -21,7 +21,6 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from nnxlite._base.errors import (
     GRAPH_MODE,
@@ -31,7 +30,7 @@ from nnxlite._base.errors import (
     path_text,
     short_type,
 )
-from nnxlite._base.jax import EAGER, drop_hidden_frames, is_recording, trace_state
+from nnxlite._base.jax import EAGER, drop_hidden_frames, is_deleted, is_recording, trace_state
 from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._plan import checked_view, nodes_by_number
 from nnxlite.graph._rebuild import Path, entered_objects
@@ -577,7 +576,7 @@ def note_deleted(
     if any(_COPY in note for note in getattr(error, "__notes__", ())):
         return  # of a module inside this one
     gone = [
-        name for name, value in named() if any(map(_is_deleted, jax.tree_util.tree_leaves(value)))
+        name for name, value in named() if any(map(is_deleted, jax.tree_util.tree_leaves(value)))
     ]
     if gone:
         error.add_note(
@@ -588,10 +587,6 @@ def note_deleted(
 
 
 _COPY = "nnx.clone(model, arrays=True)"
-
-
-def _is_deleted(leaf: tp.Any) -> bool:
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
 
 
 def variables_by_path(owner: tp.Any) -> list[tuple[str, tp.Any]]:

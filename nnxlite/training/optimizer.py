@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.errors import filter_text, listed, path_text, short_type, warn_user
-from nnxlite._base.jax import Tracer, new_ref
+from nnxlite._base.jax import is_concrete, new_ref
 from nnxlite._state._definition import State
 from nnxlite.filters import All, Filter, Frozen, Not, PathIn
 from nnxlite.graph._edit import update as update_node
@@ -458,19 +458,15 @@ def _beside(leaves: tp.Sequence[tp.Any]) -> tp.Callable[[tp.Any], tp.Any]:
     The outputs of a step lie there: one whose inputs do not is compiled a second time.
     """
     values = [x for leaf in leaves for x in jax.tree.leaves(read(leaf))]
-    shardings = [x.sharding for x in values if _is_array(x) and x.committed]
+    shardings = [x.sharding for x in values if is_concrete(x) and x.committed]
     where = {x.mesh if isinstance(x, NamedSharding) else x for x in shardings}
     if len(where) != 1 or len(shardings) < len(values):
         return lambda value: value
     [place] = where
     named = isinstance(place, (jax.sharding.Mesh, jax.sharding.AbstractMesh))
     target = NamedSharding(place, PartitionSpec()) if named else place
-    movable = lambda value: _is_array(value) and not value.committed
+    movable = lambda value: is_concrete(value) and not value.committed
     return lambda value: jax.device_put(value, target) if movable(value) else value
-
-
-def _is_array(value: tp.Any) -> bool:
-    return isinstance(value, jax.Array) and not isinstance(value, Tracer)
 
 
 def refuse_swapped(model: tp.Any, grads: tp.Any) -> None:

@@ -19,11 +19,10 @@ from jax.core import Tracer
 from jax.errors import JaxRuntimeError
 
 from nnxlite._base.errors import RuntimeCheckError
-from nnxlite._base.jax import is_recording
+from nnxlite._base.jax import ARRAYS, is_concrete, is_recording
 from nnxlite.boundary._inputs import Inputs
 
 T = tp.TypeVar("T")
-_ARRAYS = (jax.Array, np.ndarray, np.generic)
 OnError = tp.Literal["default", "raise", "breakpoint", "nan", "off"]
 
 
@@ -139,7 +138,7 @@ def branched_error_if(
     tree = Inputs(x, trees=True, inside=True)
 
     def changed(change: tp.Callable[[tp.Any], tp.Any]) -> T:
-        new = [change(leaf) if isinstance(leaf, _ARRAYS) else leaf for leaf in tree.leaves]
+        new = [change(leaf) if isinstance(leaf, ARRAYS) else leaf for leaf in tree.leaves]
         return tree.definition.build(new)
 
     if on_error == "nan":
@@ -158,7 +157,7 @@ def branched_error_if(
     if not isinstance(pred, Tracer) and not isinstance(index, Tracer):
         check(np.asarray(pred), np.asarray(index))
         return x
-    if not any(isinstance(leaf, _ARRAYS) for leaf in tree.leaves):
+    if not any(isinstance(leaf, ARRAYS) for leaf in tree.leaves):
         raise ValueError(
             "error_if: the condition is traced, and the tree has no array to carry the check. Pass "
             "an array that is used afterwards, and use the result."
@@ -212,7 +211,7 @@ def wait_in_turn(outputs: tp.Any) -> None:
         outputs: of the program that was just started.
     """
     for leaf in jax.tree_util.tree_leaves(outputs):
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
+        if is_concrete(leaf):
             devices = leaf.sharding.device_set
             if len(devices) > 1 and next(iter(devices)).platform == "cpu":
                 if next(_started) % MOST_IN_FLIGHT == 0:

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from nnxlite._base.errors import Modes, context_key, listed
-from nnxlite._base.jax import Tracer, as_integer, drop_hidden_frames, is_compiling, is_tracing
+from nnxlite._base.jax import as_integer, drop_hidden_frames, is_compiling, is_deleted, is_tracing
 from nnxlite.boundary._body import Body, trace_body
 from nnxlite.boundary._call_def import (
     CallDef,
@@ -207,7 +207,9 @@ class JitProgram:
             if returned:
                 with contextlib.suppress(Exception):  # the error itself matters more
                     finish()
-            elif gone := [f"'{at.text()}'" for at, x in zip(call.leaves(), leaves) if _is_gone(x)]:
+            elif gone := [
+                f"'{at.text()}'" for at, x in zip(call.leaves(), leaves) if is_deleted(x)
+            ]:
                 error.add_note(
                     f"The arrays of {listed(gone, most=1)} are gone: this call, or one before it, was "
                     "to reuse their memory. Restore them, from a checkpoint for example; before a call "
@@ -319,11 +321,6 @@ def _shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], list[
         settings.insert(position, None)
     by_leaf = labels(call, settings, "sharding")
     return by_leaf, [settings[i] for i in call.where]
-
-
-def _is_gone(leaf: tp.Any) -> bool:
-    is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
-    return is_array and leaf.is_deleted()
 
 
 def _put_if_uncommitted(value: tp.Any, sharding: tp.Any) -> tp.Any:

@@ -27,6 +27,7 @@ from nnxlite.boundary._call_def import CallDef, Inner, StaticLeaves, enter, stat
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import (
     Meaning,
+    as_it_is,
     broadcast,
     by_path,
     labels,
@@ -184,7 +185,7 @@ class Program:
             options.out_prefix,
             options.out_name,
             options.default,
-            self._meaning(inner, out) if foreign else _as_it_is,
+            self._meaning(inner, out) if foreign else as_it_is,
         )
         out = with_axis_names(inner, out, self.values, out.definition.split(settings)[2], names)
         whole = [i for i in out.definition.written if _is_whole(self.values[i])]
@@ -241,10 +242,6 @@ class Program:
                 "call, and mix jax.lax.axis_index into it with jax.random.fold_in."
             )
         warn_of_streams(self.call, written, self.warned, what, remedy)
-
-
-def _as_it_is(setting: tp.Any, *_: tp.Any) -> tp.Any:
-    return setting
 
 
 def _is_whole(setting: tp.Any) -> bool:
