@@ -63,11 +63,6 @@ def run(folder: Path, steps: int, kill_at: int | None = None) -> None:
     # The seed does not matter to a process that restores.
     model = Network(nnx.Rngs(os.getpid() if (folder / "losses.csv").exists() else 0))
     optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
-
-    def log(step, values):
-        with (folder / "losses.csv").open("a") as lines:
-            print(step, values["loss"], sep=",", file=lines)
-
     with nnx.checkpoint.Manager(folder / "checkpoints", keep=2) as manager:
         for step in nnx.training.loop(
             steps,
@@ -75,7 +70,7 @@ def run(folder: Path, steps: int, kill_at: int | None = None) -> None:
             items={"model": model, "optimizer": optimizer},
             data=data,
             save_every=10,
-            log=log,
+            log=nnx.training.CSV(folder / "losses.csv"),
         ):
             rows = next(data)
             step.log(loss=train_step(model, optimizer, images[rows], labels[rows]))
@@ -105,7 +100,7 @@ def main() -> None:
     process(parts, steps, kill_at=steps // 2 + 9)
     process(parts, steps)
 
-    read = lambda p: np.loadtxt(p / "losses.csv", delimiter=",")
+    read = lambda p: np.loadtxt(p / "losses.csv", delimiter=",", skiprows=1, usecols=(0, 2))
     losses, losses_of_parts = read(whole), read(parts)
     again = int(np.argmin(np.diff(losses_of_parts[:, 0]))) + 1  # where the third process begins
     killed, resumed = np.split(losses_of_parts, [again])

@@ -20,8 +20,7 @@ import jax
 import numpy as np
 import optax
 from _common import options
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec
 from sklearn.datasets import load_digits
 
 import nnxlite as nnx
@@ -69,11 +68,10 @@ def start(count: int, arguments: list[str]) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    known = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
-    environments = [{**os.environ, **known, "JAX_PROCESS_ID": str(i)} for i in range(count)]
+    env = {**os.environ, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
     command = [sys.executable, __file__, *arguments]
-    processes = [subprocess.Popen(command, env=env) for env in environments]
-    return next(filter(None, [process.wait() for process in processes]), 0)
+    runs = [subprocess.Popen(command, env=env | {"JAX_PROCESS_ID": str(i)}) for i in range(count)]
+    return next(filter(None, [run.wait() for run in runs]), 0)
 
 
 def main() -> None:
@@ -84,7 +82,7 @@ def main() -> None:
         count, number = (int(os.environ[f"JAX_{name}"]) for name in ("NUM_PROCESSES", "PROCESS_ID"))
         jax.distributed.initialize(num_processes=count, process_id=number)
     mesh = nnx.make_mesh(data=-1)
-    over = NamedSharding(mesh, P("data"))
+    over = NamedSharding(mesh, PartitionSpec("data"))
     pixels, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))  # the same in all processes
     images, labels = (pixels[order] / 16).astype("float32"), labels[order].astype("int32")
@@ -104,8 +102,7 @@ def main() -> None:
         return 100 * float(metric.compute())
 
     model, optimizer = nnx.init_sharded(build, mesh, nnx.Plan(fsdp="data"))
-    steps = 60 if run.quick else 600
-    for step in nnx.training.loop(steps, progress=jax.process_index() == 0):
+    for step in nnx.training.loop(60 if run.quick else 600, progress=jax.process_index() == 0):
         rows = np.random.default_rng(step.number).integers(TESTED, len(labels), BATCH)
         # Read at once: virtual devices of a CPU share threads, which steps in advance would block.
         step.log(loss=float(train_step(model, optimizer, *batch(rows))))

@@ -11,7 +11,6 @@ Result: about 2.1 bits per pixel on the test set with 16 latent variables. A sec
 gives a map of all digits that it can draw. Both are in `vae.png` in the output folder.
 """
 
-import functools
 import math
 
 import jax
@@ -32,9 +31,13 @@ class VAE(nnx.Module):
     """An encoder to a normal distribution of latent variables, and a decoder to pixels."""
 
     def __init__(self, latents: int, rngs: nnx.Rngs):
-        mlp = functools.partial(nnx.MLP, width=256, depth=2, activation=nnx.gelu, dropout_rate=0.2)
-        self.encoder = mlp(PIXELS, 2 * latents, rngs=rngs)
-        self.decoder = mlp(latents, PIXELS * LEVELS, rngs=rngs)
+        def hidden(ins: int) -> tuple:
+            return nnx.Linear(ins, 256, rngs=rngs), nnx.gelu, nnx.Dropout(0.2, rngs=rngs)
+
+        def mlp(ins: int, outs: int) -> nnx.Sequential:
+            return nnx.Sequential(*hidden(ins), *hidden(256), nnx.Linear(256, outs, rngs=rngs))
+
+        self.encoder, self.decoder = mlp(PIXELS, 2 * latents), mlp(latents, PIXELS * LEVELS)
 
     def encode(self, levels: jax.Array) -> list[jax.Array]:
         """Mean and log standard deviation, both (batch, latents), for levels (batch, 64)."""
