@@ -328,20 +328,26 @@ def _refuse_foreign(call: CallDef, out: Outputs, name: str) -> None:
         name: of the transform and the function.
     """
     for number, value in enumerate(out.values):
-        for leaf in filter(_is_foreign, jax.tree_util.tree_leaves(value)):
+        for leaf in filter(is_foreign, jax.tree_util.tree_leaves(value)):
             path = output_paths(call, out.definition)[number]
-            kind = type(leaf).__name__
             if number < out.definition.num_arrays:
-                raise TypeError(
-                    f"{name} returned a value of type '{kind}' at '{path_text(path[1:])}', "
-                    "which is not a valid JAX type. Return arrays, objects, or pytrees of these; static "
-                    "values can be attributes of objects."
-                )
+                refuse_returned(name, path[1:], leaf)
             raise TypeError(
-                f"{name} stored a value of type '{kind}' at '{path_text(path)}', which is not a "
-                "valid JAX type. Store an array; to make an attribute static, assign "
+                f"{name} stored a value of type '{type(leaf).__name__}' at '{path_text(path)}', which "
+                "is not a valid JAX type. Store an array; to make an attribute static, assign "
                 "nnx.static(value)."
             )
+
+
+def refuse_returned(name: str, path: Path, value: tp.Any) -> None:
+    """Raise TypeError where a leaf of what a function returned is nothing that JAX can return."""
+    if is_foreign(value):
+        at = f" at '{path_text(path)}'" if path else ""
+        raise TypeError(
+            f"{name} returned a value of type '{type(value).__name__}'{at}, which is not a valid JAX "
+            "type. Return arrays, objects, or pytrees of these; static values can be attributes of "
+            "objects."
+        )
 
 
 def _refuse_shared(result: tp.Any, name: str) -> None:
@@ -372,7 +378,7 @@ def refuse_non_arrays(
     """
     pairs = zip(call.leaves(), leaves)
     parts = ((leaf.text(), x) for leaf, value in pairs for x in jax.tree_util.tree_leaves(value))
-    bad = next((pair for pair in parts if _is_foreign(pair[1])), None)
+    bad = next((pair for pair in parts if is_foreign(pair[1])), None)
     if bad is not None:
         if inside is not None and not str(bad[0]).isidentifier():
             remedy = inside
@@ -382,7 +388,8 @@ def refuse_non_arrays(
         ) from None
 
 
-def _is_foreign(value: tp.Any) -> bool:
+def is_foreign(value: tp.Any) -> bool:
+    """Whether a value is nothing that JAX takes for an array."""
     try:
         jax.typeof(value)
     except TypeError:

@@ -23,6 +23,7 @@ from nnxlite._state._definition import State
 from nnxlite.boundary._call_def import CallDef, Partition
 from nnxlite.boundary._inputs import Inputs, further_leaves, leaves_of_code
 from nnxlite.boundary._labels import DiffState, labels
+from nnxlite.boundary._leave import is_foreign, refuse_returned
 from nnxlite.boundary._out import Fixed
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._kinds import Kind
@@ -388,11 +389,22 @@ class Derivation:
         value, *aux = value_and_aux(result, self.call.fun) if self.has_aux else (result,)
         if self.wanted is None:
             leaves, form, value = unwrapped_value(value), None, None
+            parts = () if isinstance(leaves, jax.Array) else jax.tree_util.tree_leaves(leaves)
+            if any(map(is_foreign, parts)):
+                raise TypeError(
+                    f"{self.call.name}: gradient only defined for scalar-output functions, and this one "
+                    f"returned a value of type '{type(leaves).__name__}'. Return a scalar, or with "
+                    "has_aux=True a pair of a scalar and anything else."
+                )
         else:
             shown = Inputs(value, self.call.definition.trees, inside=True)
             partition = Partition.chosen(map(self.wanted, shown.leaves))
-            array = lambda x, flag: jnp.asarray(x) if flag and not isinstance(x, jax.Array) else x
-            every = [*map(array, shown.leaves, partition.labels)]
+            every = list(shown.leaves)
+            for i, flag in enumerate(partition.labels):
+                if flag and not isinstance(every[i], jax.Array):
+                    place = shown.definition.leaves()[i]
+                    refuse_returned(self.call.name, place.path, every[i])
+                    every[i] = jnp.asarray(every[i])
             shapes = [abstract(x) if hasattr(x, "dtype") else None for x in every]
             leaves, form = partition.split(every)[0], Result(shown.definition, partition, shapes)
         return leaves, (Fixed(form), self.call.leave(inner, (value, *aux) if aux else value))
