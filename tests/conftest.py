@@ -106,7 +106,6 @@ SLOW = frozenset(
 )
 SLOW_FUNCTIONS = frozenset(
     [
-        "laws/test_machine.py::test_L4_to_L9_long_sessions",
         "test_docstrings.py::test_examples_in",
         "test_outline.py::test_a_hundred_thousand_variables_take_few_lines",
     ]

@@ -209,7 +209,7 @@ def test_pop_takes_what_the_model_takes(root):
             nnx.pop(root, nnx.Param)
         assert model.canonical(root) == before
         return
-    expected = model.popped(root, nnx.Param)
+    expected = [(path, leaf) for path, leaf in model.leaves(root) if isinstance(leaf, nnx.Param)]
     nnx.split(root)
     popped = nnx.pop(root, nnx.Param)
     model.without(other, nnx.Param)

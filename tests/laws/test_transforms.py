@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import nnxlite as nnx
 from tests.laws import model
+from tests.laws.edits import REAL, Broken, own, pick, variables
 from tests.laws.graphs import Node
-from tests.laws.model import content, pick, references
-from tests.laws.programs import REAL, numbers, pairs, programs, variables
+from tests.laws.model import content, references
+from tests.laws.programs import numbers, pairs, programs
 from tests.laws.programs import run as perform
-from tests.laws.worlds import Broken
 
-few = settings(max_examples=40)
+few = settings(max_examples=25)
 
 
 def run(program, here) -> list[type]:
@@ -103,9 +103,7 @@ def test_L4_L5_a_program_under_jit_does_what_it_does_eagerly(pair, program, a, b
         result = [pick(references(here), a), {"total": total(here), "again": two}]
         return result, pick(references(here), b)
 
-    for variable in variables(pair):  # an array of its own, so that a copy is a write
-        value = variable.get_raw_value()
-        variable.set_raw_value(value.copy() if model.is_array(value) else value)
+    own(variables(pair))  # so that a copy is a write
     other = model.copied(pair)
     mine, theirs = references(pair), references(other)
     before = raw(mine)
