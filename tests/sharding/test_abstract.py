@@ -6,13 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
 from tests.sharding.meshes import linear, mesh_of, names_of, steps
-
-KINDS = pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit), ids=lambda k: k.name)
 
 
 def shapes(tree):
@@ -31,22 +29,15 @@ SHARDED = {
 UNSHARDED = {path: (shape, dtype, None) for path, (shape, dtype, _) in SHARDED.items()}
 
 
-@KINDS
-def test_eval_shape_of_a_jitted_function_keeps_shardings(kind):
-    with jax.set_mesh(mesh_of(kind)):
-        model = nnx.jit(lambda: linear("data", "model")).eval_shape()
-        assert shapes(nnx.state(model)) == SHARDED
-
-
-def test_get_abstract_model_initialises_under_jit_where_it_says():
-    """The state tells `jax.jit` where the parameters are to be made."""
-    mesh = mesh_of()
+def test_the_state_of_an_abstract_model_tells_jit_where_parameters_are_to_be_made():
     make = lambda: linear("data", "model")
-    _, abstract = nnx.get_abstract_model(make, mesh)
+    _, abstract = nnx.get_abstract_model(make, mesh_of())
     where = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     state = jax.jit(lambda: nnx.state(make()), out_shardings=where)()
     assert names_of(state["kernel"].value) == ("data", "model")
     np.testing.assert_array_equal(state["kernel"].value, steps(None, (8, 16)))
+    with jax.set_mesh(mesh_of()):
+        assert shapes(nnx.state(nnx.jit(make).eval_shape())) == SHARDED
 
 
 def test_get_abstract_model_resolves_logical_names_and_may_lack_a_mesh():
@@ -58,16 +49,20 @@ def test_get_abstract_model_resolves_logical_names_and_may_lack_a_mesh():
         nnx.get_abstract_model(lambda: 1 // 0, mesh_of())
 
 
-def test_as_abstract_of_arrays():
-    mesh = mesh_of()
-    model = linear("data", "model")
-    placed = model.kernel.value.sharding
+def test_as_abstract():
+    model, found = linear("data", "model"), []
     state = nnx.as_abstract(nnx.state(model))
-    assert state["kernel"].value.sharding == placed and state["kernel"].sharding_names
-    assert isinstance(model.kernel.value, jax.Array)
-    with jax.set_mesh(mesh):
+    assert state["kernel"].value.sharding == model.kernel.value.sharding
+    assert state["kernel"].sharding_names and isinstance(model.kernel.value, jax.Array)
+    nnx.jit(lambda model: found.append(nnx.as_abstract(nnx.state(model))))(model)
+    assert shapes(found[0]) == UNSHARDED
+    with jax.set_mesh(mesh_of()):
         assert shapes(nnx.as_abstract(nnx.state(model))) == SHARDED
         born = linear("data", "model")
+        kept = nnx.abstract_with_sharding(nnx.state(born))
+        assert kept["kernel"].value is born.kernel.value
+        tree = {"a": jnp.ones(2), "s": jax.ShapeDtypeStruct((2,), jnp.float32), "c": 1}
+        assert nnx.abstract_with_sharding(tree)["s"].sharding is None
     again = nnx.as_abstract(born)  # outside the mesh: as the arrays are
     assert isinstance(again, nnx.Linear) and again is not born
     assert shapes(nnx.state(again)) == SHARDED
@@ -77,31 +72,12 @@ def test_as_abstract_of_arrays():
     assert tree["k"].shape == () and jnp.issubdtype(tree["k"].dtype, jax.dtypes.prng_key)
 
 
-def test_as_abstract_under_a_trace():
-    def traced(model):
-        found.append(nnx.as_abstract(nnx.state(model)))
-        return model.bias.value
-
-    found: list[nnx.State] = []
-    nnx.jit(traced)(linear("data", "model"))
-    assert shapes(found[0]) == UNSHARDED
-
-
-def test_abstract_with_sharding_leaves_arrays():
-    with jax.set_mesh(mesh_of()):
-        model = linear("data", "model")
-        kept = nnx.abstract_with_sharding(nnx.state(model))
-        assert kept["kernel"].value is model.kernel.value
-        tree = {"a": jnp.ones(2), "s": jax.ShapeDtypeStruct((2,), jnp.float32), "c": 1}
-        assert nnx.abstract_with_sharding(tree)["s"].sharding is None
-
-
 def test_eval_shape_places_on_the_mesh_of_a_variable():
-    mesh = mesh_of()
+    mesh, zeros = mesh_of(), jnp.zeros((8, 4))
     make = lambda: nnx.Dict(
-        a=nnx.Param(jnp.zeros((8, 4)), sharding=("data", None), mesh=mesh),
-        b=nnx.Param(jnp.zeros((8, 4)), sharding=NamedSharding(mesh, P("model"))),
-        c=nnx.Param(jnp.zeros(3), sharding=("data",)),
+        a=nnx.Param(zeros, sharding=("data", None), mesh=mesh),
+        b=nnx.Param(zeros, sharding=NamedSharding(mesh, P("model"))),
+        c=nnx.Param(zeros, sharding=("data",)),
     )
     shapes = nnx.eval_shape(make)
     assert names_of(shapes.a) == ("data", None) and names_of(shapes.b) == ("model",)

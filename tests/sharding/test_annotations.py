@@ -1,4 +1,7 @@
-"""Annotations: metadata without a mesh, placement at birth with one; what transforms make of them."""
+"""Annotations: what is placed at birth, logical names, and axes that transforms add and remove.
+
+That layers, optimizers and transforms treat them as the reference does is tested beside it.
+"""
 
 from __future__ import annotations
 
@@ -14,62 +17,46 @@ from jax.sharding import PartitionSpec as P
 import nnxlite as nnx
 from tests.sharding.meshes import linear, mesh_of, names_of
 
-KINDS = (AxisType.Auto, AxisType.Explicit)
 LAYERS = {nnx.PARTITION_NAME: "layers"}
-RULES = (("batch", "data"), ("mlp", "model"), ("embed", None))
+NAMED = {**LAYERS, "nickname": "nick"}
 
 
 def param(*shape, **metadata):
     return nnx.Param(jnp.zeros(shape), **metadata)
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+@pytest.fixture(params=(AxisType.Auto, AxisType.Explicit), ids=lambda kind: kind.name)
 def mesh(request):
     mesh = mesh_of(request.param)
     with jax.set_mesh(mesh):
         yield mesh
 
 
-# On a mesh ---------------------------------------------------------------------------------------
-
-
 def test_a_mesh_entered_as_a_context_manager_counts():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         with mesh_of():
-            assert names_of(linear("data", "model").kernel) == ("data", "model")
-            assert names_of(nnx.jit(lambda: linear("data", "model"))().kernel) == ("data", "model")
+            for make in (linear, nnx.jit(linear, static_argnums=(0, 1))):
+                assert names_of(make("data", "model").kernel) == ("data", "model")
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (np.zeros((8, 4), np.float32), ("data", None)),
-        ({"a": jnp.zeros((8, 4)), "b": jnp.zeros((2, 4, 3))}, ("data", None)),
-        (jax.ShapeDtypeStruct((8, 4), jnp.float32), ("data", None)),
-    ],
-    ids=["numpy", "pytree", "abstract"],
-)
-def test_what_is_placed(value, expected):
-    with jax.set_mesh(mesh_of()):
-        held = nnx.Variable(value, sharding=("data", None)).value
-    assert [names_of(leaf) for leaf in jax.tree.leaves(held)] == [expected] * len(
-        jax.tree.leaves(value)
-    )
-    jax.tree.map(lambda x, y: x.shape == y.shape or pytest.fail("shape"), held, value)
-
-
-def test_an_empty_annotation_moves_nothing(mesh):
+def test_what_is_placed(mesh):
+    for value in (
+        np.zeros((8, 4), np.float32),
+        {"a": jnp.zeros((8, 4)), "b": jnp.zeros((2, 4, 3))},
+        jax.ShapeDtypeStruct((8, 4), jnp.float32),
+    ):
+        placed = nnx.Variable(value, sharding=("data", None)).value
+        assert {names_of(leaf) for leaf in jax.tree.leaves(placed)} == {("data", None)}
+    reference = param(8, 4, sharding=("data", None), ref=True)
+    assert names_of(reference.get_value()) == ("data", None)
     rows = jax.device_put(jnp.zeros((8, 4)), NamedSharding(mesh, P("data")))
     for empty in ((), [], P()):
         assert nnx.Param(rows, sharding=empty).value is rows
     assert names_of(nnx.Param(rows, sharding=(None,))) == (None,)
-
-
-def test_references_are_made_of_placed_arrays():
-    with jax.set_mesh(mesh_of()):
-        variable = param(8, 4, sharding=("data", None), ref=True)
-    assert names_of(variable.get_value()) == ("data", None)
+    variable = param(8, 4, sharding=("data", None))
+    variable.value = jnp.ones((8, 4))
+    assert variable.value.is_fully_replicated  # placed at birth, and the writer's business since
 
 
 def test_inside_shard_map_a_value_is_one_shard():
@@ -80,41 +67,22 @@ def test_inside_shard_map_a_value_is_one_shard():
         whole = nnx.Variable(x, sharding=(("data", "model"), None))
         return count.value + whole.value
 
+    specs = {"mesh": mesh, "in_specs": P("data"), "out_specs": P("data")}
     with jax.set_mesh(mesh):
-        y = jax.jit(jax.shard_map(shard, mesh=mesh, in_specs=P("data"), out_specs=P("data")))(
-            jnp.ones((8, 4))
-        )
-        np.testing.assert_array_equal(y, np.full((8, 4), 2))
-        # Only `data` is divided by hand; `model` is still the compiler's.
-        partly = jax.shard_map(
-            shard, mesh=mesh, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}
-        )
-        np.testing.assert_array_equal(jax.jit(partly)(jnp.ones((8, 4))), np.full((8, 4), 2))
+        for partly in ({}, {"axis_names": {"data"}}):  # then `model` is still the compiler's
+            y = jax.jit(jax.shard_map(shard, **specs, **partly))(jnp.ones((8, 4)))
+            np.testing.assert_array_equal(y, np.full((8, 4), 2))
 
 
-def test_writing_does_not_move_a_value_back(mesh):
-    variable = param(8, 4, sharding=("data", None))
-    variable.value = jnp.ones((8, 4))
-    assert variable.value.is_fully_replicated  # placed at birth, and the writer's business since
-
-
-# Logical names -----------------------------------------------------------------------------------
-
-
-def test_rules_place_parameters(mesh):
-    with nnx.logical_axis_rules(RULES):
+def test_rules_place_parameters_and_are_part_of_a_program(mesh):
+    with nnx.logical_axis_rules((("batch", "data"), ("mlp", "model"))):
         layer = linear("batch", "mlp")
         assert layer.kernel.sharding_names == ("batch", "mlp")  # the annotation stays logical
         assert names_of(layer.kernel) == ("data", "model")
-
-
-def test_a_jitted_function_is_traced_anew_under_other_rules():
-    with jax.set_mesh(mesh_of()):
-        make = nnx.jit(lambda: param(8, 4, sharding=("rows", None)))
-        with nnx.logical_axis_rules([("rows", "data")]):
-            assert names_of(make())[0] == "data"
-        with nnx.logical_axis_rules([("rows", "model")]):
-            assert names_of(make())[0] == "model"
+    make = nnx.jit(lambda: param(8, 4, sharding=("rows", None)))
+    for axis in ("data", "model"):
+        with nnx.logical_axis_rules([("rows", axis)]):
+            assert names_of(make())[0] == axis
 
 
 # Axes that transforms add and remove -------------------------------------------------------------
@@ -132,9 +100,6 @@ def test_an_annotation_that_brings_its_mesh_gets_an_axis_and_loses_it(name, firs
     scan = nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, transform_metadata=over)
     scan(0.0, stacked)
     assert seen[0] == rows
-
-
-NAMED = {nnx.PARTITION_NAME: "layers", "nickname": "nick"}
 
 
 @pytest.mark.parametrize(
@@ -184,18 +149,22 @@ def test_transforms_move_names_of_other_metadata():
 
 
 @pytest.mark.parametrize(
-    "axis, wanted", [(1, ("data", None, "model")), (-1, ("data", "model", None))]
+    ("names", "axis", "over", "wanted"),
+    [
+        (("data", "model"), 1, None, ("data", None, "model")),
+        (("data", "model"), -1, None, ("data", "model", None)),
+        (("data",), 2, None, ("data", None, None)),
+        (("data",), -1, LAYERS, ("data", None, "layers")),
+        (NamedSharding(mesh_of(), P("data", "model")), 1, None, ("data", None, "model")),
+    ],
+    ids=["inside", "last", "short", "named", "mesh"],
 )
-def test_an_unnamed_axis_is_where_the_transform_puts_it(axis, wanted):
-    make = lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=("data", "model"))
-    assert nnx.vmap(make, out_axes=axis)(jnp.arange(3)).sharding_names == wanted
-    short = lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=("data",))
-    assert nnx.vmap(short, out_axes=2)(jnp.arange(3)).sharding_names == ("data", None, None)
-    named = nnx.vmap(short, out_axes=-1, transform_metadata=LAYERS)(jnp.arange(3))
-    assert named.sharding_names == ("data", None, "layers")
-    sharding = NamedSharding(mesh_of(), P("data", "model"))
-    placed = nnx.vmap(lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=sharding), out_axes=axis)
-    assert tuple(placed(jnp.arange(3)).sharding_names.spec) == wanted
+def test_an_axis_is_where_the_transform_puts_it(names, axis, over, wanted):
+    make = lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=names)
+    options = {"transform_metadata": over} if over else {}
+    stacked = nnx.vmap(make, out_axes=axis, **options)(jnp.arange(3))
+    found = stacked.sharding_names
+    assert (tuple(found.spec) if isinstance(found, NamedSharding) else found) == wanted
 
 
 @pytest.mark.parametrize(
@@ -210,9 +179,6 @@ def test_annotations_of_arguments_and_their_copies_are_left_alone(names):
         param = nnx.Param(jnp.ones((3, 8, 8)), sharding=names, eager_sharding=False)
         copied = transform(both)(param, jnp.arange(3.0))
         assert param.sharding_names == copied.sharding_names == names
-
-
-# transform_metadata ------------------------------------------------------------------------------
 
 
 def test_transform_metadata_takes_arguments_by_name_and_shared_ones_once():

@@ -27,23 +27,18 @@ def made(*args):
     return nnx.eval_shape(lambda: nnx.Linear(*args, rngs=nnx.Rngs(0)))
 
 
-class Tied(nnx.Module):
-    def __init__(self) -> None:
-        self.a = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
-        self.b = nnx.Dict(inner=self.a)
+def tied():
+    layer = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    return nnx.Dict(a=layer, b=nnx.Dict(inner=layer))
 
 
 PLANS = """
 planned('fsp')
     ValueError: plan_layout: no plan is called 'fsp'; there are 'data', 'fsdp', 'tensor' and
     combinations such as 'fsdp+tensor'. Was 'fsdp' meant?
-planned('')
-    ValueError: no plan is called ''
 planned(3)
     TypeError: plan_layout: a plan is a text such as 'fsdp+tensor', a mapping of path patterns to
     specs, or an nnx.Plan, got 3.
-planned(None)
-    TypeError: a plan is a text such as ... got None.
 planned(nnx.Plan(fsdp='x'))
     ValueError: plan_layout: the plan uses the mesh axis 'x' for 'fsdp', and the mesh has the axes
     data=4, model=2. Name one of these, or make a mesh with 'x'.
@@ -83,9 +78,7 @@ planned({'zzzz': None})
 planned({'head.kernel': 5})
     TypeError: plan_layout: the rule 'head.kernel' has to be a PartitionSpec or a tuple of mesh axes,
     such as (None, 'model'), or None for an array that every device has as a whole; got 5.
-planned({'head.kernel': 'model'})
-    TypeError: has to be a PartitionSpec or a tuple ... got 'model'.
-planned({'a.kernel': ('data', None), 'b.inner.kernel': ('model', None)}, nnx.eval_shape(Tied))
+planned({'a.kernel': ('data', None), 'b.inner.kernel': ('model', None)}, nnx.eval_shape(tied))
     ValueError: plan_layout: a.kernel and b.inner.kernel are one array, and two rules divide it in
     different ways: 'a.kernel' says (data, -), 'b.inner.kernel' says (model, -). Give both the same,
     or take one of the two rules away.
@@ -94,12 +87,12 @@ SHARD = """
 nnx.jit(lambda m: nnx.shard(m, mesh_of(), 'fsdp') and None)(layer)
     ValueError: shard: an array inside a transform has no placement yet. Call it outside, or build the
     model by nnx.init_sharded.
-nnx.jit(lambda: nnx.init_sharded(Tied, mesh_of(), 'fsdp'))()
+nnx.jit(lambda: nnx.init_sharded(tied, mesh_of(), 'fsdp'))()
     ValueError: init_sharded: call it outside of transforms, or only build() inside.
 nnx.shard(layer, MESH, 'data')
     TypeError: shard: bias is an array, and an abstract mesh has no devices for it. Give a
     jax.sharding.Mesh, or only ask for the layout: nnx.plan_layout.
-nnx.init_sharded(Tied, MESH, 'fsdp')
+nnx.init_sharded(tied, MESH, 'fsdp')
     TypeError: init_sharded: the mesh has to be a jax.sharding.Mesh, got AbstractMesh
 nnx.shard(layer, mesh_of(), {'kernel': ('data',), 'bias': (None, 'model')})
     ValueError: shard: the rule 'bias' for bias divides shape (16,)
@@ -110,8 +103,6 @@ nnx.make_mesh()
     ValueError: make_mesh: the axes () do not make a grid of 8 devices (cpu). The product of the sizes
 nnx.make_mesh(data=3)
     ValueError: make_mesh: the axes data=3 do not make a grid of 8 devices
-nnx.make_mesh(data=-1, model=3)
-    ValueError: do not make a grid of 8 devices
 nnx.make_mesh(a=-1, b=-1)
     ValueError: do not make a grid of 8 devices
 nnx.make_mesh(a=0)
@@ -121,8 +112,6 @@ ANNOTATIONS = """
 param(8, 4, sharding=('nope', None))
     ValueError: Sharding annotation ('nope', None) names ['nope'], which the mesh with axes ('data',
     'model') does not have. Use its axes, or map logical names with nnx.logical_axis_rules.
-param(8, 4, sharding=(('data', 'nope'), None))
-    ValueError: names ['nope'], which the mesh
 param(8, 4, sharding=('data', None, 'model'))
     ValueError: has 3 axes, the value has shape (8, 4). Give one name (or None) for each array axis.
 param(8, 4, sharding='data')
@@ -136,7 +125,7 @@ nnx.as_abstract(ABSENT)
     ValueError: names ['nope'], which the mesh
 nnx.abstract_with_sharding(SHORT)
     ValueError: 2 axes, the value has shape (3,)
-nnx.as_abstract(nnx.Dict(a=tied, b=tied), graph=False)
+nnx.as_abstract(nnx.Dict(a=stages, b=stages), graph=False)
     ValueError: graph=False
 with nnx.logical_axis_rules({'batch': 'data'}): pass
     ValueError: A logical axis rule is a pair (logical name, mesh axis), got 'batch'; for several mesh
@@ -151,14 +140,10 @@ AXES = """
 nnx.spmd.add_axis(stages, 0, {'other': 1})
     ValueError: The name of the axis is missing: transform_metadata has no entry 'partition_name' in
     {'other': 1}. Give {nnx.PARTITION_NAME: name}.
-nnx.spmd.remove_axis(stages, 0, {'other': 1})
-    ValueError: The name of the axis is missing
 nnx.spmd.remove_axis([layers, stages], 0, LAYERS)
     ValueError: names ('stages',): axis 0 is 'stages', not 'layers'
 nnx.vmap(lambda m: None, transform_metadata={nnx.PARTITION_NAME: 'stages'})(layers)
     ValueError: axis 0 is 'layers', not 'stages'
-nnx.vmap(lambda m: 1 // 0, transform_metadata=LAYERS)(layers)
-    ZeroDivisionError: integer
 over(lambda *args: 1 // 0)(layers)
     ZeroDivisionError: integer
 over(id)(layers, stages)
@@ -207,8 +192,6 @@ nnx.remat_layers(lambda m: m, {'layer.*': None})(nnx.MLP(2, 2, width=2, depth=1,
 JIT = """
 nnx.jit(lambda m: m, in_shardings=whole, out_shardings=rows)(layer)
     ValueError: different out_shardings for a shared Param ... 'm.kernel'
-nnx.jit(lambda m: [m.kernel], out_shardings=rows)(layer)
-    ValueError: different out_shardings for a shared Param ... 'm.kernel'
 call(nnx.StateSharding({nnx.PathContains('kernel'): whole}), layer)
     ValueError: No sharding found for Param at 'bias' ... PathContains
 call((whole, whole, whole), layer, x)
@@ -243,7 +226,6 @@ def scope():
     x = jnp.ones((16, 8))
     values = {
         "layer": linear(),
-        "tied": param(2),
         "stages": param(3, sharding=("stages",)),
         "layers": param(3, 4, sharding=("layers", "x")),
         "LAYERS": {nnx.PARTITION_NAME: "layers"},

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import rich.console
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
@@ -32,32 +33,23 @@ def whys(tree, plan, mesh=MESH):
     return {entry.name: entry.why for entry in nnx.plan_layout(tree, mesh, plan)}
 
 
-@pytest.mark.parametrize(
-    "layer, expected",
-    [
-        (made(nnx.Linear, 8, 32), {"kernel": (None, "model"), "bias": ("model",)}),
-        (made(nnx.Linear, 32, 8), {"kernel": ("model", None), "bias": (None,)}),
-        (made(nnx.Linear, 8, 8), {"kernel": (None, "model"), "bias": ("model",)}),
-        (made(nnx.Linear, 8, 33), {"kernel": ("model", None), "bias": (None,)}),
-        (
-            made(nnx.LinearGeneral, (2, 4), (6, 8), axis=(-2, -1)),
-            {"kernel": (None, None, "model", None), "bias": ("model", None)},
-        ),
-        (made(nnx.Embed, 6, 4), {"embedding": ("model", None)}),
-        (made(nnx.Embed, 5, 4), {"embedding": (None, "model")}),
-        (
-            made(nnx.Conv, 4, 8, (3, 3)),
-            {"kernel": (None, None, None, "model"), "bias": ("model",)},
-        ),
-        (
-            made(nnx.Conv, 4, 8, 3, feature_group_count=4),
-            {"kernel": (None, None, "model"), "bias": ("model",)},
-        ),
-    ],
-    ids=["wide", "narrow", "square", "odd", "general", "embed", "odd embed", "conv", "depthwise"],
-)
+TENSOR = [
+    ((nnx.Linear, 8, 32), {"kernel": (None, "model"), "bias": ("model",)}),
+    ((nnx.Linear, 32, 8), {"kernel": ("model", None), "bias": (None,)}),
+    ((nnx.Linear, 8, 8), {"kernel": (None, "model"), "bias": ("model",)}),
+    ((nnx.Linear, 8, 33), {"kernel": ("model", None), "bias": (None,)}),
+    ((nnx.LinearGeneral, 4, (6, 8)), {"kernel": (None, "model", None), "bias": ("model", None)}),
+    ((nnx.Embed, 6, 4), {"embedding": ("model", None)}),
+    ((nnx.Embed, 5, 4), {"embedding": (None, "model")}),
+    ((nnx.Conv, 4, 8, 3), {"kernel": (None, None, "model"), "bias": ("model",)}),
+]
+
+
+@pytest.mark.parametrize("layer, expected", TENSOR, ids=str)
 def test_tensor_parallel_layers(layer, expected):
-    assert specs(layer, "tensor") == expected
+    assert specs(made(*layer), "tensor") == expected
+    if layer[0] is nnx.Conv:  # also where it is depthwise
+        assert specs(made(*layer, feature_group_count=4), "tensor") == expected
 
 
 def test_attention_is_divided_by_heads_and_a_block_by_columns_and_rows():
@@ -88,17 +80,14 @@ def test_square_layers_are_divided_by_columns_whatever_they_are_called():
 
 
 ADAPTED = {
-    "columns": lambda: nnx.Dict(up=nnx.Linear(8, 32, rngs=nnx.Rngs(0))),
-    "rows": lambda: nnx.Dict(down=nnx.Linear(32, 8, rngs=nnx.Rngs(0))),
-    "square": lambda: nnx.Dict(proj=nnx.Linear(8, 8, rngs=nnx.Rngs(0))),
-    "general": lambda: nnx.LinearGeneral((2, 4), (6, 8), axis=(-2, -1), rngs=nnx.Rngs(0)),
-    "attention": lambda: nnx.MultiHeadAttention(4, 32, decode=False, rngs=nnx.Rngs(0)),
-    "convolution": lambda: nnx.Conv(4, 8, (3, 3), rngs=nnx.Rngs(0)),
-    "embedding": lambda: nnx.Embed(64, 32, rngs=nnx.Rngs(0)),
-    "stack": lambda: nnx.vmap(lambda rngs: nnx.Linear(8, 32, rngs=rngs))(nnx.Rngs(0).fork(split=3)),
-    "decoder": lambda: Decoder(nnx.Rngs(0), blocks=2),
-    "annotated": lambda: nnx.Linear(
-        8, 32, rngs=nnx.Rngs(0), kernel_metadata={"sharding": ("model", "data")}
+    "columns": lambda rngs: nnx.Dict(up=nnx.Linear(8, 32, rngs=rngs)),
+    "rows": lambda rngs: nnx.Dict(down=nnx.Linear(32, 8, rngs=rngs)),
+    "general": lambda rngs: nnx.LinearGeneral((2, 4), (6, 8), axis=(-2, -1), rngs=rngs),
+    "convolution": lambda rngs: nnx.Conv(4, 8, (3, 3), rngs=rngs),
+    "stack": lambda rngs: nnx.vmap(lambda rngs: nnx.Linear(8, 32, rngs=rngs))(rngs.fork(split=3)),
+    "decoder": lambda rngs: Decoder(rngs, blocks=2),
+    "annotated": lambda rngs: nnx.Linear(
+        8, 32, rngs=rngs, kernel_metadata={"sharding": ("model", "data")}
     ),
 }
 LAYERS = nnx.Any(nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.Embed)
@@ -110,25 +99,23 @@ LAYERS = nnx.Any(nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.Embed)
 )
 def test_adapters_lie_where_their_kernels_lie(kind, plan):
     def adapted():
-        model = ADAPTED[kind]()
+        model = ADAPTED[kind](nnx.Rngs(0))
         nnx.lora.inject(model, LAYERS, rank=4, rngs=nnx.Rngs(1))
         return model
 
     plan = dataclasses.replace(as_plan(plan, MESH, "test"), min_size=16)
-    plain = specs(nnx.eval_shape(ADAPTED[kind]), plan)
-    found = specs(nnx.eval_shape(adapted), plan)
-    assert {
-        name.removesuffix(".base"): spec for name, spec in found.items() if "lora_" not in name
-    } == plain
-    reasons = whys(nnx.eval_shape(adapted), plan)
-    tensor = whys(nnx.eval_shape(ADAPTED[kind]), dataclasses.replace(plan, fsdp=None))
-    for name in (name for name in found if name.endswith("base")):
-        kernel = name.removesuffix(".base")
-        split = len(found[name]) - (2 if kind == "general" or "query" in name else 1)
+    model = nnx.eval_shape(lambda: ADAPTED[kind](nnx.Rngs(0)))
+    layout = {e.name: e for e in nnx.plan_layout(nnx.eval_shape(adapted), MESH, plan)}
+    kernels = {n.removesuffix(".base"): e.spec for n, e in layout.items() if "lora_" not in n}
+    assert {name: tuple(spec) for name, spec in kernels.items()} == specs(model, plan)
+    tensor = whys(model, dataclasses.replace(plan, fsdp=None))
+    for kernel in (name.removesuffix(".base") for name in layout if name.endswith("base")):
+        a, b = layout[f"{kernel}.lora_a"], layout[f"{kernel}.lora_b"]
+        split = len(kernels[kernel]) - (2 if kind == "general" or "query" in kernel else 1)
         if "tensor: rows" in tensor[kernel] and kind != "convolution":
-            assert "model" in found[f"{kernel}.lora_a"] and "model" not in found[f"{kernel}.lora_b"]
-        if "tensor: columns" in tensor[kernel] and found[name][split] == "model":
-            assert found[f"{kernel}.lora_b"][-1] == "model" and reasons[f"{kernel}.lora_b"]
+            assert "model" in a.spec and "model" not in b.spec
+        if "tensor: columns" in tensor[kernel] and kernels[kernel][split] == "model":
+            assert b.spec[-1] == "model" and b.why
 
 
 def test_rules_for_kernels_are_rules_for_the_bases_of_adapters():
@@ -165,10 +152,11 @@ RAW = optax.chain(optax.clip(1.0), optax.adamw(1e-3))
         lambda model: nnx.Dict(anything=nnx.Optimizer(model, RAW, wrt=nnx.Param)),
         lambda model: RAW.init(nnx.state(model, nnx.Param)),
         lambda model: {"anything": RAW.init(nnx.to_pure_dict(nnx.state(model, nnx.Param)))},
+        lambda model: nnx.TrainState.create(None, params=nnx.state(model, nnx.Param), tx=RAW),
         lambda model: nnx.EMA(model, decay=0.9),
         lambda model: nnx.state(model, nnx.Param),
     ],
-    ids=["optimizer", "in an object", "states", "dicts", "averages", "gradients"],
+    ids=["optimizer", "in an object", "states", "dicts", "train state", "averages", "gradients"],
 )
 def test_what_belongs_to_parameters_is_divided_like_them_whatever_it_is_called(build):
     def both():
@@ -183,17 +171,6 @@ def test_what_belongs_to_parameters_is_divided_like_them_whatever_it_is_called(b
     for entry in others:
         parameter = next(p for path, p in parameters.items() if entry.path[-len(path) :] == path)
         assert (entry.spec, entry.why) == (parameter.spec, "like its parameter")
-
-
-def test_the_moments_of_a_train_state_are_divided_like_its_parameters():
-    def build():
-        graphdef, params = nnx.split(nnx.Linear(32, 64, rngs=nnx.Rngs(0)))
-        return nnx.TrainState.create(graphdef, params=params, tx=RAW)
-
-    plan = nnx.Plan(tensor="model", rules={"params.kernel": (None, "model")})
-    found = specs(nnx.eval_shape(build), plan)
-    kernels = [spec for name, spec in found.items() if name.endswith("kernel")]
-    assert kernels == [(None, "model")] * 3
 
 
 def test_fsdp_divides_the_largest_axis_that_can_be():
@@ -214,14 +191,10 @@ def test_fsdp_divides_the_largest_axis_that_can_be():
     assert specs(model, nnx.Plan(fsdp=("data", "model")))["high"] == (("data", "model"), None)
 
 
-@pytest.mark.parametrize("plan", ["fsdp+tensor", "fsdp, tensor", ["fsdp", "tensor"]])
-def test_parts_are_combined(plan):
+def test_parts_are_combined_and_axes_have_their_usual_names_or_are_the_only_one():
     layer = made(nnx.Linear, 64, 128)
-    assert specs(layer, plan) == {"kernel": ("data", "model"), "bias": ("model",)}
-
-
-def test_axes_by_their_usual_names_or_the_only_one():
-    layer = made(nnx.Linear, 64, 128)
+    for plan in ("fsdp+tensor", "fsdp, tensor", ["fsdp", "tensor"]):
+        assert specs(layer, plan) == {"kernel": ("data", "model"), "bias": ("model",)}
     three = AbstractMesh((2, 2, 2), ("data", "fsdp", "tensor"))
     layout = nnx.plan_layout(layer, three, "data+fsdp+tensor")
     assert layout.plan == nnx.Plan("data", "fsdp", "tensor")
@@ -249,15 +222,13 @@ def test_rules_decide_first_and_alone():
     assert expected.items() <= found.items()
 
 
-class Tied(nnx.Module):
-    def __init__(self) -> None:
-        self.a = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
-        self.b = nnx.Dict(inner=self.a)
-
-
 def test_rules_for_any_path_of_what_is_shared():
-    model = nnx.eval_shape(Tied)
-    assert specs(model, {"b.inner.kernel": ("model", None)})["a.kernel"] == ("model", None)
+    def tied():
+        layer = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+        return nnx.Dict(a=layer, b=nnx.Dict(inner=layer))
+
+    found = specs(nnx.eval_shape(tied), {"b.inner.kernel": ("model", None)})
+    assert found["a.kernel"] == ("model", None)
 
 
 # Meshes ------------------------------------------------------------------------------------------
@@ -274,9 +245,11 @@ def test_meshes():
 # The report --------------------------------------------------------------------------------------
 
 
-def test_a_layout_says_what_lies_where():
+def test_a_layout_says_what_lies_where(monkeypatch):
     layout = nnx.plan_layout(ABSTRACT, MESH, "fsdp+tensor")
     text = str(layout)
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    assert str(layout) == text  # in a notebook too
     assert text.startswith(
         "Layout on 8 abstract devices (data=4, model=2); plan: fsdp=data, tensor=model"
     )
@@ -294,15 +267,6 @@ def test_a_layout_says_what_lies_where():
     )
 
 
-def test_a_layout_is_text_in_a_notebook_too(monkeypatch):
-    import rich.console
-
-    layout = nnx.plan_layout(ABSTRACT, MESH, "fsdp+tensor")
-    outside = str(layout)
-    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
-    assert str(layout) == outside
-
-
 def test_a_long_layout_lists_its_largest_arrays():
     model = nnx.Dict({f"w{i}": nnx.Param(np.zeros(i + 1)) for i in range(70)})
     text = str(nnx.plan_layout(model, MESH, "data"))
@@ -313,8 +277,6 @@ def test_batches_are_put_on_the_mesh():
     mesh = nnx.make_mesh(data=4, model=2)
     layout = nnx.plan_layout(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), mesh, "data")
     batch = layout.put({"x": np.arange(8.0).reshape(8, 1), "scale": 2.0})
-    assert batch["x"].sharding == layout.batch and batch["x"].addressable_shards[0].data.shape == (
-        2,
-        1,
-    )
+    assert batch["x"].sharding == layout.batch
+    assert batch["x"].addressable_shards[0].data.shape == (2, 1)
     assert batch["scale"].sharding.is_fully_replicated

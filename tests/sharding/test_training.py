@@ -1,4 +1,4 @@
-"""Training on eight devices gives what one device gives, wherever parameters and data lie."""
+"""Annotated models on eight devices train as on one; moments, and the shardings of `jit`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.nn.quick import normal
 from tests.sharding.meshes import linear, mesh_of, names_of, steps
 
 X, Y = normal(16, 8), normal(16, 4, seed=1)
-PLAIN, DATA, MODEL = (None, None), ("data", None), (None, "model")
+PLAIN = (None, None)
 
 
 class Net(nnx.Module):
@@ -41,6 +41,7 @@ def build(**names):
     return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 
 
+@nnx.jit
 def train_step(model, optimizer, x, y):
     def loss_of(model):
         return jnp.mean((model(x) - y) ** 2)
@@ -50,74 +51,49 @@ def train_step(model, optimizer, x, y):
     return loss
 
 
-def train(model, optimizer, x=X, y=Y, **options):
-    step = nnx.jit(train_step, **options)
-    return [float(step(model, optimizer, x, y)) for _ in range(3)]
-
-
-def arrays(*nodes):
-    return {path: np.asarray(v.value) for path, v in nnx.to_flat_state(nnx.state(list(nodes)))}
-
-
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for path, value in expected.items():
-        np.testing.assert_allclose(found[path], value, rtol=2e-4, atol=2e-5, err_msg=str(path))
+def trained(model, optimizer, x=X, y=Y):
+    """Losses of three steps, and what they leave."""
+    losses = [float(train_step(model, optimizer, x, y)) for _ in range(3)]
+    state = nnx.state([model, optimizer])
+    return {"losses": losses} | {p: v.get_value() for p, v in nnx.to_flat_state(state)}
 
 
 @pytest.fixture(scope="module")
 def one_device():
-    """Losses and final values of three steps."""
-    model, optimizer = build()
-    losses = train(model, optimizer)
-    assert losses[2] < losses[0]
-    return losses, arrays(model, optimizer)
+    found = trained(*build())
+    assert found["losses"][2] < found["losses"][0]
+    return found
 
 
+TENSOR = {"first": (None, "model"), "second": ("model", None)}
 LAYOUTS = {
-    "data parallel": ({}, P(("data", "model"))),
-    "fully sharded": ({"first": DATA, "second": (("data", "model"), None)}, P("data")),
-    "tensor parallel": ({"first": MODEL, "second": ("model", None)}, P("data")),
+    "fully sharded": (
+        AxisType.Auto,
+        {"first": ("data", None), "second": (("data", "model"), None)},
+    ),
+    "tensor parallel": (AxisType.Auto, TENSOR),
+    "explicit": (AxisType.Explicit, {**TENSOR, "hidden": P("data", "model"), "out": P("data")}),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_losses_are_those_of_one_device(layout, one_device):
-    names, batch = LAYOUTS[layout]
-    mesh = mesh_of()
+def test_losses_and_state_are_those_of_one_device(layout, one_device):
+    kind, names = LAYOUTS[layout]
+    mesh = mesh_of(kind)
     with jax.set_mesh(mesh):
-        model, optimizer = nnx.jit(lambda: build(**names))() if names else build()
-        where = NamedSharding(mesh, batch)
-        losses = train(model, optimizer, jax.device_put(X, where), jax.device_put(Y, where))
-    np.testing.assert_allclose(losses, one_device[0], rtol=1e-4)
-    assert_same(arrays(model, optimizer), one_device[1])
-    mu = optimizer.opt_state[0].mu
-    for layer, key in ((model.first, "first"), (model.second, "second")):
-        wanted = names.get(key, PLAIN)
-        moment = mu[key]["kernel"]
-        assert moment.sharding_names == layer.kernel.sharding_names == wanted
-        if names:
-            # Nothing is gathered: a parameter and its moments are on each device in parts.
-            for variable in (layer.kernel, moment):
-                placed = variable.value.sharding
-                assert placed.is_equivalent_to(NamedSharding(mesh, P(*wanted)), 2), placed
-            assert layer.kernel.value.addressable_shards[0].data.size < layer.kernel.value.size
-
-
-def test_an_explicit_mesh_carries_shardings_in_types(one_device):
-    mesh = mesh_of(AxisType.Explicit)
-    seen = []
-    with jax.set_mesh(mesh):
-        names = {"first": MODEL, "second": ("model", None)}
-        model, optimizer = build(**names, hidden=P("data", "model"), out=P("data", None))
-        x, y = jax.device_put(X, P("data", None)), jax.device_put(Y, P("data", None))
-        nnx.jit(lambda m, x: seen.append(jax.typeof(m.first(x)).sharding.spec))(model, x)
-        losses = train(model, optimizer, x, y)
-    assert seen == [P("data", "model")]
-    np.testing.assert_allclose(losses, one_device[0], rtol=1e-4)
-    assert_same(arrays(model, optimizer), one_device[1])
-    assert names_of(model.first.kernel) == names_of(optimizer.opt_state[0].nu["first"]["kernel"])
-    assert names_of(model.first.kernel) == MODEL
+        model, optimizer = nnx.jit(lambda: build(**names))()
+        found = trained(model, optimizer, *(jax.device_put(a, P("data", None)) for a in (X, Y)))
+    assert found.keys() == one_device.keys()
+    for path, value in one_device.items():
+        np.testing.assert_allclose(found[path], value, rtol=2e-4, atol=2e-5, err_msg=str(path))
+    for key in ("first", "second"):
+        kernel, moment = getattr(model, key).kernel, optimizer.opt_state[0].mu[key]["kernel"]
+        assert moment.sharding_names == kernel.sharding_names == names[key]
+        # Nothing is gathered: a parameter and its moments are on each device in parts.
+        for variable in (kernel, moment):
+            wanted = NamedSharding(mesh, P(*names[key]))
+            assert variable.value.sharding.is_equivalent_to(wanted, 2)
+            assert variable.value.addressable_shards[0].data.size < kernel.value.size
 
 
 # Optimizer state ---------------------------------------------------------------------------------
@@ -132,8 +108,7 @@ def test_to_opt_state_places_what_it_annotates():
 
 
 def test_shardings_of_moments_with_axes_of_their_own():
-    mesh = mesh_of()
-    whole = NamedSharding(mesh, P("data", "model"))
+    whole = NamedSharding(mesh_of(), P("data", "model"))
     for annotation in (whole, Format(Layout((1, 0)), whole)):
         model = nnx.Dict(w=nnx.Param(jnp.zeros((8, 4)), sharding=annotation))
         state = nnx.Optimizer(model, optax.lbfgs(memory_size=2), wrt=nnx.Param).opt_state[0]
@@ -160,20 +135,17 @@ def test_moments_of_stacked_layers_have_the_stacked_axis(partition):
 # Shardings of `jit` ------------------------------------------------------------------------------
 
 
-def shardings(kernel):
-    mesh = kernel.mesh
-    return {nnx.PathContains("kernel"): kernel, ...: NamedSharding(mesh, P())}
+def columns(mesh):
+    """Kernels by columns, all else on every device."""
+    whole = NamedSharding(mesh, P())
+    return nnx.StateSharding(
+        {nnx.PathContains("kernel"): whole.update(spec=P(None, "model")), ...: whole}
+    )
 
 
 def test_a_result_of_the_arguments_has_their_sharding():
-    whole = NamedSharding(mesh_of(), P())
-    rows = whole.update(spec=P("data"))
+    rows = NamedSharding(mesh_of(), P("data"))
     model = linear()
-    with pytest.raises(ValueError, match="different out_shardings for a shared Param.*'m.kernel'"):
-        nnx.jit(lambda m: m, in_shardings=whole, out_shardings=rows)(model)
-    with pytest.raises(ValueError, match="different out_shardings for a shared Param.*'m.kernel'"):
-        nnx.jit(lambda m: [m.kernel], out_shardings=rows)(model)
-    assert model.kernel.value.sharding.num_devices == 1
     assert nnx.jit(lambda m: m, in_shardings=rows)(model) is model
     assert names_of(model.kernel) == ("data",)
     assert nnx.jit(lambda m: m, in_shardings=rows, out_shardings=rows)(model) is model
@@ -187,29 +159,21 @@ def test_jit_takes_specs_on_the_mesh_in_force():
         assert names_of(model.kernel) == ()
 
 
-def test_jit_with_shardings_and_donation():
+def test_jit_with_shardings_donates_and_compiles_ahead_of_time():
     mesh = mesh_of()
-    places = nnx.StateSharding(shardings(NamedSharding(mesh, P(None, "model"))))
+    rows = NamedSharding(mesh, P("data"))
+    step = nnx.jit(lambda m, x: m(x), in_shardings=(columns(mesh), rows), out_shardings=rows)
     model = linear()
+    np.testing.assert_allclose(step.lower(model, X).compile()(model, X), model(X), rtol=1e-5)
     model.kernel.value = jax.device_put(model.kernel.value, NamedSharding(mesh, P(None, "model")))
     before = model.kernel.value
 
     def double(model):
         model.kernel.value = model.kernel.value * 2
 
-    nnx.jit(double, in_shardings=(places,), donate="written")(model)
+    nnx.jit(double, in_shardings=(columns(mesh),), donate="written")(model)
     assert before.is_deleted() and names_of(model.kernel) == (None, "model")
     assert not model.bias.value.is_deleted()
-
-
-def test_jit_compiled_ahead_of_time_with_shardings():
-    mesh = mesh_of()
-    columns, rows = (NamedSharding(mesh, P(*names)) for names in ((None, "model"), ("data",)))
-    places = nnx.StateSharding(shardings(columns))
-    step = nnx.jit(lambda m, x: m(x), in_shardings=(places, rows), out_shardings=rows)
-    model = linear()
-    compiled = step.lower(model, X).compile()
-    np.testing.assert_allclose(compiled(model, X), model(X), rtol=1e-5)
 
 
 def test_state_sharding_as_a_value():
