@@ -8,8 +8,6 @@ import itertools
 import typing as tp
 import warnings
 
-F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
-
 
 @dataclasses.dataclass(frozen=True)
 class UUID:
@@ -31,7 +29,7 @@ class UUIDManager:
 uuid = UUIDManager()
 
 
-def deprecated(new_fn: F) -> F:
+def deprecated(new_fn: tp.Callable[..., tp.Any]) -> tp.Callable[..., tp.Any]:
     """A function that warns, and calls the one that takes its place."""
 
     @functools.wraps(new_fn)
@@ -40,4 +38,4 @@ def deprecated(new_fn: F) -> F:
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         return new_fn(*args, **kwargs)
 
-    return tp.cast(F, wrapper)
+    return wrapper

@@ -27,11 +27,6 @@ def _normalize_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     return tuple(sorted(ax if ax >= 0 else ndim + ax for ax in axes))
 
 
-def _conv_dimension_numbers(input_shape: tuple[int, ...]) -> jax.lax.ConvDimensionNumbers:
-    """The layout (batch, *spatial, features) with kernels (*spatial, in, out)."""
-    return conv._dimension_numbers(len(input_shape))
-
-
 def _compute_stats(
     x: jax.Array,
     axes: Axes,
@@ -75,15 +70,17 @@ def _l2_normalize(x: jax.Array, axis: tp.Any = None, eps: float = 1e-12) -> jax.
     return x * jax.lax.rsqrt((x * x).sum(axis=axis, keepdims=True) + eps)
 
 
-LINEAR = {
-    "_canonicalize_tuple": _as_tuple,
-    "_conv_dimension_numbers": _conv_dimension_numbers,
-    "_normalize_axes": _normalize_axes,
-}
-NORMALIZATION = {
-    "_abs_sq": _normalizing.abs_squared,
-    "_canonicalize_axes": _canonicalize_axes,
-    "_compute_stats": _compute_stats,
-    "_l2_normalize": _l2_normalize,
-    "_normalize": _normalize,
+NAMES = {
+    "nn.linear": {
+        "_canonicalize_tuple": _as_tuple,
+        "_conv_dimension_numbers": lambda input_shape: conv._dimension_numbers(len(input_shape)),
+        "_normalize_axes": _normalize_axes,
+    },
+    "nn.normalization": {
+        "_abs_sq": _normalizing.abs_squared,
+        "_canonicalize_axes": _canonicalize_axes,
+        "_compute_stats": _compute_stats,
+        "_l2_normalize": _l2_normalize,
+        "_normalize": _normalize,
+    },
 }

@@ -21,20 +21,6 @@ from nnxlite.flax import _settings
 ROOT = "flax.nnx"
 _root: tp.Any = importlib.import_module("nnxlite")  # what all of this is about
 
-EXTRA: dict[str, tuple[str, str]] = {
-    "": ("_private", "GRAPH"),
-    "graph": ("_private", "GRAPH"),
-    "nn.linear": ("_layers", "LINEAR"),
-    "nn.normalization": ("_layers", "NORMALIZATION"),
-    "object": ("_private", "OBJECT"),
-    "variablelib": ("_private", "VARIABLE"),
-}
-"""Names below `flax.nnx` that libraries reach for and nnxlite does not have otherwise.
-
-For the path of a submodule ("" is `flax.nnx`, "nn.linear" a layer's file): the file beside this one, and
-its table; imported when they are needed. So are `graphlib` and `pytreelib`.
-"""
-
 OURS = frozenset(
     """
     ArrayRef CacheInfo Difference Explanation Frozen Identity MLP NnxError Policy RuntimeCheckError
@@ -102,9 +88,10 @@ def fill(module: types.ModuleType) -> None:
         names.update(__doc__=target.__doc__, __file__=target.__file__, __dir__=_public)
         without = {"bridge"} if sys.modules["nnxlite_flax_finder"].version() is None else set()
         names["__all__"] = [n for n in _public() if not n.startswith("_") and n not in without]
-    if path in EXTRA:
-        file, table = EXTRA[path]
-        names.update(getattr(importlib.import_module(f"nnxlite.flax.{file}"), table))
+    extra = importlib.import_module(
+        f"nnxlite.flax.{'_layers' if path[:3] == 'nn.' else '_private'}"
+    )
+    names.update(extra.NAMES.get(path, {}))  # what libraries reach for and is not there otherwise
     names.setdefault("__getattr__", functools.partial(_look_up, module.__name__))
     if not path:
         for loaded in sorted(n for n in sys.modules if n.startswith("nnxlite.")):

@@ -27,8 +27,6 @@ from nnxlite.variables._variable import Variable
 
 NODES, STATE = "_pytree__nodes", "_pytree__state"
 
-SetState = tp.Callable[[tp.Any, tp.Any], None]
-
 
 def variable_state(variable: tp.Any, state: tp.Any) -> tp.Any:
     """The state of a Variable, as ours."""
@@ -56,7 +54,7 @@ def _item_name(name: tp.Any) -> tp.Any:
 
 def _adapted(cls: tp.Any, translate: tp.Callable[[tp.Any, tp.Any], tp.Any]) -> None:
     """Make `__setstate__` of a class understand the states of Flax."""
-    ours: SetState = cls.__setstate__
+    ours: tp.Any = cls.__setstate__
 
     @functools.wraps(ours)
     def __setstate__(self: tp.Any, state: tp.Any) -> None:

@@ -96,12 +96,12 @@ class Metadata(collections.UserDict[str, tp.Any]):
     """The metadata of a Variable, read and written in place."""
 
     def __init__(self, variable: Variable[tp.Any]) -> None:
-        self._variable = variable
+        # An AttributeError where the Variable is only being made, as by a `__setstate__`.
+        self._variable, self._box = variable, tp.cast(tp.Any, variable._box)
 
     @property
     def data(self) -> dict[str, tp.Any]:  # type: ignore[override]  # what UserDict reads
-        box: tp.Any = self._variable._box
-        return box.definition.metadata
+        return self._box.definition.metadata
 
     def __setitem__(self, name: str, value: tp.Any) -> None:
         with LOCK:
@@ -142,12 +142,6 @@ def _set_raw(variable: tp.Any, value: tp.Any) -> None:
 
 def _set_trace(variable: tp.Any, state: tp.Any) -> None:
     _filled(variable).trace = state._jax_trace
-
-
-def _metadata(variable: tp.Any) -> Metadata:
-    if not hasattr(variable, "_box"):
-        raise AttributeError("_var_metadata")
-    return Metadata(variable)
 
 
 def _replace_metadata(variable: tp.Any, entries: tp.Mapping[str, tp.Any]) -> None:
@@ -196,7 +190,7 @@ def install() -> None:
     variable, pytree = tp.cast(tp.Any, Variable), tp.cast(tp.Any, Pytree)
     variable._raw_value = property(lambda self: self._box.value, _set_raw)
     variable._trace_state = property(lambda self: _Trace(self._box, "trace"), _set_trace)
-    variable._var_metadata = property(_metadata, _replace_metadata)
+    variable._var_metadata = property(Metadata, _replace_metadata)
     variable._can_update = property(lambda self: self._box.trace is trace_state.value)
     variable._check_can_update = variable._check_level
     variable.__getstate__ = _getstate_with_names
@@ -216,6 +210,10 @@ def iter_graph(node: tp.Any, /, *, graph: bool | None = None) -> tp.Iterator[tup
         yield path, value
 
 
-GRAPH = {"iter_graph": iter_graph}
-OBJECT = {"ObjectState": PytreeState, "PytreeState": PytreeState}
-VARIABLE = {"VariableMeta": type(Variable)}  # pickles of Flax name it
+NAMES = {
+    "": {"iter_graph": iter_graph},
+    "graph": {"iter_graph": iter_graph},
+    "object": {"ObjectState": PytreeState, "PytreeState": PytreeState},
+    "variablelib": {"VariableMeta": type(Variable)},  # pickles of Flax name it
+}
+"""Names below `flax.nnx` that nnxlite does not have otherwise, by the path of the submodule."""

@@ -10,10 +10,7 @@ FLAX: dict[str, tuple[str, str]] = {
     "flax.training.train_state": ("use nnx.Optimizer, which contains the step too", LINEN),
     "flax.training.checkpoints": ("use nnx.checkpoint.save and restore", "checkpoints.md"),
     "flax.training.orbax_utils": ("use nnx.checkpoint.save and restore", "checkpoints.md"),
-    "flax.training.dynamic_scale": (
-        "keep it with Flax installed, or copy the recipe",
-        "recipes/training.md",
-    ),
+    "flax.training.dynamic_scale": ("keep Flax for it, or copy the recipe", "recipes/training.md"),
     "flax.training": ("keep it with Flax installed, or copy the function", FLAX_NNX),
     "flax.core": ("use plain dicts; nnx.State is not a FrozenDict", FLAX_NNX),
     "flax.struct": ("use a frozen dataclass under jax.tree_util.register_dataclass", FLAX_NNX),

@@ -164,10 +164,9 @@ class FromNnx(Rules):
         if not path or find(path)[1]:
             return
         short, known = path.rpartition(".")[2], parameters(path)
-        given = [arg.keyword.value for arg in node.args if arg.keyword]
-        for arg in node.args:
-            keyword = arg.keyword.value if arg.keyword else ""
-            if keyword and known is not None and keyword not in known:
+        given = {arg.keyword.value: arg for arg in node.args if arg.keyword}
+        for keyword, arg in given.items():
+            if known is not None and keyword not in known:
                 use = _hints.KEYWORDS.get(keyword, f"its parameters are {', '.join(sorted(known))}")
                 what = f"`nnx.{short}` takes no argument `{keyword}`"
                 self._note(arg, what, (use, _hints.FLAX_NNX))
@@ -297,12 +296,11 @@ def find(path: str) -> tuple[tp.Any, str]:
     """What a dotted name of nnxlite is, or None and its first part that does not exist."""
     try:
         return pkgutil.resolve_name(path), ""
-    except AttributeError as error:
-        if isinstance(error.obj, (types.ModuleType, type)):
+    except (AttributeError, ImportError) as error:
+        if isinstance(getattr(error, "obj", None), (types.ModuleType, type)):
             return None, f"{path.partition(f'.{error.name}')[0]}.{error.name}"
-        return None, ""  # attributes of an instance are known when the program runs
-    except ImportError:
-        return None, ""  # it needs a package that is not installed
+    # It needs a package that is not installed, or is an attribute of an instance: not known here.
+    return None, ""
 
 
 @functools.cache

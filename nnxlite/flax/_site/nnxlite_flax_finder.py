@@ -6,11 +6,10 @@ of nnxlite is imported before a program asks for one of these.
 
 import importlib
 import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import sys
 import types
+from importlib.machinery import ModuleSpec
 
 NAME = "flax.nnx"
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -53,9 +52,6 @@ def fault() -> "str | None":
 class Loader(importlib.abc.Loader):
     """Makes the modules named `flax.nnx...`; `nnxlite.flax` knows what they contain."""
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """Python makes the module."""
-
     def exec_module(self, module: types.ModuleType) -> None:
         """Fill it, or put another one in its place."""
         importlib.import_module("nnxlite.flax._modules").fill(module)
@@ -63,9 +59,6 @@ class Loader(importlib.abc.Loader):
 
 class OnlyNnx(importlib.abc.Loader):
     """Makes the package `flax` where Flax is not installed."""
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """Python makes the module."""
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Give it the one submodule, and a sentence for the others."""
@@ -85,14 +78,14 @@ class Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(
         self, name: str, path: object = None, target: "types.ModuleType | None" = None
-    ) -> "importlib.machinery.ModuleSpec | None":
+    ) -> "ModuleSpec | None":
         """The spec of a module that is ours, or None."""
         if _is_ours(name):
             if name == NAME and (problem := fault()):
                 raise ImportError(problem, name=name)
             if not importlib.import_module("nnxlite.flax._modules").exists(name):
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-            return self._spec(name, Loader())
+            return ModuleSpec(name, Loader(), origin="nnxlite", is_package=True)
         if name == "flax":
             return self._flax(target)
         if name.startswith("flax."):
@@ -102,17 +95,14 @@ class Finder(importlib.abc.MetaPathFinder):
                 raise ModuleNotFoundError(ONLY_NNX.format(name=name), name="flax")
         return None
 
-    def _spec(self, name: str, loader: importlib.abc.Loader) -> importlib.machinery.ModuleSpec:
-        return importlib.machinery.ModuleSpec(name, loader, origin="nnxlite", is_package=True)
-
-    def _flax(self, target: "types.ModuleType | None") -> "importlib.machinery.ModuleSpec | None":
+    def _flax(self, target: "types.ModuleType | None") -> "ModuleSpec | None":
         """None where Flax is installed, so that the other finders find it."""
         for finder in sys.meta_path:
             if finder is not self and hasattr(finder, "find_spec"):
                 spec = finder.find_spec("flax", None, target)
                 if spec is not None and spec.loader is not None:  # else a folder without code
                     return None
-        return self._spec("flax", OnlyNnx())
+        return ModuleSpec("flax", OnlyNnx(), origin="nnxlite", is_package=True)
 
 
 def current() -> "Finder | None":
