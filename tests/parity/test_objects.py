@@ -37,34 +37,17 @@ def holders(lib):
 
 VALUES = """X np.ones(2) np.float32(1) shape key 1 2.0 'a' None [] [1,2] {'a':1} {1} len jax.jit(len) spec
     jnp.float32 a_ref""".split()
-for _form in (
-    "Holder({v})",
-    "Holder(lib.data({v}))",
-    "Holder(lib.static({v}))",
-    "lib.is_data({v})",
-):
-    lines("status", holders, "\n".join(_form.format(v=v) for v in VALUES))
+FORMS = "Holder({v}) Holder(lib.data({v})) Holder(lib.static({v})) lib.is_data({v})".split()
+lines("status", holders, "\n".join(form.format(v=v) for form in FORMS for v in VALUES))
 lines(
     "assigning",
     holders,
     """
-    m.v = X
-    m.v = lib.Param(1)
-    m.v = [X]
-    m.v = lib.static(X)
-    m.v = lib.static([lib.Param(1)])
     m.v = [1]
-    m.v = [lib.data(1)]
-    m.v = lib.data(lib.static(1))
     m.v = lib.data(42); m.v = 3
     del m.v; m.v = X
-    Holder(X).v
     setattr(Loose(), 'a', [X, X])
-    type('Wrong', (lib.Object,), {}, pytree=True)
-    type('Slotted', (lib.Pytree,), {'__slots__': ('a',)})
     jax.tree_util.all_leaves([type('Off', (lib.Pytree,), {}, pytree=False)()])
-    type('Empty', (lib.Module,), {})(1)
-    type('Empty', (lib.Module,), {})(a=1)
     jax.vmap(lambda n: setattr(m, 'v', n))(jnp.arange(3))
     jax.jit(lambda x: lib.Param(x).set_value(x))(X)
     """,
@@ -86,20 +69,10 @@ def dataclass_fields(lib):
         b: int = 3
 
     foo, frozen = Foo(1, X, 3), Frozen(X)
-    names = [f.name for f in dataclasses.fields(Foo)]
-    again = (
-        lib.merge(*lib.split(frozen)).b,
-        copy.deepcopy(frozen).a,
-        hash(Frozen(1)) == hash(Frozen(1)),
-    )
-    return (
-        jax.tree.leaves(foo),
-        foo.s,
-        names,
-        Foo.__match_args__,
-        Foo(1, 2, 3) == Foo(1, 2, 3),
-        again,
-    )
+    names = [f.name for f in dataclasses.fields(Foo)], Foo.__match_args__
+    again = lib.merge(*lib.split(frozen)).b, copy.deepcopy(frozen).a
+    equal = Foo(1, 2, 3) == Foo(1, 2, 3), hash(Frozen(1)) == hash(Frozen(1))
+    return jax.tree.leaves(foo), foo.s, names, again, equal
 
 
 # Containers -----------------------------------------------------------------------------------------
@@ -108,14 +81,9 @@ lines(
     "list",
     lambda lib: {"ls": lib.List([1, X, lib.Dict(w=lib.Param(X))]), "X": X},
     """
-    ls[0]
     ls[-1] is ls[2]
     type(ls[0:2])
-    ls[3]
-    ls['a']
     ls[0] = 5
-    ls[0] = X
-    ls[3] = 5
     ls.insert(-1, X)
     ls.extend([1, X])
     ls.clear()
@@ -123,7 +91,6 @@ lines(
     1 in ls
     getattr(ls, '0'), hasattr(ls, '3'), hasattr(ls, '01')
     setattr(ls, '1', lib.Param(7))
-    getattr(ls, '3')
     lib.List([1, 'a']) == lib.List([1, 'a']), lib.List() == lib.List(), lib.List([1]) == [1]
     list(lib.state(lib.List([X] * 12)))
     """,
@@ -133,11 +100,8 @@ lines(
     lambda lib: {"d": lib.Dict(a=1, b=X, c=lib.Dict(w=lib.Param(X))), "X": X},
     """
     d['a'], d.a
-    d['zz']
-    d.zz
     d.q = X
     del d['a']
-    del d['zz']
     d.pop('a')
     d.pop('zz', 3)
     d.update(a=5, z=X)
@@ -156,10 +120,8 @@ lines(
 def one_variable(lib):
     log = []
     note = lambda name, by: lambda v, x: (log.append((name, type(v).__name__)), x + by)[1]
-    hooks = {
-        f"on_{n}_value": note(n, by) for n, by in (("get", 1.0), ("set", 10.0), ("create", 100.0))
-    }
-    hooked = lib.Param(X, **hooks)
+    steps = {"get": 1.0, "set": 10.0, "create": 100.0}
+    hooked = lib.Param(X, **{f"on_{n}_value": note(n, by) for n, by in steps.items()})
 
     class Doubling(lib.Variable):
         def get_value(self, **kwargs):
@@ -185,25 +147,15 @@ lines(
     one_variable,
     """
     [v.shape, v.ndim, v.sum(), v.T, v.tag, v.has_metadata('tag')]
-    v.nope
-    v.get_metadata('nope')
     v.get_metadata('nope', 3)
-    v.get_metadata('tag', exclude_required=True)
     v.set_value(3.0, index=0)
     v[0] = 5.0
     v[0:1] = 5.0
     v[...] = 5.0
     v[...] = jnp.array([1, 2])
-    v[...] = jnp.ones(3)
     v.set_raw_value(3)
     v.set_metadata({'b': 2})
-    v.set_metadata()
-    v.set_metadata('b', 2, c=3)
-    v.set_metadata(ref=True)
     v.del_metadata('tag')
-    v.del_metadata('nope')
-    v.tag = 3
-    del v.tag
     [v.copy(), v.copy(X + 1), v.copy(tag='b').tag, v.replace(X + 2)]
     v.replace(ref=True).ref
     v.copy_from(3)
@@ -229,14 +181,7 @@ lines(
     lib.Param(metadata(lambda key, shape: jnp.zeros(shape), tag='t')(0, (2,)))
     [r.ref, r.copy().get_raw_value() is r.get_raw_value()]
     r[0] = 5.0; r.set_value(r.get_value() + 1)
-    r.set_value(jnp.ones(3))
-    lib.Param('a', ref=True)
-    lib.Param((X, X), ref=True)
     [lib.variable_name_from_type(k) for k in (lib.Param, lib.BatchStat, lib.Cache, lib.Perturbation)]
-    lib.variable_name_from_type(lib.Variable)
-    lib.variable_name_from_type(lib.RngKey)
-    lib.variable_type_from_name('surely_unknown')
-    lib.register_variable_name('params', type('Other', (lib.Variable,), {}))
     dict(lib.var_defaults()), list(lib.var_defaults())
     [kind[int].__origin__ is kind for kind in (lib.State, lib.Param, lib.Sequential, lib.List)]  # newer
     """,
@@ -297,7 +242,8 @@ def net(lib):
                 and need no key.
               size: of it.
             """
-            self.deterministic = self.deterministic if deterministic is None else deterministic
+            if deterministic is not None:
+                self.deterministic = deterministic
             self.size = self.size if size is None else size
 
     class Open(lib.Module):
@@ -305,24 +251,15 @@ def net(lib):
             self.seen = tuple(sorted(kwargs))
 
     def modes(m):
-        return (
-            [(v.deterministic, v.size) for v in (m.a, m.c)],
-            m.a is m.b,
-            m.a is view.a,
-            m.a.w is view.a.w,
-        )
+        same = m.a is m.b, m.a is view.a, m.a.w is view.a.w
+        return [(v.deterministic, v.size) for v in (m.a, m.c)], same
 
     m, stage, first = Net(), Stage(), Viewed()
     view = lib.Dict(a=first, b=first, c=Viewed())
     ones = jax.tree.map(jnp.ones_like, lib.capture(Net(), lib.Perturbation)(X)[1])
-    kinds = {
-        "I": lib.Intermediate,
-        "P": lib.Perturbation,
-        "Open": Open,
-        "Path": lib.PathContains,
-        "C": lib.capture,
-    }
-    return {"m": m, "stage": stage, "view": view, "modes": modes, "ones": ones, "X": X, **kinds}
+    kinds = {"I": lib.Intermediate, "P": lib.Perturbation, "Path": lib.PathContains}
+    kinds |= {"C": lib.capture, "Open": Open, "X": X}
+    return {"m": m, "stage": stage, "view": view, "modes": modes, "ones": ones, **kinds}
 
 
 lines(
@@ -332,12 +269,6 @@ lines(
     (m(X), lib.pop(m, I))
     stage.sow(lib.Variable, 's', 1.0, reduce_fn=lambda a, b: a + b, init_fn=lambda: 0.0), stage.s
     (stage.sow('made_here', 'm', 1), type(stage.m).__name__)
-    stage.sow(I, 'w', X)
-    stage.sow(I, 'deterministic', X)
-    stage.sow(I, 'train', X)
-    stage.perturb('w', X)
-    stage.perturb('deterministic', X)
-    stage.perturb('train', X)
     stage.perturb('p', X), stage.perturb('p', X), stage.p
     stage.perturb('q', jnp.array([1, 2]), 'named_kind'), type(stage.q).__name__
     [stage.sow(I, 's', X, capture_noop=True), stage.perturb('p', X, capture_noop=True)]  # newer
@@ -367,10 +298,8 @@ lines(
     (m.set_attributes(Path('ls'), deterministic=3), m.a.deterministic, m.ls[0].deterministic)
     (m.set_attributes(Path('ls'), Path('a'), deterministic=3), m.a.deterministic)
     (m.set_attributes(type(m), use_running_average=3), m.use_running_average)
-    m.set_attributes(foo=1)
     m.set_attributes(foo=1, raise_if_not_found=False)
     m.set_attributes(Path('zz'), deterministic=3)
-    m.set_attributes(deterministic=X)
     m.set_attributes(update=1)
     m.set_attributes()
     [(p, type(x).__name__) for p, x in m.iter_modules()]
@@ -381,10 +310,8 @@ lines(
     modes(lib.view(view, only=Path('c'), deterministic=True))
     modes(lib.view(view, deterministic=True, size=3))
     modes(lib.view(view))
-    modes(lib.view(view, only=Path('a'), foo=1))
     modes(lib.view(view, only=Path('a'), foo=1, raise_if_not_found=False))
     modes(lib.with_attributes(view, only=Path('c'), deterministic=True))
-    modes(lib.with_attributes(view, foo=3))
     lib.view_info(view, only=Path('c'))
     lib.view(Open(), foo=1, bar=2).seen
     [v.a.w.ref for v in (lib.with_vars(m, ref=True), lib.vars_as(m, ref=True, only=Path('ls')), m)]
@@ -427,12 +354,10 @@ def shared(lib):
     ))(lib.Param(jnp.ones(2)))  # fmt: skip
     doubled = lambda tree: jax.tree.map(lambda x: 2 * x, tree)
     keys = lambda t: [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(t)]
-    m = make()
-    packed, held = lib.unpack(make()), lib.Cache({"k": jnp.ones(2)})
+    m, packed, held = make(), lib.unpack(make()), lib.Cache({"k": jnp.ones(2)})
     v, other = lib.Param(jnp.arange(3.0)), lib.BatchStat(jnp.ones(2), tag="t")
-    names = {"make": make, "doubled": doubled, "keys": keys, "st": lib.state, "up": lib.update}
-    names["Counted"] = models(lib).Counted
-    return {"m": m, "packed": packed, "held": held, "v": v, "other": other, "X": X, **names}
+    st, up, Counted = lib.state, lib.update, models(lib).Counted
+    return {"X": X, **{name: x for name, x in locals().items() if name != "lib"}}
 
 
 lines(
@@ -440,8 +365,6 @@ lines(
     shared,
     """
     lib.merge(*lib.unpack(make(), lib.Param, ...))
-    lib.merge(lib.unpack(make(), lib.Param, ...)[0], lib.unpack(make(4), lib.Param, ...)[1])
-    lib.merge(lib.unpack(make(), lib.Param, ...)[0], st(m, lib.BatchStat))
     lib.merge(lib.graphdef(m), lib.unpack(m, lib.Param, ...)[0], st(m, lib.BatchStat))
     lib.merge(st(m), packed)
     keys(packed), keys(packed) == keys(st(m))

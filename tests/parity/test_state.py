@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 
 import jax
@@ -11,10 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import nnxlite as nnx
-from tests.parity.layers import ref
-from tests.parity.programs import Lines, Plain, attempt
-from tests.parity.programs import agree as agree_on_line
+from tests.parity.programs import Lines, agree
 
 # The reference plans to replace its State by dicts, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -27,73 +23,41 @@ TREES = st.recursive(
     lambda inner: st.dictionaries(KEYS, st.one_of(inner, VALUES), max_size=3),
     max_leaves=8,
 )
+# Those of Variables are in the random programs.
+OF_TREES = """
+    (lambda flat: [flat, flat.paths, flat.leaves, flat.to_nested_state()])(lib.to_flat_state(lib.State(x)))
+    lib.from_flat_state(lib.to_flat_state(lib.State(x)))
+    lib.from_flat_state(lib.to_flat_state(lib.State(x)), cls=dict)
+    [lib.State(x).map(lambda path, x: (path, x)), lib.to_pure_dict(lib.State(x))]
+    [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree.leaves_with_path(lib.State(x))]
+    [jax.tree.leaves(lib.State(x)), jax.tree.map(lambda x: x + 1, lib.State(x))]
+    [lib.State(x) - lib.State(y), lib.statelib.diff(lib.State(x), lib.State(y))]
+    lib.merge_state(lib.State(x), lib.State(y))
+    lib.merge_state(x, y, cls=dict)
+    lib.State.merge(lib.State(x), y)
+    [lib.State(x) == lib.State(y), lib.State(x) == x]
+    lib.FlatState.merge(*map(lib.to_flat_state, map(lib.State, (x, y)))).paths
+    {k: type(v).__name__ == '_EmptyNode' or v for k, v in flatten(x, keep_empty_nodes=keep, sep=sep).items()}
+    lib.traversals.unflatten_mapping(flatten(x, keep_empty_nodes=keep, sep=sep), sep=sep)
+    [lib.traversals.flatten_to_sequence(x), flatten(x, is_leaf=short)]
+    lib.traversals.flatten_to_sequence(x, is_leaf=short)
+"""
 
 
-def agree(call, *, in_order=True):
-    """Both libraries give the same, keys in the same order, or raise the same class of error."""
-    ours, theirs = (Plain(lib)(attempt(lambda lib=lib: call(lib))) for lib in (nnx, ref))
-    assert ours == theirs
-    if in_order:
-        assert repr(ours) == repr(theirs)
+@given(TREES, TREES, st.booleans(), st.sampled_from([None, "/"]))
+def test_lines_about_trees(x, y, keep, sep):
+    def scope(lib):
+        more = {"flatten": lib.traversals.flatten_mapping, "short": lambda path, x: len(path) == 1}
+        return {"x": x, "y": y, "keep": keep, "sep": sep, **more}
 
-
-@given(TREES)
-def test_flat_states(tree):
-    agree(lambda lib: lib.to_flat_state(lib.State(tree)))
-    agree(lambda lib: lib.to_flat_state(lib.State(tree)).paths)
-    agree(lambda lib: lib.to_flat_state(lib.State(tree)).leaves)
-    agree(lambda lib: lib.from_flat_state(lib.to_flat_state(lib.State(tree))))
-    agree(lambda lib: lib.from_flat_state(lib.to_flat_state(lib.State(tree)), cls=dict))
-    agree(lambda lib: lib.to_flat_state(lib.State(tree)).to_nested_state())
-    agree(lambda lib: lib.State(tree).map(lambda path, x: (path, x)))
-    agree(lambda lib: lib.to_pure_dict(lib.State(tree)))
-
-
-@given(TREES)
-def test_pytree_leaves_and_paths(tree):
-    agree(lambda lib: jax.tree.leaves(lib.State(tree)))
-    agree(
-        lambda lib: [
-            (jax.tree_util.keystr(path), leaf)
-            for path, leaf in jax.tree_util.tree_flatten_with_path(lib.State(tree))[0]
-        ]
-    )
-    agree(lambda lib: jax.tree.map(lambda x: x + 1, lib.State(tree)))
-
-
-@given(TREES, TREES)
-def test_algebra(x, y):
-    same = functools.partial(agree, in_order=False)
-    same(lambda lib: lib.State(x) - lib.State(y))
-    same(lambda lib: lib.statelib.diff(lib.State(x), lib.State(y)))
-    same(lambda lib: lib.merge_state(lib.State(x), lib.State(y)))
-    same(lambda lib: lib.merge_state(x, y, cls=dict))
-    same(lambda lib: lib.State.merge(lib.State(x), y))
-    same(lambda lib: lib.State(x) == lib.State(y))
-    same(lambda lib: lib.State(x) == x)
-    same(lambda lib: lib.FlatState.merge(*map(lib.to_flat_state, map(lib.State, (x, y)))).paths)
+    for line in OF_TREES.strip().splitlines():
+        agree(scope, line.strip(), "updates")
 
 
 @given(st.dictionaries(st.sampled_from(["0", "12", "-1", "01", "a", "1.5", "²"]), TREES))
 def test_restore_int_paths(pure):
     if not {"0", "01", "-1", "1"} >= set(pure):
-        agree(lambda lib: lib.restore_int_paths(pure))
-
-
-@given(TREES, st.booleans(), st.sampled_from([None, "/"]))
-def test_traversals(tree, keep, sep):
-    def flatten(lib):
-        return lib.traversals.flatten_mapping(tree, keep_empty_nodes=keep, sep=sep)
-
-    def is_empty(leaf):
-        return type(leaf).__name__ == "_EmptyNode"
-
-    agree(lambda lib: {k: is_empty(v) or v for k, v in flatten(lib).items()})
-    agree(lambda lib: lib.traversals.unflatten_mapping(flatten(lib), sep=sep))
-    agree(lambda lib: lib.traversals.flatten_to_sequence(tree))
-    short = lambda path, x: len(path) == 1
-    agree(lambda lib: lib.traversals.flatten_mapping(tree, is_leaf=short))
-    agree(lambda lib: lib.traversals.flatten_to_sequence(tree, is_leaf=short))
+        agree(lambda lib: {"pure": pure}, "lib.restore_int_paths(pure)", "updates")
 
 
 def states(lib):
@@ -157,40 +121,25 @@ for _filter in FILTERS:
     )
     if _filter != "short":
         lines("filter", states, f"text({_filter})")
-for _pure in (
-    "{}",
-    "{'z': 6}",
-    "{'a': {'kernel': 7, 'deep': {'count': 8}}}",
-    "{'a': {'deep': {}}}",
-    "{'a': {'none': 7}}",
-    "{'none': 7}",
-    "{'a': 7}",
-    "{'z': {'none': 7}}",
-):
-    lines("replace by a pure dict", states, f"replaced({_pure})\nreplaced({_pure}, new)")
-for _tree in (
-    "s",
-    "s.flat_state()",
-    "tree",
-    "lib.Param({'x': lib.Cache(1)})",
-    "lib.Param(1, **hook)",
-    "3",
-):
-    lines("pure", states, f"unordered(lib.pure({_tree}))\nunordered(lib.as_pure({_tree}))")
-for _state in ("{}", "{'a': {'b': 1}, 'c': 2}", "{'a': {}, 's': 'x', 't': (1, 2), 'n': None}"):
-    lines("texts", states, f"repr(lib.State({_state}))\nrepr(lib.State({_state}).flat_state())")
-for _filters in (
-    "",
-    "...",
-    "'x', ...",
-    "..., ...",
-    "'x', ..., True",
-    "..., 'x'",
-    "'x', True, None",
-):
-    lines(
-        "where everything may be", states, f"len(lib.filterlib.filters_to_predicates([{_filters}]))"
-    )
+EACH = {
+    ("replaced({0})", "replaced({0}, new)"): (
+        *("{}", "{'z': 6}", "{'a': {'kernel': 7, 'deep': {'count': 8}}}", "{'a': {'deep': {}}}"),
+        *("{'a': {'none': 7}}", "{'none': 7}", "{'a': 7}", "{'z': {'none': 7}}"),
+    ),
+    ("unordered(lib.pure({0}))", "unordered(lib.as_pure({0}))"): (
+        *("s", "s.flat_state()", "tree", "lib.Param({'x': lib.Cache(1)})", "lib.Param(1, **hook)"),
+        "3",
+    ),
+    ("repr(lib.State({0}))", "repr(lib.State({0}).flat_state())"): (
+        *("{}", "{'a': {'b': 1}, 'c': 2}", "{'a': {}, 's': 'x', 't': (1, 2), 'n': None}"),
+    ),
+    ("len(lib.filterlib.filters_to_predicates([{0}]))",): (
+        *("", "...", "'x', ...", "..., ...", "'x', ..., True", "..., 'x'", "'x', True, None"),
+    ),
+}
+for _forms, _values in EACH.items():
+    for _value in _values:
+        lines("each", states, "\n".join(form.format(_value) for form in _forms))
 lines(
     "edits",
     states,
@@ -223,4 +172,4 @@ lines(
 
 @pytest.mark.parametrize("scope, line, mode", lines.params)
 def test_line(scope, line, mode):
-    agree_on_line(scope, line, mode)
+    agree(scope, line, mode)
