@@ -14,12 +14,8 @@ flax = pytest.importorskip("flax.nnx")
 
 
 def build(nnx, seed):
-    layers = (
-        nnx.Linear(2, 3, rngs=nnx.Rngs(seed)),
-        nnx.BatchNorm(3, rngs=nnx.Rngs(seed)),
-        nnx.Dropout(0.5, rngs=nnx.Rngs(seed)),
-    )
-    model = nnx.Sequential(*layers)
+    linear, norm = nnx.Linear(2, 3, rngs=nnx.Rngs(seed)), nnx.BatchNorm(3, rngs=nnx.Rngs(seed))
+    model = nnx.Sequential(linear, norm, nnx.Dropout(0.5, rngs=nnx.Rngs(seed)))
     return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
 
 
@@ -57,21 +53,17 @@ def test_states_go_through_orbax_from_one_library_to_the_other(tmp_path, writer,
 
 def test_a_renamed_layer_is_named_here_and_by_orbax_and_passes_unseen_in_equinox(tmp_path):
     eqx = pytest.importorskip("equinox")
-    old, new = (
-        nnxlite.Dict({n: nnxlite.Linear(2, 2, rngs=nnxlite.Rngs(0))}) for n in ("old", "new")
-    )
-    nnxlite.checkpoint.save(tmp_path / "ours", model=old)
-    with pytest.raises(
-        nnxlite.checkpoint.MismatchError, match=r'rename=\{"model\.old\.\*\*": "mod'
-    ):
-        nnxlite.checkpoint.restore(tmp_path / "ours", model=new)
+    make = lambda lib, name: lib.Dict({name: lib.Linear(2, 2, rngs=lib.Rngs(0))})
+    nnxlite.checkpoint.save(tmp_path / "ours", model=make(nnxlite, "old"))
+    remedy = r'rename=\{"model\.old\.\*\*": "mod'
+    with pytest.raises(nnxlite.checkpoint.MismatchError, match=remedy):
+        nnxlite.checkpoint.restore(tmp_path / "ours", model=make(nnxlite, "new"))
 
-    theirs = [flax.Dict({n: flax.Linear(2, 2, rngs=flax.Rngs(0))}) for n in ("old", "new")]
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "orbax", flax.state(theirs[0]))
+        checkpointer.save(tmp_path / "orbax", flax.state(make(flax, "old")))
         checkpointer.wait_until_finished()
         with pytest.raises(ValueError) as caught:
-            checkpointer.restore(tmp_path / "orbax", flax.state(theirs[1]))
+            checkpointer.restore(tmp_path / "orbax", flax.state(make(flax, "new")))
     assert "old" in str(caught.value) and "rename" not in str(caught.value)
 
     layers = [{n: eqx.nn.Linear(2, 2, key=jax.random.key(i))} for i, n in enumerate(("b", "c"))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +17,12 @@ eqx = pytest.importorskip("equinox")
 X = jnp.linspace(-1.0, 1.0, 6).reshape(3, 2)
 
 
-def layer(base, options):
-    class Layer(base, **options):
+@functools.cache
+def modules(lib):
+    """A layer and a network: of Equinox, or of this library with `frozen=True`."""
+    options = {} if lib is eqx else {"frozen": True}
+
+    class Layer(lib.Module, **options):
         weight: jax.Array
         bias: jax.Array | None
         activation: object
@@ -24,37 +30,27 @@ def layer(base, options):
         def __call__(self, x):
             return self.activation(x @ self.weight + (0 if self.bias is None else self.bias))
 
-    return Layer
-
-
-def net(base, options):
-    class Net(base, **options):
+    class Net(lib.Module, **options):
         layers: list
         extra: dict
         name: str
         rate: float
-        size: int = (eqx if base is eqx.Module else nnx).field(static=True, default=2)
+        size: int = lib.field(static=True, default=2)
 
         def __call__(self, x):
             for layer in self.layers:
                 x = layer(x)
             return x * self.rate * self.extra["rate"]
 
-    return Net
-
-
-LAYERS = {eqx: layer(eqx.Module, {}), nnx: layer(nnx.Module, {"frozen": True})}
-NETS = {eqx: net(eqx.Module, {}), nnx: net(nnx.Module, {"frozen": True})}
+    return Layer, Net
 
 
 def make(lib):
-    layers = [
-        LAYERS[lib](jnp.full((2, 2), 0.5), jnp.ones(2), jnp.tanh),
-        jax.nn.relu,
-        LAYERS[lib](jnp.full((2, 1), 0.25), None, lambda x: x),
-    ]
+    Layer, Net = modules(lib)
+    first = Layer(jnp.full((2, 2), 0.5), jnp.ones(2), jnp.tanh)
+    last = Layer(jnp.full((2, 1), 0.25), None, lambda x: x)
     extra = {"rate": 0.5, "text": "t", "steps": 3, "flag": True, "array": np.arange(2)}
-    return NETS[lib](layers, extra, "net", 2.0)
+    return Net([first, jax.nn.relu, last], extra, "net", 2.0)
 
 
 def loss(model):
@@ -86,19 +82,15 @@ def scanned(lib):
     return lib.combine(jax.lax.scan(body, arrays, None, length=2)[0], rest)
 
 
-PROGRAMS = {"training": trained, "lax.scan over one half": scanned}
-
-
 def content(tree):
     """The leaves by path, without functions and text, which are leaves of Equinox alone."""
-    pairs = jax.tree_util.tree_leaves_with_path(tree)
-    kept = [(p, x) for p, x in pairs if eqx.is_array_like(x)]
-    return {jax.tree_util.keystr(path): x for path, x in kept}
+    pairs = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): x for path, x in pairs if eqx.is_array_like(x)}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_of_equinox(name):
-    expected, found = (content(PROGRAMS[name](lib)) for lib in (eqx, nnx))
+@pytest.mark.parametrize("program", [trained, scanned])
+def test_programs_of_equinox(program):
+    expected, found = (content(program(lib)) for lib in (eqx, nnx))
     assert found.keys() == expected.keys() and found
     for path, x in expected.items():
         np.testing.assert_allclose(found[path], x, rtol=1e-6, err_msg=path)
@@ -120,17 +112,14 @@ def test_modules_are_taken_by_the_transforms_of_either(model):
 def test_modules_of_equinox_are_restored_and_exported(tmp_path):
     build = lambda i: eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(i))
     source, target, abstract = build(0), build(1), eqx.filter_eval_shape(build, 0)
+    holder = nnx.Dict(inner=target)
     nnx.save_safetensors(tmp_path / "w.safetensors", source)
     nnx.checkpoint.save(tmp_path / "c", model=source)
-    holder = nnx.Dict(inner=target)
     nnx.checkpoint.save(tmp_path / "d", model=nnx.Dict(inner=source))
     nnx.checkpoint.restore(tmp_path / "d", model=holder)
-    news = [
-        nnx.load_safetensors(tmp_path / "w.safetensors", target).values["model"],
-        nnx.checkpoint.restore(tmp_path / "c", model=target).values["model"],
-        nnx.checkpoint.restore(tmp_path / "c", model=abstract).values["model"],
-        holder.inner,
-    ]
+    restored = [nnx.load_safetensors(tmp_path / "w.safetensors", target)]
+    restored += [nnx.checkpoint.restore(tmp_path / "c", model=x) for x in (target, abstract)]
+    news = [holder.inner, *(one.values["model"] for one in restored)]
     for new in news:
         assert eqx.tree_equal(new, source)
     assert not eqx.tree_equal(target, source)

@@ -21,29 +21,22 @@ def noise(*shape: int) -> np.ndarray:
 
 def test_layers_of_linen_have_the_same_parameters():
     linen = pytest.importorskip("flax.linen")
+    attention = nnx.MultiHeadAttention(2, 6, decode=False, rngs=RNGS)
+    convolution = nnx.Conv(3, 4, (3, 3), strides=2, rngs=RNGS)
     cases = [
         (linen.Dense(4), nnx.Linear(3, 4, rngs=RNGS), noise(2, 3)),
-        (
-            linen.Conv(4, (3, 3), strides=2),
-            nnx.Conv(3, 4, (3, 3), strides=2, rngs=RNGS),
-            noise(2, 7, 7, 3),
-        ),
+        (linen.Conv(4, (3, 3), strides=2), convolution, noise(2, 7, 7, 3)),
         (linen.LayerNorm(), nnx.LayerNorm(3, rngs=RNGS), noise(2, 3)),
         (linen.GroupNorm(2), nnx.GroupNorm(4, 2, rngs=RNGS), noise(2, 3, 4)),
         (linen.Embed(7, 4), nnx.Embed(7, 4, rngs=RNGS), np.array([1, 5])),
-        (
-            linen.MultiHeadDotProductAttention(2),
-            nnx.MultiHeadAttention(2, 6, decode=False, rngs=RNGS),
-            noise(2, 4, 6),
-        ),
+        (linen.MultiHeadDotProductAttention(2), attention, noise(2, 4, 6)),
     ]
     for theirs, ours, x in cases:
         params = theirs.init(jax.random.key(0), x)["params"]
         params = jax.tree.map(lambda p: p + 0.1, params)
         nnx.update(ours, params)
-        assert jax.tree.structure(params) == jax.tree.structure(
-            nnx.to_pure_dict(nnx.state(ours, nnx.Param))
-        )
+        pure = nnx.to_pure_dict(nnx.state(ours, nnx.Param))
+        assert jax.tree.structure(params) == jax.tree.structure(pure)
         close(ours(x), theirs.apply({"params": params}, x))
 
 
@@ -94,13 +87,11 @@ def test_layers_of_torch():
     close(nnx.RNN(cell)(x), array(theirs(torch.tensor(x))[0]))
 
     x = noise(6, 4)
+    options = {"epsilon": 1e-5, "rngs": RNGS}
     for theirs, ours in (
-        (torch.nn.LayerNorm(4), nnx.LayerNorm(4, epsilon=1e-5, rngs=RNGS)),
-        (
-            torch.nn.GroupNorm(2, 4),
-            nnx.GroupNorm(4, 2, epsilon=1e-5, use_fast_variance=False, rngs=RNGS),
-        ),
-        (torch.nn.BatchNorm1d(4), nnx.BatchNorm(4, momentum=0.9, epsilon=1e-5, rngs=RNGS)),
+        (torch.nn.LayerNorm(4), nnx.LayerNorm(4, **options)),
+        (torch.nn.GroupNorm(2, 4), nnx.GroupNorm(4, 2, use_fast_variance=False, **options)),
+        (torch.nn.BatchNorm1d(4), nnx.BatchNorm(4, momentum=0.9, **options)),
     ):
         close(ours(x), array(theirs(torch.tensor(x))))
     close(ours.mean[...], array(theirs.running_mean))

@@ -6,14 +6,12 @@ import importlib
 import sys
 import types
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
+import nnxlite as nnx
 from tests.parity.layers import ref
-
-import nnxlite as nnx  # isort: skip
+from tests.parity.programs import Lines, agree
 
 
 def public_names() -> list[tuple[str, str]]:
@@ -40,27 +38,6 @@ def test_the_name_is_found_by_the_path(path, name):
     assert getattr(found, name) is getattr(nnx, name)
 
 
-@pytest.mark.parametrize("padding", ["SAME", 1, (1, 2), [(0, 1), 3], (1, 2, 3), None, 1.5])
-def test_padding_is_canonical_as_in_the_reference(padding):
-    results = []
-    for lib in (nnx, ref):
-        try:
-            results.append(lib.nn.linear.canonicalize_padding(padding, 2))
-        except ValueError as error:
-            assert "adding" in str(error) and repr(padding) in str(error)
-            results.append(ValueError)
-    assert results[0] == results[1]
-
-
-def test_the_first_of_several_flags():
-    for lib in (nnx, ref):
-        first_from = importlib.import_module(f"{lib.__name__}.module").first_from
-        assert first_from(None, False, True, error_msg="which?") is False
-        for args in ((), (None, None)):
-            with pytest.raises(ValueError, match=r"^which\?$"):
-                first_from(*args, error_msg="which?")
-
-
 BORROWED = {
     "module": "first_from iter_children split_state State",
     "nn.attention": "default_kernel_init first_from LinearGeneral",
@@ -78,23 +55,26 @@ def test_what_layers_of_ones_own_borrow(path):
         assert all(callable(getattr(module, name)) for name in BORROWED[path].split())
 
 
-def test_what_recurrent_networks_use_is_found_by_the_path():
-    x = jnp.arange(24).reshape(2, 3, 4)
-    for lengths, batch, time_major in (
-        (None, 1, False),
-        (jnp.array([2, 3]), 1, False),
-        (jnp.array([1, 2, 2]), 1, True),
-        (jnp.array([[1, 2, 4], [3, 0, 2]]), 2, False),
-    ):
-        ours, theirs = (
-            lib.nn.recurrent.flip_sequences(x, lengths, num_batch_dims=batch, time_major=time_major)
-            for lib in (nnx, ref)
-        )
-        np.testing.assert_array_equal(ours, theirs)
-    for dtype in (jnp.float32, jnp.bfloat16):
-        ours, theirs = (
-            lib.nn.recurrent.modified_orthogonal(jax.random.key(0), (3, 4), dtype)
-            for lib in (nnx, ref)
-        )
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_array_equal(ours, theirs)
+lines = Lines()
+lines(
+    "used",
+    lambda lib: {"x": jnp.arange(24).reshape(2, 3, 4), "flip": lib.nn.recurrent.flip_sequences},
+    """
+    [lib.nn.linear.canonicalize_padding(p, 2) for p in ("SAME", 1, (1, 2), [(0, 1), 3])]
+    lib.nn.linear.canonicalize_padding((1, 2, 3), 2)
+    lib.nn.linear.canonicalize_padding(None, 2)
+    lib.nn.linear.canonicalize_padding(1.5, 2)
+    lib.module.first_from(None, False, True, error_msg="which?")
+    flip(x, None, num_batch_dims=1, time_major=False)
+    flip(x, jnp.array([2, 3]), num_batch_dims=1, time_major=False)
+    flip(x, jnp.array([1, 2, 2]), num_batch_dims=1, time_major=True)
+    flip(x, jnp.array([[1, 2, 4], [3, 0, 2]]), num_batch_dims=2, time_major=False)
+    lib.nn.recurrent.modified_orthogonal(jax.random.key(0), (3, 4), jnp.float32)
+    lib.nn.recurrent.modified_orthogonal(jax.random.key(0), (3, 4), jnp.bfloat16)
+    """,
+)
+
+
+@pytest.mark.parametrize("scope, line, mode", lines.params)
+def test_line(scope, line, mode):
+    agree(scope, line, mode)
