@@ -80,7 +80,7 @@ QUICK = frozenset(
     serving/test_export.py sharding/test_abstract.py sharding/test_plans.py
     sharding/test_remat_layers.py
     test_architecture.py test_config.py test_filters.py test_names.py test_state.py
-    test_text.py test_traversals.py
+    test_text.py
     training/test_metrics.py training/test_patterns.py
     transforms/test_build.py transforms/test_calls.py transforms/test_partial.py
     transforms/test_trees.py
@@ -107,7 +107,6 @@ SLOW = frozenset(
 SLOW_FUNCTIONS = frozenset(
     [
         "test_docstrings.py::test_examples_in",
-        "test_outline.py::test_a_hundred_thousand_variables_take_few_lines",
     ]
 )
 """The slow tier, with examples and benchmarks: half of the time, and left out by `python3 tests`."""

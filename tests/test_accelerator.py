@@ -25,18 +25,14 @@ pytestmark = pytest.mark.skipif(
 needs_cudnn = pytest.mark.skipif(BACKEND != "gpu", reason="cuDNN runs on GPUs of NVIDIA")
 
 
-def on_cpu():
-    """Run on a CPU what the `with` block contains."""
-    return jax.default_device(jax.devices("cpu")[0])
-
-
 def assert_close(mine, theirs, rtol=1e-4, atol=1e-5):
-    """The arrays of two trees agree, whatever device they are on."""
-    mine, theirs = jax.tree.leaves(mine), jax.tree.leaves(theirs)
-    assert len(mine) == len(theirs)
-    for x, y in zip(mine, theirs):
-        x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
-        np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
+    """The arrays of two trees agree, whatever device they are on; whole numbers exactly."""
+    for x, y in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+        if jnp.issubdtype(jnp.asarray(x).dtype, jnp.integer):
+            np.testing.assert_array_equal(x, y)
+        else:
+            x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+            np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
 
 
 # Attention ---------------------------------------------------------------------------------------
@@ -48,14 +44,8 @@ def attention(implementation, is_causal, mask) -> tp.Any:
     @jax.jit
     def run(query, key, value):
         def loss_of(query, key, value):
-            y = nnx.dot_product_attention(
-                query,
-                key,
-                value,
-                mask=mask,
-                is_causal=is_causal,
-                implementation=implementation,
-            )
+            options = {"mask": mask, "is_causal": is_causal, "implementation": implementation}
+            y = nnx.dot_product_attention(query, key, value, **options)
             return jnp.sum(y.astype(jnp.float32) ** 2), y
 
         return jax.value_and_grad(loss_of, (0, 1, 2), has_aux=True)(query, key, value)
@@ -76,9 +66,9 @@ def heads(length=256, key_heads=4):
 @needs_cudnn
 def test_cudnn_gives_what_xla_gives(kind, key_heads):
     args = heads(key_heads=key_heads)
-    mask = (
-        jax.random.bernoulli(jax.random.key(1), 0.8, (2, 1, 256, 256)) if kind == "mask" else None
-    )
+    mask = None
+    if kind == "mask":
+        mask = jax.random.bernoulli(jax.random.key(1), 0.8, (2, 1, 256, 256))
     (_, mine), grads = attention("cudnn", kind == "causal", mask)(*args)
     (_, theirs), expected = attention("xla", kind == "causal", mask)(*args)
     assert mine.dtype == theirs.dtype == jnp.bfloat16
@@ -140,62 +130,41 @@ def train_step(model, optimizer, x, y):
     return loss
 
 
-def test_generate_gives_the_tokens_of_the_cpu():
-    def run():
-        with jax.default_matmul_precision("highest"):
-            out = nnx.generate(Language(nnx.Rngs(0)), [[3, 1, 4], [1, 5]], 24)
-        return np.asarray(out.tokens), np.asarray(out.log_probs)
-
-    tokens, log_probs = run()
-    with on_cpu():
-        expected, expected_log_probs = run()
-    np.testing.assert_array_equal(tokens, expected)
-    assert_close(log_probs, expected_log_probs, rtol=1e-3)
+def generated():
+    out = nnx.generate(Language(nnx.Rngs(0)), [[3, 1, 4], [1, 5]], 24)
+    return out.tokens, out.log_probs
 
 
-def test_three_steps_of_training_give_what_they_give_on_the_cpu():
+def initial():
+    return nnx.to_pure_dict(nnx.state(Images(nnx.Rngs(0)), nnx.Param))
+
+
+def trained():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(16, 8, 8, 3)).astype(np.float32), rng.integers(0, 5, 16)
-
-    def run():
-        with jax.default_matmul_precision("highest"):
-            model = Images(nnx.Rngs(0))
-            first = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-            optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
-            step = nnx.jit(train_step)
-            losses = [float(step(model, optimizer, x, y)) for _ in range(3)]
-        kinds = nnx.Param, nnx.BatchStat
-        return first, losses, [nnx.to_pure_dict(nnx.state(model, kind)) for kind in kinds]
-
-    mine = run()
-    with on_cpu():
-        theirs = run()
-    assert mine[1][2] < mine[1][0]
-    assert_close(mine[0], theirs[0], rtol=1e-6, atol=1e-6)
-    assert_close(mine[1:], theirs[1:], rtol=1e-3, atol=1e-4)
+    model = Images(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+    step = nnx.jit(train_step)
+    losses = [float(step(model, optimizer, x, y)) for _ in range(3)]
+    assert losses[2] < losses[0]
+    return losses, nnx.to_pure_dict(nnx.state(model, (nnx.Param, nnx.BatchStat)))
 
 
-def test_random_streams_are_bit_equal_to_those_of_the_cpu():
-    def run():
-        rngs = nnx.Rngs(0, dropout=1)
-        keys = [jax.random.key_data(rngs.params()), jax.random.key_data(rngs.fork().dropout())]
-        return [np.asarray(x) for x in (*keys, rngs.dropout.bits((33,)), rngs.uniform((33,)))]
-
-    mine = run()
-    with on_cpu():
-        theirs = run()
-    for x, y in zip(mine, theirs, strict=True):
-        np.testing.assert_array_equal(x, y)
+def streams():
+    rngs = nnx.Rngs(0, dropout=1)
+    keys = [jax.random.key_data(rngs.params()), jax.random.key_data(rngs.fork().dropout())]
+    return *keys, rngs.dropout.bits((33,)), rngs.uniform((33,)).view(jnp.uint32)
 
 
-def test_the_table_counts_what_it_counts_on_the_cpu():
-    def run():
-        model = nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.relu)
-        return nnx.tabulate(model, jnp.ones((2, 3)), compute_flops=True, compute_vjp_flops=True)
+RUNS = [(generated, 1e-3, 1e-5), (initial, 1e-6, 1e-6), (trained, 1e-3, 1e-4), (streams, 0, 0)]
 
-    mine = run()
-    with on_cpu():
-        assert mine == run()
+
+@pytest.mark.parametrize("run, rtol, atol", RUNS, ids=[run.__name__ for run, *_ in RUNS])
+def test_numbers_are_those_of_the_cpu(run, rtol, atol):
+    with jax.default_matmul_precision("highest"):
+        mine = jax.tree.map(np.asarray, run())
+        with jax.default_device(jax.devices("cpu")[0]):
+            assert_close(mine, run(), rtol, atol)
 
 
 # Memory and devices ------------------------------------------------------------------------------
@@ -275,10 +244,7 @@ def test_an_optimizer_waits_in_the_memory_of_the_host():
 
     def moved(kind):
         """Moves the optimizer to another memory of its device."""
-
-        def put(leaf):
-            return jax.device_put(leaf, leaf.sharding.with_memory_kind(kind))
-
+        put = lambda leaf: jax.device_put(leaf, leaf.sharding.with_memory_kind(kind))
         nnx.update(optimizer, jax.tree.map(put, nnx.state(optimizer)))
         return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(nnx.state(optimizer))}
 

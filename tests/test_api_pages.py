@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 import types
@@ -13,20 +11,10 @@ from pathlib import Path
 import pytest
 
 import nnxlite
+from tests.structure import load
 
-ROOT = Path(__file__).parents[1]
-
-
-def load(name: str) -> types.ModuleType:
-    """A program of `docs`, which is not a package."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-build = load("build")
+DOCS = Path(__file__).parents[1] / "docs"
+build = load(DOCS / "build.py")
 
 
 def test_every_public_name_has_one_entry_and_a_docstring():
@@ -39,9 +27,8 @@ def test_summaries_are_those_of_the_docstrings(page):
     assert build.summarized(text) == text, "run `python docs/build.py --summaries`"
 
 
-def test_a_summary_is_the_first_sentence(tmp_path):
-    package = types.ModuleType("package")
-    package.f = documented
+def test_a_summary_is_the_first_sentence():
+    package = types.SimpleNamespace(f=documented)
     entry = "::: nnxlite.f\n\n> Does nothing.\n"
     for text in ("::: nnxlite.f\n", "::: nnxlite.f\n\n> Was other.\n"):
         assert build.summarized(f"# A\n\n{text}\nMore.\n", package) == f"# A\n\n{entry}\nMore.\n"
@@ -55,7 +42,7 @@ def test_the_index_links_to_every_page():
 
 def test_an_entry_links_to_the_guides_that_use_the_name_most():
     pytest.importorskip("mkdocs")
-    see_also = load("hooks").see_also
+    see_also = load(DOCS / "hooks.py").see_also
     assert see_also("jit", limit=1) == [("transforms/jit.md", "jit")]
     assert see_also("generate")[0] == ("generating.md", "Generating text")
     assert see_also("no_such_name") == []
@@ -67,8 +54,7 @@ def test_an_entry_links_to_the_guides_that_use_the_name_most():
 def problems(tmp_path: Path, pages: dict[str, str], **names: object) -> list[str]:
     """What is wrong with some pages for a package with some names."""
     package = types.ModuleType("package")
-    for name, value in names.items():
-        setattr(package, name, value)
+    vars(package).update(names)
     for name, text in pages.items():
         (tmp_path / name).write_text(text)
     return build.api_problems(tmp_path, package)
@@ -83,42 +69,22 @@ def bare():
 
 
 ENTRY, ROW = "::: nnxlite.f\n", "| `nnx.f` | `math.sin` | the sine |\n"
-FOUND = {
-    "right": ({"a.md": ENTRY}, {"f": documented}, []),
-    "on no page": (
-        {"a.md": ENTRY},
-        {"f": documented, "g": documented},
-        ["nnx.g is on no page of api"],
-    ),
-    "listed twice": (
-        {"a.md": ENTRY, "b.md": "| `nnx.f` | does nothing |\n"},
-        {"f": documented},
-        ["nnx.f is listed 2 times: a.md, b.md"],
-    ),
-    "does not exist": (
-        {"a.md": f"{ENTRY}\n::: nnxlite.sub.g\n"},
-        {"f": documented},
-        ["a.md: nnx.sub.g does not exist"],
-    ),
-    "no docstring": ({"a.md": ENTRY}, {"f": bare}, ["a.md: nnx.f has no docstring"]),
-    "an empty row": (
-        {"a.md": "| `nnx.f` |  |\n"},
-        {"f": bare},
-        ["a.md: the row of nnx.f does not say what it is"],
-    ),
-    "another object": ({"a.md": ROW}, {"f": documented}, ["a.md: nnx.f is not math.sin"]),
-    "an unknown object": (
-        {"a.md": ROW.replace("math.sin", "no_such.module")},
-        {"f": documented},
-        ["a.md: nnx.f is not no_such.module"],
-    ),
-}
+FOUND = [
+    (ENTRY, {"g": documented}, "nnx.g is on no page of {0}"),
+    (f"{ENTRY}| `nnx.f` | twice |\n", {}, "nnx.f is listed 2 times: a.md, a.md"),
+    (f"{ENTRY}\n::: nnxlite.sub.g\n", {}, "a.md: nnx.sub.g does not exist"),
+    (ENTRY, {"f": bare}, "a.md: nnx.f has no docstring"),
+    ("| `nnx.f` |  |\n", {"f": bare}, "a.md: the row of nnx.f does not say what it is"),
+    (ROW, {}, "a.md: nnx.f is not math.sin"),
+    (ROW.replace("math.sin", "no_such.module"), {}, "a.md: nnx.f is not no_such.module"),
+]
 
 
-@pytest.mark.parametrize("pages, names, found", FOUND.values(), ids=FOUND)
-def test_each_check_can_fail(pages, names, found, tmp_path):
-    (tmp_path / "api").mkdir()
-    assert problems(tmp_path / "api", pages, **names) == found
+@pytest.mark.parametrize("page, names, problem", FOUND, ids=[problem for *_, problem in FOUND])
+def test_each_check_can_fail(page, names, problem, tmp_path):
+    assert problems(tmp_path, {"a.md": ENTRY}, f=documented) == []
+    found = problems(tmp_path, {"a.md": page}, **({"f": documented} | names))
+    assert found == [problem.format(tmp_path.name)]
 
 
 def test_a_name_of_a_submodule(tmp_path):
@@ -134,7 +100,7 @@ def test_a_name_of_a_submodule(tmp_path):
 
 def test_examples_are_fenced_and_names_are_links():
     pytest.importorskip("griffe")
-    docstrings = load("docstrings")
+    docstrings = load(DOCS / "docstrings.py")
     examples = ">>> f(1)\n1\n\n>>> f(\n...     2)\n2"
     text = f"What `nnx.split` does to a `State`.\n\n{examples}\n\nMore: `x`.\n\n>>> g()"
     fenced = docstrings.fenced(text)
@@ -154,7 +120,7 @@ def test_examples_are_fenced_and_names_are_links():
 def test_a_broken_link_or_anchor_fails_the_build(tmp_path):
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
-    settings = (ROOT / ".mkdocs.yml").read_text()
+    settings = (DOCS.parent / ".mkdocs.yml").read_text()
     # The settings of the repository, with two pages and without what reads the package.
     settings = re.sub(
         r"^(nav|plugins|hooks|extra_css):.*?(?=^\w|\Z)", "", settings, flags=re.M | re.S
@@ -167,11 +133,18 @@ def test_a_broken_link_or_anchor_fails_the_build(tmp_path):
     (docs / "page.md").write_text("# Page\n\n## Part\n")
 
     def made() -> subprocess.CompletedProcess[str]:
-        shutil.rmtree(tmp_path / "site", ignore_errors=True)
-        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "mkdocs.yml"]
-        return subprocess.run(
-            command, cwd=tmp_path, env=build.environment(), capture_output=True, text=True
-        )
+        command = [
+            sys.executable,
+            "-m",
+            "mkdocs",
+            "build",
+            "--strict",
+            "--clean",
+            "-f",
+            "mkdocs.yml",
+        ]
+        env = build.environment()
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
 
     whole = made()
     assert whole.returncode == 0, whole.stderr
@@ -181,6 +154,6 @@ def test_a_broken_link_or_anchor_fails_the_build(tmp_path):
 
 
 def test_help_names_the_steps():
-    command = [sys.executable, str(ROOT / "docs" / "build.py"), "--help"]
+    command = [sys.executable, str(DOCS / "build.py"), "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert all(option in text for option in ("--no-code", "--serve", "--out", "--notebooks"))

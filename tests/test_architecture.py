@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import pathlib
 import re
@@ -10,8 +11,8 @@ import re
 import pytest
 
 import nnxlite
-
-ROOT = pathlib.Path(nnxlite.__file__).parent
+from tests import structure
+from tests.structure import ROOT
 
 # From the bottom to the top; a room may import from its own layer and from those below it.
 LAYERS = [
@@ -27,21 +28,13 @@ LAYERS = [
     {"filtered"},
     {"nn"},
     {"training", "inspect", "checkpoint", "decoding", "serving", "sharding", "distributed"},
-    {
-        "compat",
-        "helpers",
-        "lora",
-        "summary",
-        "visualization",
-        "wrappers",
-        "_paths",
-        "bridge",
-    },
+    {"compat", "helpers", "lora", "summary", "visualization", "wrappers", "_paths", "bridge"},
     {"migrate", "flax"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
-FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
+FILES = [path for path in structure.FILES if path != ROOT / "__init__.py"]
+every_file = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 
 
 def room_of(path: pathlib.Path) -> str:
@@ -49,15 +42,14 @@ def room_of(path: pathlib.Path) -> str:
 
 
 LAZILY_UPWARD = {
-    (
-        "_base",
-        "nnxlite.inspect._treescope",
-    ): "treescope takes long to import, and draws few objects",
+    # treescope takes long to import, and draws few objects
+    ("_base", "nnxlite.inspect._treescope"),
 }
 """Imports inside functions that point to a layer above."""
 
 LAZILY_BACK = {
-    ("graph", "_graphdef", "_functional"): "methods of a definition that rebuild its objects",
+    # methods of a definition that rebuild its objects
+    ("graph", "_graphdef", "_functional"),
 }
 """Imports inside functions that close a circle within a package."""
 
@@ -69,52 +61,57 @@ ORDER = {
 """The files of a package, each of which imports only those before it."""
 
 
-def imports_of(path: pathlib.Path):
+@functools.cache
+def imports_of(path: pathlib.Path) -> list[tuple[str, list[str]]]:
     """Modules and names that a file imports, inside functions too, but not for types alone."""
     pending: list[ast.AST] = [ast.parse(path.read_text())]
+    found = []
     while pending:
         node = pending.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             pending += node.orelse
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module, [alias.name for alias in node.names]
+            found.append((node.module, [alias.name for alias in node.names]))
         elif isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, []
+            found += [(alias.name, []) for alias in node.names]
         else:
             pending += ast.iter_child_nodes(node)
+    return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_down(path):
-    here = LEVEL[room_of(path)]
-    for module, names in imports_of(path):
-        if not module.startswith("nnxlite") or (room_of(path), module) in LAZILY_UPWARD:
-            continue
-        parts = module.split(".")
-        rooms = [parts[1]] if len(parts) > 1 else names
-        for room in rooms:
-            assert LEVEL[room] <= here, f"{path.name} imports {module} from a layer above"
+def imports_of_ours(path: pathlib.Path) -> list[tuple[str, list[str]]]:
+    """Those from this package, without the exceptions above."""
+    imports = [
+        (module, names) for module, names in imports_of(path) if module.startswith("nnxlite")
+    ]
+    return [pair for pair in imports if (room_of(path), pair[0]) not in LAZILY_UPWARD]
+
+
+@every_file
+def test_imports_point_down_and_never_to_the_package_root(path):
+    for module, names in imports_of_ours(path):
+        rooms = module.split(".")[1:2] or names
+        assert rooms and set(rooms) <= LEVEL.keys(), f"{path.name} imports the package root"
+        above = [room for room in rooms if LEVEL[room] > LEVEL[room_of(path)]]
+        assert not above, f"{path.name} imports {module} from a layer above"
 
 
 CORE = {"_base", "variables", "_state", "graph", "objects", "boundary", "transforms", "filtered"}
 """Rooms whose `__init__` has public names only; inside the library, names come from their files."""
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+@every_file
 def test_names_come_from_where_they_are_defined(path):
     """In the core that is the file, elsewhere the package, whose `__init__` has what it offers."""
     if path.name == "__init__.py" or room_of(path) in ("_paths", "compat", "helpers"):
         return  # these collect names
-    for module, names in imports_of(path):
-        parts = module.split(".")
-        if parts[0] != "nnxlite" or len(parts) < 2 or (room_of(path), module) in LAZILY_UPWARD:
-            continue
-        if parts[1] in CORE:
-            files = {p.stem for p in (ROOT / parts[1]).glob("*.py")}
-            assert len(parts) > 2 or set(names) <= files, f"{path.name} imports {names} of {module}"
-        elif len(parts) > 2 and parts[1] != room_of(path):
-            assert not parts[2].startswith("_"), f"{path.name} imports {module}"
+    for module, names in imports_of_ours(path):
+        _, *rooms = module.split(".")
+        if rooms and rooms[0] in CORE:
+            files = {p.stem for p in (ROOT / rooms[0]).glob("*.py")}
+            assert len(rooms) > 1 or set(names) <= files, f"{path.name} imports {names} of {module}"
+        elif len(rooms) > 1 and rooms[0] != room_of(path):
+            assert not rooms[1].startswith("_"), f"{path.name} imports {module}"
 
 
 def imports_within(package: str) -> dict[str, set[str]]:
@@ -154,16 +151,15 @@ def test_files_of_a_package_are_in_order(package):
         assert not late, f"{package}/{name}.py imports {sorted(late)}, which come after it"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_nothing_imports_the_package_root(path):
-    for module, names in imports_of(path):
-        if module == "nnxlite":
-            rooms = set(names)
-            assert rooms and rooms <= LEVEL.keys(), f"{path.name} imports the package root"
-
-
-def test_every_room_has_a_layer():
-    assert {room_of(p) for p in FILES} <= LEVEL.keys()
+def test_every_room_has_a_layer_and_one_of_them_uses_private_names_of_jax():
+    assert {room_of(path) for path in FILES} <= LEVEL.keys()
+    users = {
+        room_of(path)
+        for path in FILES
+        for module, _ in imports_of(path)
+        if module.startswith(("jax._src", "jaxlib._"))
+    }
+    assert users <= {"_base"}
 
 
 def test_the_map_for_contributors_has_these_layers():
@@ -178,44 +174,25 @@ def test_the_map_for_contributors_has_these_layers():
     assert found == LAYERS[::-1]
 
 
-def test_semi_private_jax_is_used_in_one_module_only():
-    users = {
-        room_of(path)
-        for path in FILES
-        for module, _ in imports_of(path)
-        if module.startswith(("jax._src", "jaxlib._"))
-    }
-    assert users <= {"_base"}
+def classes_of(*bases: type) -> set[type]:
+    """The public classes of these kinds, and all those of the package that they derive from."""
+    public = [c for _, c in inspect.getmembers(nnxlite, inspect.isclass) if issubclass(c, bases)]
+    return {b for c in public for b in c.__mro__ if b.__module__.startswith("nnxlite")}
 
 
 def test_private_names_are_left_to_those_who_subclass():
     """A module with a `_cache` or `_pad` of its own works; so does a State with such keys."""
-    bases = (nnxlite.Pytree, nnxlite.State)
-    classes = [
-        c for _, c in inspect.getmembers(nnxlite) if isinstance(c, type) and issubclass(c, bases)
-    ]
-    taken = {
-        (cls.__name__, name)
-        for cls in classes
-        for base in cls.__mro__
-        if base.__module__.startswith("nnxlite")
-        for name in vars(base)
-        if name.startswith("_") and not name.startswith(("__", "_nnx_", "_abc_"))
-    }
-    assert len(classes) > 40 and taken == {("State", "_mapping")}
+    ours = ("__", "_nnx_", "_abc_")
+    classes = classes_of(nnxlite.Pytree, nnxlite.State)
+    private = {(c.__name__, name) for c in classes for name in vars(c) if name.startswith("_")}
+    assert len(classes) > 40
+    assert {pair for pair in private if not pair[1].startswith(ours)} == {("State", "_mapping")}
 
 
 def test_layers_take_no_name_that_objects_use_inside():
-    core = ("nnxlite.objects", "nnxlite.graph")
     inside = {n for base in nnxlite.Module.__mro__ for n in vars(base) if n.startswith("_nnx_")}
-    settings = {"_nnx_is_pytree", "_nnx_declared", "_nnx_definitions"}  # each has its own
-    classes = [c for _, c in inspect.getmembers(nnxlite) if isinstance(c, type)]
-    layers = {
-        base
-        for cls in classes
-        if issubclass(cls, nnxlite.Pytree)
-        for base in cls.__mro__
-        if base.__module__.startswith("nnxlite") and not base.__module__.startswith(core)
-    }
-    taken = {(cls.__name__, name) for cls in layers for name in inside & set(vars(cls)) - settings}
-    assert len(layers) > 30 and not taken
+    inside -= {"_nnx_is_pytree", "_nnx_declared", "_nnx_definitions"}  # each class has its own
+    core = ("nnxlite.objects", "nnxlite.graph")
+    layers = {c for c in classes_of(nnxlite.Pytree) if not c.__module__.startswith(core)}
+    assert len(layers) > 30
+    assert [(cls.__name__, name) for cls in layers for name in inside & set(vars(cls))] == []

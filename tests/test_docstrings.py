@@ -8,31 +8,19 @@ import inspect
 import io
 import re
 import typing as tp
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import nnxlite
+from tests.structure import modules
 
-PACKAGE = Path(nnxlite.__file__).parent
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-def module_name(file: Path) -> str:
-    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-HERE = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] != "flax"]
-"""Importing `nnxlite.flax` replaces `flax.nnx`: tests/flax runs its examples in another process."""
-
-
-@pytest.mark.parametrize("name", sorted(map(module_name, HERE)))
+@pytest.mark.parametrize("name", modules())
 def test_examples_in(name):
-    if name.startswith("nnxlite.bridge"):
-        pytest.importorskip("flax")
     module = importlib.import_module(name)
     runner = doctest.DocTestRunner(optionflags=OPTIONS, verbose=False)
     report = io.StringIO()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import pickle
 
 import jax
@@ -29,91 +30,73 @@ class Misleading:
     type = "not a class"
 
 
-@pytest.mark.parametrize(
-    ("filter", "leaf", "expected"),
-    [
-        (nnx.Param, nnx.Param(1), True),
-        (nnx.Variable, nnx.Param(1), True),
-        (nnx.Param, nnx.Variable(1), False),
-        (nnx.BatchStat, nnx.Param(1), False),
-        (nnx.Variable, Stands(), True),
-        (nnx.BatchStat, Stands(), False),
-        (nnx.Variable, Misleading(), False),
-        (int, 3, True),
-        (int, "3", False),
-        (jax.Array, jnp.ones(2), True),
-        (jax.Array, nnx.Param(jnp.ones(2)), False),  # the leaf is the Variable, not its value
-        ("steps", nnx.Param(1, tag="steps"), True),
-        ("steps", nnx.Param(1, tag="other"), False),
-        ("steps", nnx.Param(1), False),
-        ("steps", 1, False),
-        (..., 1, True),
-        (True, nnx.Param(1), True),
-        (None, 1, False),
-        (False, nnx.Param(1), False),
-        ([nnx.BatchStat, nnx.Param], nnx.Param(1), True),
-        ((nnx.BatchStat, "steps"), nnx.Param(1), False),
-        ([], 1, False),
-        (lambda path, x: path[1] == 0, 1, True),
-        (nnx.PathContains("kernel"), 1, True),
-        (nnx.PathContains("ker"), 1, False),
-        (nnx.PathContains(0), 1, True),
-        (nnx.PathContains("0"), 1, False),
-        (nnx.PathContains("ker", exact=False), 1, True),
-        (nnx.PathContains("0", exact=False), 1, True),
-        (filters.PathIn(PATH, ("bias",)), 1, True),
-        (filters.PathIn(("bias",)), 1, False),
-        (nnx.Any(), 1, False),
-        (nnx.All(), 1, True),
-        (nnx.All(nnx.Param, "steps"), nnx.Param(1, tag="steps"), True),
-        (nnx.All(nnx.Param, "steps"), nnx.Param(1), False),
-        (nnx.Not(nnx.Param), 1, True),
-        (nnx.Not(...), 1, False),
-        (nnx.OfType((int, str)), "a", True),
-        (nnx.OfType(int | str), 1.0, False),
-    ],
-)
-def test_a_filter_matches(filter, leaf, expected):
-    assert filters.to_predicate(filter)(PATH, leaf) is expected
+LEAVES = {
+    "param": nnx.Param(1),
+    "tagged": nnx.Param(jnp.ones(2), tag="steps"),
+    "stat": nnx.BatchStat(1, tag="other"),
+    "stands": Stands(),
+    "misleading": Misleading(),
+    "array": jnp.ones(2),  # the leaf of a Variable is the Variable, not its array
+    "int": 3,
+    "text": "3",
+}
+ALL = " ".join(LEAVES)
 
 
 @pytest.mark.parametrize(
-    ("filter", "text"),
+    ("filter", "text", "matched"),
     [
-        ("a", "WithTag('a')"),
-        (int, "OfType(<class 'int'>)"),
-        (..., "Everything()"),
-        (True, "Everything()"),
-        (None, "Nothing()"),
-        (False, "Nothing()"),
-        (["a", int], "Any(WithTag('a'), OfType(<class 'int'>))"),
-        (nnx.All("a", ...), "All(WithTag('a'), Everything())"),
-        (nnx.Not("a"), "Not(WithTag('a'))"),
-        (nnx.PathContains("k"), "PathContains('k', exact=True)"),
-        (filters.PathIn(("b",), ("a",)), "PathIn(('a',), ('b',))"),
+        (nnx.Param, "OfType(<class 'nnxlite.variables._kinds.Param'>)", "param tagged stands"),
+        (nnx.Variable, "", "param tagged stat stands"),
+        (nnx.BatchStat, "", "stat"),
+        (int, "OfType(<class 'int'>)", "int"),
+        (jax.Array, "", "array"),
+        ("steps", "WithTag('steps')", "tagged"),
+        (..., "Everything()", ALL),
+        (True, "Everything()", ALL),
+        (None, "Nothing()", ""),
+        (False, "Nothing()", ""),
+        (["steps", int], "Any(WithTag('steps'), OfType(<class 'int'>))", "tagged int"),
+        ((nnx.BatchStat, "steps"), "", "tagged stat"),
+        ([], "Any()", ""),
+        (lambda path, x: path[1] == 0, "", ALL),
+        (nnx.PathContains("kernel"), "PathContains('kernel', exact=True)", ALL),
+        (nnx.PathContains("ker"), "", ""),
+        (nnx.PathContains(0), "", ALL),
+        (nnx.PathContains("0"), "", ""),
+        (nnx.PathContains("ker", exact=False), "", ALL),
+        (nnx.PathContains("0", exact=False), "", ALL),
+        (filters.PathIn(PATH, ("bias",)), "PathIn(('bias',), ('layers', 0, 'kernel'))", ALL),
+        (filters.PathIn(("bias",)), "PathIn(('bias',))", ""),
+        (nnx.Any(), "Any()", ""),
+        (nnx.All(), "All()", ALL),
+        (nnx.All(nnx.Param, "steps", ...), "", "tagged"),
+        (nnx.All("steps", ...), "All(WithTag('steps'), Everything())", "tagged"),
+        (nnx.Not("steps"), "Not(WithTag('steps'))", ALL.replace("tagged ", "")),
+        (nnx.Not(...), "Not(Everything())", ""),
+        (nnx.OfType((int, str)), "", "int text"),
+        (nnx.OfType(int | str), "", "int text"),
     ],
+    ids=itertools.count(),
 )
-def test_predicates_print_as_they_are_written(filter, text):
-    assert repr(filters.to_predicate(filter)) == text
+def test_a_filter_matches_and_prints_as_it_is_written(filter, text, matched):
+    predicate = filters.to_predicate(filter)
+    assert [name for name, leaf in LEAVES.items() if predicate(PATH, leaf)] == matched.split()
+    assert all(type(predicate(PATH, leaf)) is bool for leaf in LEAVES.values())
+    assert repr(predicate) == text or not text
 
 
-def all_filters():
-    literals = st.sampled_from(
-        ["a", "b", int, nnx.Param, ..., True, None, False, nnx.PathContains("a")]
-    )
-    return st.recursive(
-        literals,
-        lambda inner: st.one_of(
-            st.lists(inner, max_size=3),
-            st.lists(inner, max_size=3).map(tuple),
-            st.lists(inner, max_size=3).map(lambda fs: nnx.All(*fs)),
-            inner.map(nnx.Not),
-        ),
-        max_leaves=6,
-    )
+def combined(inner):
+    several = st.lists(inner, max_size=3)
+    kinds = st.sampled_from([list, tuple, lambda filters: nnx.All(*filters)])
+    return inner.map(nnx.Not) | st.builds(lambda kind, filters: kind(filters), kinds, several)
 
 
-@given(all_filters())
+LITERALS = "a", "b", int, nnx.Param, ..., True, None, False, nnx.PathContains("a")
+FILTERS = st.recursive(st.sampled_from(LITERALS), combined, max_leaves=6)
+
+
+@given(FILTERS)
 def test_predicates_are_values(filter):
     predicate = filters.to_predicate(filter)
     again = filters.to_predicate(copy.deepcopy(filter))
@@ -123,11 +106,11 @@ def test_predicates_are_values(filter):
     assert filters.to_predicate(predicate) is predicate
 
 
-LEAVES = st.sampled_from([1, "a", nnx.Param(1), nnx.Param(1, tag="a"), nnx.BatchStat(1)])
+FEW = st.sampled_from([1, "a", nnx.Param(1), nnx.Param(1, tag="a"), nnx.BatchStat(1)])
 PATHS = st.lists(st.sampled_from(["a", "b", 0]), max_size=3).map(tuple)
 
 
-@given(all_filters(), all_filters(), PATHS, LEAVES)
+@given(FILTERS, FILTERS, PATHS, FEW)
 def test_the_laws_of_logic_hold(f, g, path, leaf):
     says = lambda filter: filters.to_predicate(filter)(path, leaf)
     assert says(nnx.Not(nnx.Not(f))) == says(f)
@@ -146,30 +129,25 @@ def test_filters_of_different_kinds_differ():
 
 
 @pytest.mark.parametrize(
-    ("filter", "field"),
-    [
-        (nnx.WithTag("a"), "tag"),
-        (nnx.PathContains("a"), "__doc__"),
-        (nnx.OfType(int), "type"),
-        (nnx.OfType(int), "note"),
-    ],
+    "filter", [nnx.WithTag("a"), nnx.PathContains("a"), nnx.OfType(int)], ids=str
 )
-def test_filters_of_one_value_are_frozen(filter, field):
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(filter, field, None)
+def test_filters_of_one_value_are_frozen(filter):
+    for field in ("tag", "type", "__doc__", "note"):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(filter, field, None)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nnx.Any("a"),
-        lambda: nnx.All(nnx.Param),
-        lambda: nnx.Not("a"),
-        lambda: nnx.filterlib.PathIn(("a",)),
-        nnx.Everything,
-        nnx.Nothing,
-    ],
-)
+MADE = {
+    "Any": lambda: nnx.Any("a"),
+    "All": lambda: nnx.All(nnx.Param),
+    "Not": lambda: nnx.Not("a"),
+    "PathIn": lambda: nnx.filterlib.PathIn(("a",)),
+    "Everything": nnx.Everything,
+    "Nothing": nnx.Nothing,
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 def test_filters_can_be_documented(make):
     filter, model = make(), nnx.Dict(a=nnx.Param(1), b=nnx.BatchStat(2))
     filter.__doc__ = "The leaves that matter."
@@ -214,19 +192,14 @@ def test_what_is_no_filter_is_refused(line, message):
     refused(line, message, globals())
 
 
-def test_everything_may_only_stand_last():
-    found = filters.filters_to_predicates([nnx.Param, "a", ...])
-    assert found == (nnx.OfType(nnx.Param), nnx.WithTag("a"), nnx.Everything())
+def test_everything_may_only_stand_last_and_the_first_that_matches_counts():
+    predicates = filters.filters_to_predicates([nnx.Param, "a", ..., True])
+    everything = nnx.Everything()
+    assert predicates == (nnx.OfType(nnx.Param), nnx.WithTag("a"), everything, everything)
+    leaves = nnx.Param(1, tag="a"), nnx.BatchStat(1, tag="a"), 1
+    assert [filters.match_index(predicates, (), leaf) for leaf in leaves] == [0, 1, 2]
+    assert filters.match_index(predicates[:2], (), 1) is None
     assert filters.filters_to_predicates([]) == ()
-    twice = filters.filters_to_predicates([nnx.Param, ..., True])
-    assert twice[1:] == (nnx.Everything(), nnx.Everything())
-
-
-def test_match_index_is_the_first_that_matches():
-    predicates = filters.filters_to_predicates([nnx.Param, nnx.Variable])
-    assert filters.match_index(predicates, (), nnx.Param(1)) == 0
-    assert filters.match_index(predicates, (), nnx.BatchStat(1)) == 1
-    assert filters.match_index(predicates, (), 1) is None
 
 
 class Positive(nnx.WithTag):

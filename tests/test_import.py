@@ -13,52 +13,28 @@ import pytest
 
 import nnxlite as nnx
 
-LATER = [
-    "flax",
-    "jax.experimental.pallas",
-    "jax.extend",
-    "libcst",
-    "matplotlib",
-    "nnxlite.bridge",
-    "nnxlite.checkpoint",
-    "nnxlite.decoding",
-    "nnxlite.distributed",
-    "nnxlite.inspect",
-    "nnxlite.migrate",
-    "nnxlite.serving",
-    "nnxlite.sharding.plans",
-    "optax",
-    "orbax",
-    "rich",
-    "sklearn",
-    "treescope",
-]
+LATER = """
+    flax jax.experimental.pallas jax.extend libcst matplotlib optax orbax rich sklearn treescope
+    nnxlite.bridge nnxlite.checkpoint nnxlite.decoding nnxlite.distributed nnxlite.inspect
+    nnxlite.migrate nnxlite.serving nnxlite.sharding.plans
+""".split()
 
 
 def printed_by(program: str) -> list[str]:
     """What a program prints in a new interpreter that has imported JAX and then this library."""
     start = "import sys, jax; before = set(sys.modules); import nnxlite\n"
-    done = subprocess.run(
-        [sys.executable, "-c", start + program], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", start + program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     return done.stdout.splitlines()
 
 
-@pytest.fixture(scope="module")
-def imported() -> list[str]:
-    """The modules that are imported; JAX refuses a number of devices once it has started."""
+def test_heavy_libraries_are_left_to_those_who_need_them_and_no_device_is_started():
+    # JAX refuses a number of devices once it has started.
     devices = "jax.config.update('jax_num_cpu_devices', 3); print('still free')"
-    return printed_by(f"print(*sorted(set(sys.modules) - before)); {devices}")
-
-
-def test_no_device_is_started(imported):
-    assert imported[1] == "still free"
-
-
-@pytest.mark.parametrize("library", LATER)
-def test_it_is_imported_by_those_who_need_it(imported, library):
-    assert library not in imported[0].split()
+    modules, free = printed_by(f"print(*sorted(set(sys.modules) - before)); {devices}")
+    assert free == "still free" and "nnxlite.nn" in modules.split()
+    assert [library for library in LATER if library in modules.split()] == []
 
 
 def imported_for_type_checkers() -> dict[str, str]:
@@ -100,10 +76,6 @@ from nnxlite import shard, serving; print(serving.Exported.__name__)
 from nnxlite.summary import tabulate; print(tabulate is nnxlite.tabulate)
 from nnxlite import *; print(callable(draw), Linear is nnxlite.Linear)
 """
-    assert printed_by(program) == [
-        "True nnxlite.inspect._tabulate",
-        "Exported",
-        "True",
-        "True True",
-    ]
+    printed = printed_by(program)
+    assert printed == ["True nnxlite.inspect._tabulate", "Exported", "True", "True True"]
     assert "tabulate" in dict(inspect.getmembers(nnx))

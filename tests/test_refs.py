@@ -21,36 +21,16 @@ class Model(nnx.Module):
         self.n = 4
 
 
-def test_a_reference_copies_what_it_is_made_of():
+def test_references_copy_what_they_are_made_of_and_are_found_in_any_structure():
     array = jnp.ones(2)
-    ref = array_ref(array)
-    ref[...] = jnp.zeros(2)
-    assert array.tolist() == [1.0, 1.0]
-
-
-def test_references_inside_a_transform():
-    ref = array_ref(jnp.ones(2))
-
-    @jax.jit
-    def f(ref):
-        assert is_array_ref(ref) and isinstance(ref, ArrayRef)
-        ref[...] = ref[...] * 2
-        return to_arrays(ref), to_arrays(array_ref(jnp.zeros(1)))
-
-    array, inner = f(ref)
-    assert array.tolist() == ref[...].tolist() == [2.0, 2.0] and inner.tolist() == [0.0]
-
-
-# to_refs and to_arrays ---------------------------------------------------------------------------
-
-
-def test_structures_of_arrays():
-    refs = to_refs([jnp.array(1.0), {"a": np.ones(2)}, array_ref(2.0), "text", 3])
-    assert is_array_ref(refs[0]) and is_array_ref(refs[1]["a"]) and is_array_ref(refs[2])
+    refs = to_refs([array, {"a": np.ones(2)}, array_ref(2.0), "text", 3])
+    leaves = [refs[0], refs[1]["a"], refs[2]]
+    assert all(is_array_ref(x) and isinstance(x, ArrayRef) for x in leaves)
     assert refs[3:] == ["text", 3]
+    refs[0][...] = jnp.zeros(2)
     arrays = to_arrays(refs)
-    assert isinstance(arrays[0], jax.Array) and arrays[1]["a"].tolist() == [1.0, 1.0]
-    assert arrays[2] == 2.0 and is_array_ref(refs[0])
+    assert array.tolist() == [1.0, 1.0] == arrays[1]["a"].tolist()
+    assert isinstance(arrays[0], jax.Array) and arrays[2] == 2.0 and is_array_ref(refs[0])
 
 
 def test_models():
@@ -64,6 +44,8 @@ def test_models():
     arrays = to_arrays(refs)
     assert not arrays.w.ref and arrays.w.value.tolist() == [0.0, 0.0]
     assert arrays.bare.tolist() == [1.0] * 3 and nnx.graphdef(arrays) == nnx.graphdef(model)
+    twice = to_refs(nnx.Dict(a=model, b=model))
+    assert twice.a is twice.b and twice.a.w.ref
 
 
 def test_a_leaf_of_which_one_path_is_chosen():
@@ -74,12 +56,6 @@ def test_a_leaf_of_which_one_path_is_chosen():
         with pytest.raises(ValueError, match="Found duplicate at paths"):
             function([leaf, leaf], only=first)
         assert function([leaf, leaf], only=None)[1] is leaf
-
-
-def test_a_shared_object_holds_its_leaves_once():
-    shared = Model()
-    refs = to_refs(nnx.Dict(a=shared, b=shared))
-    assert refs.a is refs.b and refs.a.w.ref
 
 
 @rows("""
@@ -113,27 +89,17 @@ def test_a_refusal_says_why_and_changes_nothing(line, message):
     refused(line, message, globals() | scope | {"variable": nnx.Param(jnp.ones(1))})
 
 
-# with_vars and vars_as ---------------------------------------------------------------------------
-
-
-def test_mutable_is_metadata():
-    model = with_vars(Model(), mutable=False)
-    assert model.w.get_metadata("mutable") is False and not model.w.ref
-    assert with_vars(model, mutable=False).w is model.w
-    assert with_vars(model, mutable=True, ref=True).w.mutable is True
-
-
-def test_any_pytree_of_variables():
+def test_variables_of_any_pytree_as_references():
     variable = nnx.Param(jnp.ones(1))
     assert with_vars(variable, ref=True).ref and with_vars([variable], ref=True)[0].ref
     assert with_vars(nnx.state(Model()), ref=True)["w"].ref
-
-
-def test_shared_variables():
-    shared = nnx.Param(jnp.ones(1))
-    both = with_vars(nnx.Dict(a=shared, b=shared), ref=True, allow_duplicates=True)
+    both = with_vars(nnx.Dict(a=variable, b=variable), ref=True, allow_duplicates=True)
     assert both.a is both.b and both.a.ref
-    with_vars(nnx.Dict(a=shared, b=shared))  # nothing to convert
+    with_vars(nnx.Dict(a=variable, b=variable))  # nothing to convert
+    model = with_vars(Model(), mutable=False)  # is metadata
+    assert model.w.get_metadata("mutable") is False and not model.w.ref
+    assert with_vars(model, mutable=False).w is model.w
+    assert with_vars(model, mutable=True, ref=True).w.mutable is True
 
 
 def test_a_model_of_references_runs_in_jit_and_splits():
@@ -143,9 +109,10 @@ def test_a_model_of_references_runs_in_jit_and_splits():
     def step(model):
         model.w[...] += 1
         model.w[0] = 7.0
-        return model.w * 1
+        return model.w * 1, to_arrays(model.bare), to_arrays(array_ref(jnp.zeros(1)))
 
-    assert step(refs).tolist() == [7.0, 2.0] and refs.w.value.tolist() == [7.0, 2.0]
+    assert [x.tolist() for x in step(refs)] == [[7.0, 2.0], [0.0] * 3, [0.0]]
+    assert refs.w.value.tolist() == [7.0, 2.0]
     graphdef, state = nnx.split(refs)
     assert nnx.merge(graphdef, state).w is refs.w
     assert nnx.clone(refs).w.get_raw_value() is not refs.w.get_raw_value()

@@ -23,7 +23,8 @@ def test_the_version_is_said_in_one_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" in project["project"]["dynamic"] and "version" not in project["project"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "nnxlite.__version__"}
-    assert numbers(nnxlite.__version__)
+    cited = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert numbers(nnxlite.__version__) and cited == [nnxlite.__version__]
 
 
 def test_the_installed_package_has_that_version():
@@ -34,27 +35,15 @@ def test_the_installed_package_has_that_version():
     assert installed == nnxlite.__version__
 
 
-def test_the_citation_has_that_version():
-    text = (ROOT / "CITATION.cff").read_text()
-    assert re.findall(r"^version: (\S+)$", text, re.M) == [nnxlite.__version__]
-
-
 def test_the_changelog_has_released_versions_in_order_and_what_is_not_released_first():
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert headings
-    current = numbers(nnxlite.__version__)
-    released = headings
-    if headings[0] == "Unreleased":
-        released = headings[1:]
-    else:
-        assert headings[0].split()[0] == nnxlite.__version__
-    matches = [
-        re.fullmatch(r"(\d+\.\d+\.\d+) \(\d{4}-\d\d-\d\d\)", heading) for heading in released
-    ]
-    assert None not in matches
-    versions = [numbers(match[1]) for match in matches if match]
+    released = headings[headings[0] == "Unreleased" :]
+    assert released == headings[1:] or headings[0].split()[0] == nnxlite.__version__
+    dated = re.compile(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)")
+    assert [heading for heading in released if not dated.fullmatch(heading)] == []
+    versions = [numbers(heading.split()[0]) for heading in released]
     assert versions == sorted(versions, reverse=True)
-    assert all(version <= current for version in versions)
+    assert max(versions, default=()) <= numbers(nnxlite.__version__)
 
 
 def test_forms_of_the_code_host_are_well_formed():

@@ -18,16 +18,12 @@ from nnxlite._base import interning as _versions
 from nnxlite._state._flat import sorted_keys
 from tests.messages import refused, rows
 
-State, FlatState = nnx.State, nnx.FlatState
+State, FlatState, tr = nnx.State, nnx.FlatState, nnx.traversals
 
 
 def variables():
-    return State(
-        {
-            "a": {"kernel": nnx.Param(jnp.ones(2)), "mean": nnx.BatchStat(jnp.zeros(2))},
-            "z": 5,
-        }
-    )
+    inner = {"kernel": nnx.Param(jnp.ones(2)), "mean": nnx.BatchStat(jnp.zeros(2))}
+    return State({"a": inner, "z": 5})
 
 
 @rows("""
@@ -90,6 +86,22 @@ def variables():
         TypeError: replace_by_pure_dict needs a mapping, got int
     nnx.restore_int_paths({"1": 1, 1: 2})
         ValueError: ('1',) and (1,) both become (1,)
+    tr.flatten_mapping([1])
+        TypeError: flatten_mapping needs a mapping, got list
+    tr.flatten_to_sequence([1])
+        TypeError: flatten_to_sequence needs a mapping, got list
+    tr.flatten_mapping({1: {"a": 2}}, sep="/")
+        TypeError: Cannot join the path (1, 'a') by sep='/' ... type int
+    tr.unflatten_mapping(3)
+        TypeError: unflatten_mapping needs a mapping or an iterable ... got int
+    tr.unflatten_mapping({"ab": 1})
+        TypeError: The path 'ab' is a string: give its separator as sep=
+    tr.unflatten_mapping({("a",): 1}, sep="/")
+        TypeError: With sep='/' a path must be a string, got
+    tr.unflatten_mapping({(): 1})
+        ValueError: An empty path is not possible
+    tr.unflatten_mapping({("a",): 1, ("a", "b"): 2})
+        TypeError: 'a.b' leads through the key 'a', ... leaf (int)
 """)
 def test_a_refusal_says_why_and_changes_nothing(line, message):
     state = variables()
@@ -102,47 +114,30 @@ def test_a_refusal_says_why_and_changes_nothing(line, message):
 
 
 def test_an_inner_mapping_is_the_same_state_each_time():
-    state = State({"a": {"b": {"c": 1}}})
-    inner = state["a"]
-    assert type(inner) is State
-    assert state["a"] is inner
-    assert state.a is inner
-    assert dict(state.items())["a"] is inner
-    assert list(state.values())[0] is inner
-    inner["b"]["c"] = 2
-    inner.new = 3
-    assert state.raw_mapping == {"a": {"b": {"c": 2}, "new": 3}}
+    state, given = State({"a": {"b": {"c": 1}}}), State({"x": 1})
+    state["given"] = given
+    for key, inner in {"a": state["a"], "given": given}.items():
+        assert type(inner) is State
+        ways = state[key], getattr(state, key), dict(state.items())[key], state.get(key)
+        assert all(found is inner for found in ways)
+    assert list(state.values()) == [state.a, given]
+    state.a["b"]["c"] = 2
+    state.a.new = 3
+    given.x = 4
+    assert state.raw_mapping == {"a": {"b": {"c": 2}, "new": 3}, "given": {"x": 4}}
 
 
-def test_the_constructor_copies_inner_mappings():
+def test_the_constructor_copies_inner_mappings_unless_it_takes_the_dict_over():
     source = {"a": {"b": 1}}
     state = State(source)
-    state.a.b = 2
-    state.c = 3
     again = State(state)
-    again.a.b = 4
-    assert source == {"a": {"b": 1}}
-    assert state.raw_mapping == {"a": {"b": 2}, "c": 3}
-
-
-def test_without_copy_the_dict_is_taken_over():
-    inner = {"b": 1}
-    source = {"a": inner}
+    state.a.b = again.a.b = 2
+    again.c = 3
+    assert source == {"a": {"b": 1}} and state.raw_mapping == {"a": {"b": 2}}
     state = State(source, _copy=False)
-    state.a.b = 2
-    state.c = 3
-    assert inner == {"b": 2}
-    assert source["c"] == 3
-    assert type(state.a) is State
+    state.a.b = state.c = 3
+    assert source["c"] == 3 and state.raw_mapping["a"] == {"b": 3}
     assert State(state, _copy=False)._mapping is source
-
-
-def test_a_state_that_is_put_in_stays_the_same_object():
-    outer, inner = State({}), State({"a": 1})
-    outer["x"] = inner
-    assert outer.x is inner
-    inner.a = 2
-    assert outer.raw_mapping == {"x": {"a": 2}}
 
 
 def test_keys_may_have_the_names_of_methods():
@@ -166,107 +161,85 @@ def test_a_state_has_no_cycles():
 
 # Versions -----------------------------------------------------------------------------------
 
+EDITS = {
+    "setitem": lambda s: s.__setitem__("a", 9),
+    "setattr": lambda s: setattr(s, "new", 9),
+    "update": lambda s: s.update(a=9),
+    "delitem": lambda s: s.__delitem__("a"),
+    "pop": lambda s: s.pop("a"),
+    "setdefault": lambda s: s.setdefault("new", 9),
+    "clear": lambda s: s.clear(),
+    "replace": lambda s: s.replace_by_pure_dict({"a": 9}),
+}
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda s: s.__setitem__("a", 9),
-        lambda s: setattr(s, "new", 9),
-        lambda s: s.update(a=9),
-        lambda s: s.__delitem__("a"),
-        lambda s: s.pop("a"),
-        lambda s: s.setdefault("new", 9),
-        lambda s: s.clear(),
-        lambda s: s.replace_by_pure_dict({"a": 9}),
-    ],
-)
-def test_every_edit_is_told_to_whoever_recorded_the_state(edit):
-    state = State({"a": 1})
-    version = _versions.observe(state)
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_every_edit_is_told_to_whoever_recorded_the_state_and_not_its_parent(edit):
+    outer = State({"inner": {"a": 1}})
+    version = _versions.observe(outer)
+    _versions.observe(outer.inner)
     epoch = _versions.epoch.now
-    assert _versions.observe(state) == version
-    edit(state)
-    assert state._nnx_version == 0
+    edit(outer.inner)
+    assert outer.inner._nnx_version == 0 and outer._nnx_version == version
     assert _versions.epoch.now != epoch
-
-
-def test_an_edit_of_an_inner_state_is_told_of_that_one():
-    state = State({"a": {"b": 1}})
-    outer, inner = _versions.observe(state), _versions.observe(state.a)
-    state.a.b = 2
-    assert state._nnx_version == outer
-    assert state.a._nnx_version != inner
 
 
 def test_reading_and_unobserved_edits_leave_the_epoch():
     state = variables()
     epoch = _versions.epoch.now
     state.a.x = 1
-    state.split(nnx.Param, ...)
-    state.flat_state()
-    list(state.items())
-    repr(state)
+    for read in (lambda s: s.split(nnx.Param, ...), State.flat_state, State.items, repr):
+        read(state)
     assert _versions.epoch.now == epoch
 
 
 # Comparing and copying ------------------------------------------------------------------------
 
-
-def test_arrays_are_equal_by_shape_dtype_and_elements():
-    one = State({"a": jnp.arange(3)})
-    assert one == State({"a": jnp.arange(3)})
-    assert one == State({"a": np.arange(3, dtype=np.int32)})
-    assert one != State({"a": jnp.arange(3) + 1})
-    assert one != State({"a": jnp.arange(3.0)})
-    assert one != State({"a": jnp.arange(4)})
-    abstract = State({"a": jax.ShapeDtypeStruct((3,), jnp.int32)})
-    assert abstract == State({"a": jax.ShapeDtypeStruct((3,), jnp.int32)})
-    assert one != abstract
-    keys = State({"key": jax.random.key(0)})
-    assert keys == State({"key": jax.random.key(0)})
-    assert keys != State({"key": jax.random.key(1)})
-
-
-def test_variables_are_equal_by_class_metadata_and_value():
-    assert variables() == variables()
-    assert State({"a": nnx.Param(1)}) != State({"a": nnx.BatchStat(1)})
-    assert State({"a": nnx.Param(1)}) != State({"a": nnx.Param(1, tag="x")})
-    assert State({"a": nnx.Param(1)}) != State({"a": nnx.Param(2)})
-    refs = State({"a": nnx.Param(jnp.ones(2), ref=True)})
-    assert refs == State({"a": nnx.Param(jnp.ones(2), ref=True)})
-    assert refs != State({"a": nnx.Param(jnp.zeros(2), ref=True)})
+ARRAYS = {
+    "numbers": lambda: jnp.arange(3),
+    "other numbers": lambda: jnp.arange(3) + 1,
+    "another dtype": lambda: jnp.arange(3.0),
+    "another shape": lambda: jnp.arange(4),
+    "abstract": lambda: jax.ShapeDtypeStruct((3,), jnp.int32),
+    "key": lambda: jax.random.key(0),
+    "another key": lambda: jax.random.key(1),
+}
+VARIABLES = {
+    "Param": lambda: nnx.Param(1),
+    "another kind": lambda: nnx.BatchStat(1),
+    "another tag": lambda: nnx.Param(1, tag="x"),
+    "another value": lambda: nnx.Param(2),
+    "reference": lambda: nnx.Param(jnp.ones(2), ref=True),
+    "another reference": lambda: nnx.Param(jnp.zeros(2), ref=True),
+}
 
 
-def test_copies():
+@pytest.mark.parametrize("leaves", [ARRAYS, VARIABLES], ids=["arrays", "Variables"])
+def test_states_are_equal_by_the_class_metadata_dtype_and_elements_of_their_leaves(leaves):
+    for one, other in itertools.product(leaves, leaves):
+        states = [State({"a": leaves[name]()}) for name in (one, other)]
+        assert (states[0] == states[1]) is (one == other), (one, other)
+        assert (states[0].flat_state() == states[1].flat_state()) is (one == other)
+    assert State({"a": jnp.arange(3)}) == State({"a": np.arange(3, dtype=np.int32)})
+    assert variables().flat_state() != variables().flat_state()[1:] != 3
+
+
+def test_copies_and_pickles():
     state = variables()
     shallow = copy.copy(state)
-    assert shallow == state
-    assert shallow.a is state.a
+    assert shallow == state and shallow.a is state.a
     shallow.new = 1
     assert "new" not in state
-    deep = copy.deepcopy(state)
-    assert deep == state
-    assert deep.a is not state.a
-    assert deep.a.kernel is not state.a.kernel
+    for deep in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+        assert deep == state and type(deep.a) is State and type(deep.a.kernel) is nnx.Param
+        assert deep.a is not state.a and deep.a.kernel is not state.a.kernel
     both = copy.deepcopy({"x": state, "y": state})
     assert both["x"] is both["y"]
-
-
-def test_pickling():
-    state = variables()
-    back = pickle.loads(pickle.dumps(state))
-    assert back == state
-    assert type(back.a) is State
-    assert type(back.a.kernel) is nnx.Param
-    flat = pickle.loads(pickle.dumps(state.flat_state()))
-    assert flat == state.flat_state()
-
-
-def test_states_can_be_referred_to_weakly():
-    state = State({"a": {"b": 1}})
-    refs = weakref.ref(state), weakref.ref(state.a)
-    assert refs[0]() is state
-    del state
+    flat = state.flat_state()
+    assert pickle.loads(pickle.dumps(flat)) == flat
+    refs = weakref.ref(both["x"]), weakref.ref(both["x"].a)
+    assert refs[0]() is both["x"]
+    del both
     assert [ref() for ref in refs] == [None, None]
 
 
@@ -278,16 +251,14 @@ def test_a_subclass():
     special = Special({"a": {"b": 1}})
     special["c"] = {"d": 2}
     assert type(special.a) is type(special.c) is Special
-    assert type(special.map(lambda path, x: x)) is State
-    assert type(special.split(...)) is State
-    assert type(special - {"a": 1}) is State
-    assert type(special | {"a": 1}) is State
-    assert type(Special.from_flat_path(special.flat_state())) is Special
+    assert nnx.to_flat_state(State({"x": special})).paths == (("x", "a", "b"), ("x", "c", "d"))
+    plain = special.map(lambda path, x: x), special.split(...), special - {"a": 1}
+    assert {type(state) for state in (*plain, special | {"a": 1})} == {State}
     assert type(nnx.merge_state(special, special, cls=Special).a) is Special
     assert type(jax.tree.map(lambda x: x, special).a) is Special
-    assert type(copy.deepcopy(special).a) is Special
-    assert type(pickle.loads(pickle.dumps(special))) is Special
-    assert nnx.to_flat_state(State({"x": special})).paths == (("x", "a", "b"), ("x", "c", "d"))
+    flat = Special.from_flat_path(special.flat_state())
+    copies = copy.deepcopy(special), pickle.loads(pickle.dumps(special))
+    assert {type(state) for state in (flat, *copies)} == {Special}
 
 
 # Pytree -------------------------------------------------------------------------------------
@@ -296,33 +267,27 @@ def test_a_subclass():
 def test_the_order_of_leaves_does_not_depend_on_insertion():
     items = [("b", 1), ("a", 2), (10, 3), (9, 4), (("t", 1), 5)]
     expected = [9, 10, "a", "b", ("t", 1)]
+    treedefs = set()
     for permuted in itertools.permutations(items):
         assert sorted_keys(key for key, _ in permuted) == expected
         state = State(permuted)
         assert jax.tree.leaves(state) == [4, 3, 2, 1, 5]
-        assert [path[0] for path in state.flat_state().paths] == expected
-        assert [p[0] for p in FlatState([((k,), v) for k, v in permuted], sort=True).paths] == (
-            expected
-        )
-    first, second = (jax.tree.structure(State(i)) for i in (items, items[::-1]))
-    assert first == second
-    assert hash(first) == hash(second)
+        flat = FlatState([((key,), value) for key, value in permuted], sort=True)
+        assert [path for (path,) in flat.paths] == expected
+        assert flat == state.flat_state()
+        treedefs.add(jax.tree.structure(state))
+    assert len(treedefs) == 1
 
 
 def test_to_jax_an_inner_state_is_a_dict_where_jax_can_sort_its_keys():
     state = State({"a": {"b": {2: 1, 1: 2}}, "c": {}, "d": {"x": 3, 1: 4}})
     children, _ = jax.tree_util.default_registry.flatten_one_level(state)
     assert list(map(type, children)) == [dict, dict, State]
-    assert type(children[0]["b"]) is dict
-    assert jax.tree.leaves(state) == [2, 1, 4, 3]
-    optimizer = nnx.Optimizer(
-        nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
-        optax.inject_hyperparams(optax.adam)(learning_rate=0.1),
-        wrt=nnx.Param,
-    )
+    assert type(children[0]["b"]) is dict and jax.tree.leaves(state) == [2, 1, 4, 3]
+    tx = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    optimizer = nnx.Optimizer(nnx.Dict(w=nnx.Param(jnp.ones(2))), tx, wrt=nnx.Param)
     rate = optax.tree_utils.tree_get(nnx.state(optimizer), "learning_rate")
-    assert type(rate) is nnx.OptArray
-    assert rate == pytest.approx(0.1)
+    assert type(rate) is nnx.OptArray and rate == pytest.approx(0.1)
 
 
 def test_true_is_not_taken_for_one():
@@ -332,72 +297,40 @@ def test_true_is_not_taken_for_one():
     assert list(jax.tree.unflatten(treedef, [0])) == [True]
 
 
-def test_unflattening_takes_any_object():
-    state = State({"a": {"b": 1}, "c": 2})
-    treedef = jax.tree.structure(state)
-    odd = object()
+def test_unflattening_takes_any_object_and_dicts_are_inner_states():
+    treedef, odd = jax.tree.structure(State({"a": {"b": 1}, "c": 2})), object()
     back = jax.tree.unflatten(treedef, [None, odd])
-    assert back.a.b is None
-    assert back.c is odd
+    assert back.a.b is None and back.c is odd
 
-
-def test_dicts_that_a_pytree_operation_leaves_behind_are_inner_states():
     def made():
         return jax.tree.map(lambda x: {"value": {"deep": x}}, State({"a": 1, "b": {"c": 2}}))
 
-    expected = {
-        "a": {"value": {"deep": 1}},
-        "b": {"c": {"value": {"deep": 2}}},
-    }
-    assert made() == expected
-    assert made().raw_mapping == expected
+    expected = {"a": {"value": {"deep": 1}}, "b": {"c": {"value": {"deep": 2}}}}
+    assert made() == expected == made().raw_mapping == made().map(lambda path, x: x)
     assert made().flat_state().paths == (("a", "value", "deep"), ("b", "c", "value", "deep"))
+    for values in (made().values(), dict(made().items()).values()):
+        assert all(type(value) is State for value in values)
     state = made()
-    assert type(state.a) is State
-    assert state.a is state["a"]
+    assert type(state.a) is State and state.a is state["a"]
     state.a.value.deep = 5
     assert state.raw_mapping["a"] == {"value": {"deep": 5}}
-    assert all(type(v) is State for v in made().values())
-    assert all(type(v) is State for _, v in made().items())
     assert (made() | {"a": {"x": 1}}).raw_mapping["a"] == {"value": {"deep": 1}, "x": 1}
-    assert made().map(lambda path, x: x) == expected
-
-
-def test_a_flat_state_is_a_pytree_of_its_leaves():
-    flat = State({"b": 1, "a": {"c": 2}}).flat_state()
-    assert jax.tree.leaves(flat) == [2, 1]
-    doubled = jax.tree.map(lambda x: 2 * x, flat)
-    assert type(doubled) is FlatState
-    assert doubled == State({"b": 2, "a": {"c": 4}}).flat_state()
 
 
 # Flat states ----------------------------------------------------------------------------------
 
 
-def test_a_flat_state_is_a_sequence():
+def test_a_flat_state_is_a_sequence_and_a_pytree_of_its_leaves():
     flat = State({"b": {"c": 1, "a": 2}, "a": 3, "e": {}}).flat_state()
-    assert flat.paths == (("a",), ("b", "a"), ("b", "c"))
-    assert flat.leaves == [3, 2, 1]
-    assert len(flat) == 3
-    assert flat[0] == (("a",), 3)
-    assert flat[-1] == (("b", "c"), 1)
-    assert list(flat[1:]) == list(flat)[1:]
-    assert type(flat[1:]) is FlatState
-    assert list(reversed(flat)) == list(flat)[::-1]
-    assert (("a",), 3) in flat
-    assert (("a",), 4) not in flat
-    assert 3 not in flat
-    assert flat.index((("b", "a"), 2)) == 1
+    pairs = [(("a",), 3), (("b", "a"), 2), (("b", "c"), 1)]
+    assert list(flat) == pairs == [flat[0], flat[1], flat[-1]] and len(flat) == 3
+    assert type(flat[1:]) is FlatState and list(flat[1:]) == pairs[1:]
+    assert list(reversed(flat)) == pairs[::-1] and flat.index(pairs[1]) == 1
+    assert pairs[0] in flat and (("a",), 4) not in flat and 3 not in flat
     with pytest.raises(IndexError):
         flat[3]
-
-
-def test_flat_states_are_equal_by_content():
-    make = lambda: variables().flat_state()
-    assert make() == make()
-    assert make() != make()[1:]
-    assert State({"a": 1}).flat_state() != State({"a": 2}).flat_state()
-    assert make() != 3
+    doubled = jax.tree.map(lambda x: 2 * x, flat)
+    assert type(doubled) is FlatState and jax.tree.leaves(doubled) == [6, 4, 2] == doubled.leaves
 
 
 def test_building_flat_states():
@@ -411,53 +344,45 @@ def test_building_flat_states():
     assert FlatState.from_sorted_keys_values([("a",)], (1,)).leaves == [1]
 
 
-def test_from_flat_state_does_not_edit_a_leaf():
-    leaf = {"x": 1}
-    assert nnx.from_flat_state([(("a",), leaf), (("a", "y"), 2)]).raw_mapping == {
-        "a": {"x": 1, "y": 2}
-    }
-    assert leaf == {"x": 1}
+# Functions ------------------------------------------------------------------------------------
 
 
-# Splitting and merging ------------------------------------------------------------------------
+def test_a_mapping_that_came_as_a_leaf_is_not_edited_and_a_later_entry_counts():
+    leaf = {"x": {"y": 1}}
+    flat = {("a",): leaf, ("a", "x", "z"): 2}
+    for nested in (nnx.from_flat_state(flat.items()).raw_mapping, tr.unflatten_mapping(flat)):
+        assert nested == {"a": {"x": {"y": 1, "z": 2}}}
+    assert leaf == {"x": {"y": 1}}
+    assert tr.unflatten_mapping([(("a", "b"), 1), (("a",), 2)]) == {"a": 2}
 
 
-def test_merging_keeps_the_order_in_which_keys_come():
-    merged = State({"z": {"y": 1, "b": 2}}) | {"a": 3, "z": {"c": 4, "b": 5}}
-    assert list(merged) == ["z", "a"] and list(merged.z) == ["y", "b", "c"]
+def test_merging_keeps_the_order_in_which_keys_come_and_does_not_edit_the_parts():
+    parts = State({"z": {"y": 1, "b": 2}}), State({"a": 3, "z": {"c": 4, "b": 5}})
+    for merged in (parts[0] | parts[1], nnx.merge_state(*parts)):
+        assert list(merged) == ["z", "a"] and list(merged.z) == ["y", "b", "c"]
+        merged.z.y = 6
     assert list(nnx.merge_state({"z": 1}, {"a": 2}, cls=dict)) == ["z", "a"]
+    assert parts == ({"z": {"y": 1, "b": 2}}, {"a": 3, "z": {"c": 4, "b": 5}})
 
 
-def test_merging_does_not_edit_the_parts():
-    a, b = State({"a": {"b": 1}}), State({"a": {"c": 2}})
-    merged = nnx.merge_state(a, b)
-    merged.a.b = 5
-    assert a == {"a": {"b": 1}}
-    assert b == {"a": {"c": 2}}
+FUNCTIONS = {
+    "to_flat_state": nnx.to_flat_state,
+    "to_pure_dict": nnx.to_pure_dict,
+    "restore_int_paths": nnx.restore_int_paths,
+    "split_state": lambda x: nnx.split_state(x, ...),
+    "filter_state": lambda x: nnx.filter_state(x, ...),
+    "map_state": lambda x: nnx.map_state(lambda p, v: v, x),
+    "merge_state": lambda x: nnx.merge_state(x, x),
+    "diff": lambda x: nnx.statelib.diff(x, {}),
+}
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        nnx.to_flat_state,
-        nnx.to_pure_dict,
-        nnx.restore_int_paths,
-        lambda x: nnx.split_state(x, ...),
-        lambda x: nnx.filter_state(x, ...),
-        lambda x: nnx.map_state(lambda p, v: v, x),
-        lambda x: nnx.merge_state(x, x),
-        lambda x: nnx.statelib.diff(x, {}),
-    ],
-)
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_functions_take_mappings_and_refuse_other_things(function):
-    function({"a": {"b": 1}})
-    function(State({"a": {"b": 1}}))
-    function(FlatState([(("a", "b"), 1)], sort=False))
+    for mapping in ({"a": {"b": 1}}, State({"a": {"b": 1}}), State({"a": {"b": 1}}).flat_state()):
+        function(mapping)
     with pytest.raises(TypeError, match="needs a State .or another mapping., got list"):
         function([1])
-
-
-# Pure values ----------------------------------------------------------------------------------
 
 
 def test_replace_by_pure_dict_of_a_variable_that_holds_a_mapping():
@@ -466,17 +391,20 @@ def test_replace_by_pure_dict_of_a_variable_that_holds_a_mapping():
     assert state.a.value == {"x": 2, "y": 3}
 
 
-# Depth --------------------------------------------------------------------------------------
+def test_the_empty_node_is_one_object():
+    assert repr(tr.empty_node) == "empty_node"
+    assert pickle.loads(pickle.dumps(tr.empty_node)) is tr.empty_node
 
 
 def test_depth_is_not_bounded_by_the_recursion_limit():
     nested: dict = {"leaf": nnx.Param(1)}
-    for _ in range(10_000):
+    for _ in range(4_000):
         nested = {"a": nested}
     state = State(nested)
     flat = state.flat_state()
-    assert len(flat.paths[0]) == 10_001
+    assert len(flat.paths[0]) == 4_001
     assert flat.to_nested_state() == state
+    assert State(tr.unflatten_mapping(tr.flatten_mapping(nested))) == state
     assert copy.deepcopy(state) == state
     assert State(state.raw_mapping) == state
     assert nnx.merge_state(*state.split(nnx.Param, ...)) == state
