@@ -81,10 +81,8 @@ def imports_of(path: pathlib.Path) -> list[tuple[str, list[str]]]:
 
 def imports_of_ours(path: pathlib.Path) -> list[tuple[str, list[str]]]:
     """Those from this package, without the exceptions above."""
-    imports = [
-        (module, names) for module, names in imports_of(path) if module.startswith("nnxlite")
-    ]
-    return [pair for pair in imports if (room_of(path), pair[0]) not in LAZILY_UPWARD]
+    pairs = [pair for pair in imports_of(path) if (room_of(path), pair[0]) not in LAZILY_UPWARD]
+    return [(module, names) for module, names in pairs if module.split(".")[0] == "nnxlite"]
 
 
 @every_file

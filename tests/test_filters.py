@@ -47,39 +47,32 @@ ALL = " ".join(LEAVES)
     ("filter", "text", "matched"),
     [
         (nnx.Param, "OfType(<class 'nnxlite.variables._kinds.Param'>)", "param tagged stands"),
-        (nnx.Variable, "", "param tagged stat stands"),
         (nnx.BatchStat, "", "stat"),
         (int, "OfType(<class 'int'>)", "int"),
         (jax.Array, "", "array"),
         ("steps", "WithTag('steps')", "tagged"),
         (..., "Everything()", ALL),
-        (True, "Everything()", ALL),
         (None, "Nothing()", ""),
-        (False, "Nothing()", ""),
         (["steps", int], "Any(WithTag('steps'), OfType(<class 'int'>))", "tagged int"),
         ((nnx.BatchStat, "steps"), "", "tagged stat"),
-        ([], "Any()", ""),
         (lambda path, x: path[1] == 0, "", ALL),
         (nnx.PathContains("kernel"), "PathContains('kernel', exact=True)", ALL),
-        (nnx.PathContains("ker"), "", ""),
         (nnx.PathContains(0), "", ALL),
         (nnx.PathContains("0"), "", ""),
-        (nnx.PathContains("ker", exact=False), "", ALL),
         (nnx.PathContains("0", exact=False), "", ALL),
         (filters.PathIn(PATH, ("bias",)), "PathIn(('bias',), ('layers', 0, 'kernel'))", ALL),
         (filters.PathIn(("bias",)), "PathIn(('bias',))", ""),
         (nnx.Any(), "Any()", ""),
         (nnx.All(), "All()", ALL),
-        (nnx.All(nnx.Param, "steps", ...), "", "tagged"),
         (nnx.All("steps", ...), "All(WithTag('steps'), Everything())", "tagged"),
         (nnx.Not("steps"), "Not(WithTag('steps'))", ALL.replace("tagged ", "")),
-        (nnx.Not(...), "Not(Everything())", ""),
         (nnx.OfType((int, str)), "", "int text"),
         (nnx.OfType(int | str), "", "int text"),
     ],
     ids=itertools.count(),
 )
 def test_a_filter_matches_and_prints_as_it_is_written(filter, text, matched):
+    """More of them stand beside the reference in tests/parity/test_state.py."""
     predicate = filters.to_predicate(filter)
     assert [name for name, leaf in LEAVES.items() if predicate(PATH, leaf)] == matched.split()
     assert all(type(predicate(PATH, leaf)) is bool for leaf in LEAVES.values())

@@ -29,10 +29,6 @@ def variables():
 @rows("""
     State({"a": 1})["x"]
         KeyError: 'x'
-    State({"a": 1}).pop("x")
-        KeyError: 'x'
-    del State({"a": 1})["x"]
-        KeyError: 'x'
     State({"a": 1}).x
         AttributeError: No attribute 'x' in State; its keys are: 'a'
     del State({"a": 1}).x

