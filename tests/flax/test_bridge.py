@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import subprocess
 import sys
 import typing as tp
 
@@ -15,6 +14,7 @@ import optax
 import pytest
 
 import nnxlite as nnx
+from tests.flax.launching import printed
 from tests.messages import refused, rows
 
 nn = pytest.importorskip("flax.linen")
@@ -26,21 +26,10 @@ X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 KEY = jax.random.key(0)
 
 
-def run(program: str) -> str:
-    """What a program prints in a new interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.returncode, done.stderr
-    return done.stdout.strip()
-
-
 def test_the_bridge_is_imported_at_first_use_and_imports_linen_alone():
     program = "import sys, nnxlite as nnx; print('flax' in sys.modules); nnx.bridge.ToNNX; "
-    assert run(program + "print('flax.nnx' in sys.modules)").split() == ["False", "False"]
+    program += "print('flax.nnx' in sys.modules)"
+    assert printed("-W", "error::UserWarning", "-c", program) == ["False", "False"]
     assert nnx.wrappers.ToNNX is nnx.bridge.ToNNX
     assert nnx.wrappers.functional is nnx.bridge.functional
     with pytest.raises(AttributeError, match=r"'nnxlite\.wrappers' has no attribute 'nothing'"):
@@ -63,7 +52,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert run(program).splitlines() == [
+    assert printed("-W", "error::UserWarning", "-c", program) == [
         "False",
         "nnx.bridge is for modules of flax.linen, and Flax is not installed: pip install flax",
     ]
@@ -141,15 +130,6 @@ def test_other_attributes_of_a_wrapper_are_left_out_of_the_collections():
     assert model(X, rngs={"params": KEY}).shape == (2, 3)
 
 
-def test_checkpoints_of_a_wrapper(tmp_path):
-    pytest.importorskip("orbax.checkpoint")
-    model = nnx.bridge.ToNNX(Norm(), nnx.Rngs(0)).lazy_init(X)
-    other = nnx.bridge.ToNNX(Norm(), nnx.Rngs(1)).lazy_init(X)
-    nnx.checkpoint.save(tmp_path / "saved", model=model)
-    nnx.checkpoint.restore(tmp_path / "saved", model=other)
-    assert np.array_equal(other.Dense_0["kernel"], model.Dense_0["kernel"])
-
-
 # ToLinen -------------------------------------------------------------------------------------------
 
 
@@ -193,13 +173,8 @@ class Step(nn.Module):
 
 @pytest.mark.parametrize("given, name", [({"partition_name": "layers"}, "layers"), ({}, None)])
 def test_an_axis_that_linen_adds_has_its_name(given, name):
-    stack = nn.scan(
-        Step,
-        variable_axes={"params": 0},
-        split_rngs={"params": True},
-        length=2,
-        metadata_params=given,
-    )
+    lifted = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "length": 2}
+    stack = nn.scan(Step, **lifted, metadata_params=given)
     v = stack().init(KEY, X, None)
     spec = nn.get_partition_spec(v)["params"]["l"]["kernel"]
     assert tuple(spec) == (name, None, "model")
@@ -269,9 +244,8 @@ class Trees(nnx.bridge.Module):
     def __call__(self, x):
         pair = self.variable("cache", "pair", lambda: {"a": jnp.ones(2), "b": {"c": jnp.zeros(1)}})
         self.sow("intermediates", "h", x)
-        boxed = self.param(
-            "boxed", lambda key: nn.Partitioned(x, names=(None, "model")), unbox=False
-        )
+        box = lambda key: nn.Partitioned(x, names=(None, "model"))
+        boxed = self.param("boxed", box, unbox=False)
         assert isinstance(boxed.get_value(), nn.Partitioned) is self.is_initializing()
         return x * pair["b"]["c"]
 

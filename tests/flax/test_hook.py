@@ -152,24 +152,16 @@ def test_child_processes(tmp_path):
 def test_the_plugin_of_pytest_and_its_workers(tmp_path):
     test = "from flax import nnx\nimport nnxlite\ndef test():\n    assert nnx.jit is nnxlite.jit\n"
     (tmp_path / "test_it.py").write_text(test)
-    arguments = (
-        "-q",
-        "-W",
-        "error",
-        "-p",
-        "nnxlite.flax",
-        "--rootdir",
-        str(tmp_path),
-        str(tmp_path),
-    )
-    workers = ("-n", "1") if importlib.util.find_spec("xdist") else ()
-    assert "1 passed" in printed("-m", "pytest", *arguments, *workers)[-1]
+    arguments = ["-q", "-W", "error", "-p", "nnxlite.flax", "--rootdir", str(tmp_path)]
+    arguments += ["-n", "1"] if importlib.util.find_spec("xdist") else []
+    assert "1 passed" in printed("-m", "pytest", *arguments, str(tmp_path))[-1]
 
 
 def test_bad_input():
     """Without a program the usage; with one that is not there, what Python says of it."""
     done = python("-m", "nnxlite.flax")
     assert done.returncode == 2 and done.stderr.startswith("usage: python")
+    assert printed("-m", "nnxlite.flax", "--help")[0].startswith("usage: python")
     for program in (["nothing.py"], ["-m", "no_such.module"], ["--repotr", "x.py"]):
         ours, pythons = python("-m", "nnxlite.flax", *program), python(*program)
         assert ours.returncode == pythons.returncode != 0
@@ -181,10 +173,6 @@ def test_python_that_reads_no_environment():
     done = python("-E", "-c", f"{code}; sys.exit(m.main(['x.py']))")
     assert done.returncode == 2
     assert "needs PYTHONPATH and `site`: start Python without -E, -I and -S." in done.stderr
-
-
-def test_help():
-    assert printed("-m", "nnxlite.flax", "--help")[0].startswith("usage: python")
 
 
 LATE = """
@@ -218,15 +206,10 @@ def test_another_version_of_flax(tmp_path):
     path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     done = python("-m", "nnxlite.flax", "-c", "pass", **path)
     assert done.returncode == 2
-    assert done.stderr.startswith(
-        "nnxlite.flax stands in for flax.nnx of Flax 0.12, and Flax 0.13.0 is"
-    )
-    done = python(
-        "-c",
-        OTHER_VERSION + "from flax import nnx",
-        PYTHONPATH=f"{SITE}{os.pathsep}{ROOT}",
-        NNXLITE_FLAX="1",
-    )
+    begin = "nnxlite.flax stands in for flax.nnx of Flax 0.12, and Flax 0.13.0 is"
+    assert done.stderr.startswith(begin)
+    variables = {"PYTHONPATH": f"{SITE}{os.pathsep}{ROOT}", "NNXLITE_FLAX": "1"}
+    done = python("-c", OTHER_VERSION + "from flax import nnx", **variables)
     assert done.returncode == 1 and "ImportError: nnxlite.flax stands in" in done.stderr
 
 
@@ -296,20 +279,16 @@ print("..." in repr(nested), nnx.using_eager_sharding())
 """
 
 VARIABLES = {
-    "": "",
-    "NNX_GRAPH_MODE": "0",
-    "NNX_GRAPH_UPDATES": "0",
-    "NNX_SOW_CAPTURE_NOOP": "1",
-    "FLAX_ALWAYS_SHARD_VARIABLE": "0",
-    "FLAX_MAX_REPR_DEPTH": "1",
+    **dict.fromkeys(("NNX_GRAPH_MODE", "NNX_GRAPH_UPDATES", "FLAX_ALWAYS_SHARD_VARIABLE"), "0"),
+    **dict.fromkeys(("FLAX_MAX_REPR_DEPTH", "NNX_SOW_CAPTURE_NOOP"), "1"),
     "FLAX_PYTREE_MODULE": "0",
 }
 
 
 @needs_flax
 def test_options_of_flax_have_their_effect():
-    """Beside Flax in the same versions; each variable in a process, all together in two."""
-    for variables in ({}, {name: value for name, value in VARIABLES.items() if name}):
+    """Beside Flax in the same versions, with no variable and with all of them."""
+    for variables in ({}, VARIABLES):
         program = ("-W", "ignore", "-c", SETTINGS)
         there = printed(*program, **variables)
         assert printed("-m", "nnxlite.flax", "-c", SETTINGS, **variables) == there
@@ -327,42 +306,3 @@ for module in map(importlib.import_module, ["nnxlite.flax", *names]):
 
 def test_examples():
     printed("-c", DOCTESTS)
-
-
-WARNINGS = """
-import jax.numpy as jnp
-from flax import nnx
-class Schedule:  # no Module, no pytree: static
-    def __init__(self): self.betas = jnp.ones(2)
-class Net(nnx.Module):
-    def __init__(self): self.schedule, self.rngs = Schedule(), nnx.Rngs(0)
-model = nnx.merge(*nnx.split(Net()))
-draw = nnx.vmap(lambda net, x: x + net.rngs.noise.normal(()), in_axes=(None, 0))
-print(draw(model, jnp.ones(2)).shape)
-"""
-
-
-def test_warnings_that_flax_does_not_give_are_logged():
-    done = python("-W", "error::UserWarning", "-c", "import nnxlite.flax\n" + WARNINGS)
-    assert (done.returncode, done.stdout) == (0, "(2,)\n"), done.stderr
-    assert "'schedule.betas' is a float32[2] in a Schedule" in done.stderr
-    assert "The random stream 'default'" in done.stderr
-
-
-STACKED = """
-import jax
-import jax.numpy as jnp
-from flax import nnx
-make = lambda key: nnx.Param(jnp.zeros((4, 2)), out_sharding=("rows", None))
-keys = jnp.arange(3)
-for built in (nnx.vmap(make)(keys), nnx.scan(make, in_axes=0, out_axes=0)(keys)):
-    print(built.get_metadata()["out_sharding"])
-named = nnx.vmap(make, transform_metadata={nnx.PARTITION_NAME: "layers"})(keys)
-print(named.get_metadata()["out_sharding"])
-"""
-
-
-def test_an_axis_is_named_in_annotations_only_where_the_program_asks_for_it():
-    expected = "('rows', None)\n('rows', None)\n('layers', 'rows', None)\n"
-    done = python("-c", "import nnxlite.flax\n" + STACKED)
-    assert done.stdout == expected, done.stderr

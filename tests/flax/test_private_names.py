@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
-import pytest
+from tests.flax.test_hook import needs_flax, printed
 
-from tests.flax.test_hook import printed
-
-needs_flax = pytest.mark.skipif(
-    importlib.util.find_spec("flax") is None, reason="Flax is not installed"
-)
 PROGRAM = Path(__file__).with_name("private_names.py")
 
 

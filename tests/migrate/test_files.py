@@ -22,18 +22,14 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_nothing_changes_without_write(here, capsys):
+def test_only_write_changes_a_file_and_once(here, capsys):
     (here / "a.py").write_text(OLD)
+    (here / "a.py").chmod(0o755)
     assert main(["a.py"]) == 0
     assert (here / "a.py").read_text() == OLD
     out = capsys.readouterr().out
     assert "--- a/a.py\n+++ b/a.py\n" in out and f"-{OLD}+{NEW}" in out
     assert out.endswith("files read: 1, would change: 1 (1 lines), to decide: 0, unreadable: 0\n")
-
-
-def test_write_changes_once(here, capsys):
-    (here / "a.py").write_text(OLD)
-    (here / "a.py").chmod(0o755)
     assert main(["a.py", "--write"]) == 0
     assert (here / "a.py").read_text() == NEW
     assert stat.S_IMODE((here / "a.py").stat().st_mode) == 0o755
