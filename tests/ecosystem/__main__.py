@@ -29,10 +29,8 @@ from tests.ecosystem.packages import PACKAGES, Package
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 PAGE = ROOT / "docs" / "ecosystem.md"
-START, END = (
-    "<!-- the table: python -m tests.ecosystem --write -->\n",
-    "<!-- end of the table -->\n",
-)
+START = "<!-- the table: python -m tests.ecosystem --write -->\n"
+END = "<!-- end of the table -->\n"
 BASE = ("jax", "jaxlib", "flax", "numpy")
 """Their versions are those of the Python that runs this."""
 
@@ -49,10 +47,8 @@ def made(folder: Path, packages: tp.Sequence[Package]) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+        (site,) = folder.glob("lib/python*/site-packages")
         below = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
-        site = (
-            folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-        )
         (site / "below.pth").write_text(below)
     exact = folder / "constraints.txt"
     exact.write_text("".join(f"{name}=={importlib.metadata.version(name)}\n" for name in BASE))
@@ -77,15 +73,8 @@ def install(python: Path, *what: str) -> None:
 # Running a program --------------------------------------------------------------------------------
 
 
-class Run(tp.NamedTuple):
-    """What one process reported."""
-
-    numbers: list[float]
-    ms: float
-
-
-def run(python: Path, package: Package, options: tp.Sequence[str], seconds: float) -> Run:
-    """Runs a program once, in a process of its own."""
+def run(python: Path, package: Package, options: tp.Sequence[str], seconds: float) -> tp.Any:
+    """Runs a program once, in a process of its own; what it reports has `numbers` and `ms`."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     environ |= {"ECOSYSTEM_SECONDS": str(seconds), **package.environ}
     environ.pop("NNXLITE_FLAX", None)
@@ -94,7 +83,7 @@ def run(python: Path, package: Package, options: tp.Sequence[str], seconds: floa
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         raise Failure("\n".join(done.stderr.strip().splitlines()[-6:]))
-    return Run(**json.loads(lines[-1]))
+    return json.loads(lines[-1])
 
 
 @dataclasses.dataclass
@@ -107,41 +96,31 @@ class Row:
     numbers: str = ""
     failure: str = ""
 
-    @property
-    def ratio(self) -> float:
-        return self.flax / self.nnxlite
-
 
 def compare(python: Path, package: Package, rounds: int, seconds: float) -> Row:
     """Runs a program in both ways, in turns."""
-    runs: dict[str, list[Run]] = {"Flax": [], "nnxlite": []}
+    runs: dict[str, list[tp.Any]] = {"Flax": [], "nnxlite": []}
     for _ in range(rounds):
         for name, options in (("Flax", ()), ("nnxlite", ("-m", "nnxlite.flax"))):
             try:
                 runs[name].append(run(python, package, options, seconds))
             except Failure as failure:
                 return Row(package, failure=f"fails under {name}: {failure}")
-    theirs, ours = runs["Flax"], runs["nnxlite"]
-    return Row(
-        package,
-        min(one.ms for one in theirs),
-        min(one.ms for one in ours),
-        agreement(theirs[0].numbers, ours[0].numbers),
-    )
+    theirs, ours = (min(one["ms"] for one in found) for found in runs.values())
+    numbers = agreement(*(found[0]["numbers"] for found in runs.values()))
+    return Row(package, theirs, ours, numbers)
 
 
 def agreement(theirs: list[float], ours: list[float]) -> str:
     """To which digit two lists of numbers are equal."""
     if len(theirs) != len(ours):
         return f"{len(theirs)} numbers and {len(ours)}"
-    pairs = [
-        (a, b) for a, b in zip(theirs, ours) if a != b and not (math.isnan(a) and math.isnan(b))
-    ]
-    if not pairs:
+    gaps = [
+        abs(a - b) for a, b in zip(theirs, ours) if a != b and (a == a or b == b)
+    ]  # or both NaN
+    if not gaps:
         return "bit for bit"
-    scale = max(map(abs, theirs))
-    digits = -math.log10(max(abs(a - b) for a, b in pairs) / scale)
-    return f"to {max(int(digits), 0)} digits"
+    return f"to {max(int(-math.log10(max(gaps) / max(map(abs, theirs)))), 0)} digits"
 
 
 # The table ----------------------------------------------------------------------------------------
@@ -153,14 +132,13 @@ def table(rows: tp.Sequence[Row]) -> str:
         "| package | what is timed | numbers | Flax, ms | nnxlite, ms | ratio |",
         "|---|---|---|---:|---:|---:|",
     ]
-    for row in sorted(rows, key=lambda row: -row.ratio if not row.failure else 0):
-        package = row.package
-        name = f"{package.name} {package.version}"
+    for row in sorted(rows, key=lambda row: 0 if row.failure else -row.flax / row.nnxlite):
+        name, numbers, times = f"{row.package.name} {row.package.version}", row.numbers, " | | "
         if row.failure:
-            lines.append(f"| {name} | {package.about} | {row.failure.splitlines()[-1]} | | | |")
+            numbers = row.failure.splitlines()[-1]
         else:
-            times = f"{row.flax:.3g} | {row.nnxlite:.3g} | {row.ratio:.1f}"
-            lines.append(f"| {name} | {package.about} | {row.numbers} | {times} |")
+            times = f"{row.flax:.3g} | {row.nnxlite:.3g} | {row.flax / row.nnxlite:.1f}"
+        lines.append(f"| {name} | {row.package.about} | {numbers} | {times} |")
     return "\n".join(lines) + "\n"
 
 
@@ -204,10 +182,8 @@ def main() -> int:
     rows: list[Row] = []
     for package in packages:
         row = compare(python, package, *((1, 0.2) if options.quick else (options.rounds, 1.5)))
-        print(
-            f"{package.name}: {row.failure or f'{row.numbers}, {row.ratio:.2f} times as fast'}",
-            flush=True,
-        )
+        said = row.failure or f"{row.numbers}, {row.flax / row.nnxlite:.2f} times as fast"
+        print(f"{package.name}: {said}", flush=True)
         rows.append(row)
     print(f"\n{described()}\n\n{table(rows)}")
     if options.write:

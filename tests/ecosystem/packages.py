@@ -28,6 +28,8 @@ TUNIX = (
     "omegaconf perfetto pillow pylatexenc python-dotenv sentencepiece sympy tenacity tqdm transformers"
 )
 
+KERAS = ("absl-py namex h5py optree", {"KERAS_BACKEND": "jax", "KERAS_NNX_ENABLED": "true"})
+
 PACKAGES = (
     Package("blaxbird", "0.2.0", "training loop: ten steps"),
     Package("dantinox", "0.4.14", "language models: training step", "pyyaml msgpack tqdm"),
@@ -39,13 +41,7 @@ PACKAGES = (
     Package("jax2onnx", "0.17.1", "export of a network to ONNX", "onnx onnx-ir ml_dtypes einops"),
     Package("jax-image-models", "0.4.0", "image models: training step", "tokamax safetensors"),
     Package("jraphx", "0.1.0", "graph networks: training step"),
-    Package(
-        "keras",
-        "3.15.1",
-        "Keras with its NNX backend: a step of its training",
-        "absl-py namex h5py optree",
-        {"KERAS_BACKEND": "jax", "KERAS_NNX_ENABLED": "true"},
-    ),
+    Package("keras", "3.15.1", "Keras with its NNX backend: a step of its training", *KERAS),
     Package("mamba2-jax", "1.1.2", "state-space models: training step"),
     Package("mamba3-jax", "1.0.1", "state-space models: training step"),
     Package("nnx-ppo", "0.3.0", "PPO: a step with its rollout", "jaxtyping"),

@@ -6,6 +6,7 @@ import statistics
 import time
 
 import jax
+import optax
 from flax import nnx
 
 SECONDS = float(os.environ.get("ECOSYSTEM_SECONDS", "1.5"))
@@ -25,6 +26,11 @@ def report(step, *numbers):
         jax.block_until_ready(step())
         times.append(time.perf_counter() - start)
     print(json.dumps({"numbers": values, "ms": 1e3 * statistics.median(times)}))
+
+
+def cross_entropy(model, x, labels):
+    """The loss of a classifier."""
+    return optax.softmax_cross_entropy_with_integer_labels(model(x), labels).mean()
 
 
 def train(model, tx, loss_of, *data, steps=20):

@@ -35,9 +35,8 @@ def val_step(model, rng_key, batch):
 
 
 def train(steps):
-    fit = train_fn(
-        fns=(train_step, val_step), n_steps=steps, eval_every_n_steps=steps, n_eval_batches=2
-    )
+    often = {"n_steps": steps, "eval_every_n_steps": steps, "n_eval_batches": 2}
+    fit = train_fn(fns=(train_step, val_step), **often)
     fit(jax.random.key(3), optimizer, itertools.repeat(batch), itertools.repeat(batch))
     return model.layers[0].kernel[...]
 

@@ -9,17 +9,9 @@ from flax import nnx
 from tunix.models.llama3 import model as llama
 from tunix.sft import peft_trainer, utils
 
-config = llama.ModelConfig(
-    num_layers=2,
-    vocab_size=32,
-    embed_dim=16,
-    hidden_dim=32,
-    num_heads=2,
-    head_dim=8,
-    num_kv_heads=2,
-    rope_theta=10_000,
-    norm_eps=1e-5,
-)
+sizes = {"num_layers": 2, "vocab_size": 32, "embed_dim": 16, "hidden_dim": 32}
+heads = {"num_heads": 2, "head_dim": 8, "num_kv_heads": 2}
+config = llama.ModelConfig(**sizes, **heads, rope_theta=10_000, norm_eps=1e-5)
 jax.set_mesh(jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2))
 model = llama.Llama3(config, rngs=nnx.Rngs(0))
 tokens = np.asarray(jax.random.randint(jax.random.key(1), (2, 12), 1, 32))

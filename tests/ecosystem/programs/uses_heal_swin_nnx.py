@@ -2,7 +2,7 @@
 
 import jax
 import optax
-from clock import report, train
+from clock import cross_entropy, report, train
 from flax import nnx
 from heal_swin_nnx import HealSwin, HealSwinParams
 
@@ -11,11 +11,5 @@ params = HealSwinParams(nside=8, drop_path_rate=0.0, **sizes)
 model = HealSwin(params, rngs=nnx.Rngs(0))
 x = jax.random.normal(jax.random.key(1), (1, params.npix, 1))
 labels = (x[..., 0] > 0).astype(int)
-
-
-def loss_of(model, x, labels):
-    return optax.softmax_cross_entropy_with_integer_labels(model(x), labels).mean()
-
-
-step, losses = train(model, optax.adam(1e-3), loss_of, x, labels, steps=10)
+step, losses = train(model, optax.adam(1e-3), cross_entropy, x, labels, steps=10)
 report(step, losses, model(x)[0, :10])

@@ -39,21 +39,10 @@ class ToCenter:
 env = ToCenter()
 nets = make_mlp_actor_critic(2, 2, [16] * 4, [16] * 4, rngs=nnx.Rngs(0), normalize_obs=True)
 state = ppo.new_training_state(env, nets, 16, seed=1, learning_rate=1e-3)
-ppo_step = nnx.jit(
-    functools.partial(
-        ppo.ppo_step,
-        env,
-        n_envs=16,
-        rollout_length=4,
-        gae_lambda=0.95,
-        discounting_factor=0.9,
-        clip_range=0.2,
-        normalize_advantages=True,
-        combine_advantages=False,
-        n_epochs=1,
-        n_minibatches=2,
-    )
-)
+settings = {"n_envs": 16, "rollout_length": 4, "n_epochs": 1, "n_minibatches": 2}
+settings |= {"gae_lambda": 0.95, "discounting_factor": 0.9, "clip_range": 0.2}
+settings |= {"normalize_advantages": True, "combine_advantages": False}
+ppo_step = nnx.jit(functools.partial(ppo.ppo_step, env, **settings))
 
 
 def step():

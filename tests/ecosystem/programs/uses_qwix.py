@@ -22,9 +22,8 @@ x = jax.random.normal(jax.random.key(1), (8, 16))
 y = jax.random.normal(jax.random.key(2), (8, 4))
 rules = [qwix.QtRule(module_path=".*", weight_qtype="int8", act_qtype="int8")]
 model = qwix.quantize_model(Network(nnx.Rngs(0)), qwix.QtProvider(rules), x)
-step, losses = train(
-    model, optax.adam(1e-3), lambda model, x, y: ((model(x) - y) ** 2).mean(), x, y
-)
+loss_of = lambda model, x, y: ((model(x) - y) ** 2).mean()
+step, losses = train(model, optax.adam(1e-3), loss_of, x, y)
 
 rules = [qwix.QuantizationRule(module_path=".*", weight_qtype="int8")]
 served = qwix.quantize_model(Network(nnx.Rngs(0)), qwix.PtqProvider(rules), x)
