@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 def saved(tmp_path_factory):
     """The folder that two processes have written into, and what each has reported."""
     folder = tmp_path_factory.mktemp("saved")
-    assert all("done" in text.splitlines() for text in run(2, 2, HERE / "saving.py", folder))
+    run(2, 2, HERE / "two.py", folder)
     return folder, [json.loads((folder / f"report{index}.json").read_text()) for index in range(2)]
 
 
@@ -110,16 +110,14 @@ def test_one_process_goes_on_where_two_have_stopped(saved, alone):
     np.testing.assert_allclose(train(mesh, items, range(3, 5)), alone[3:], rtol=1e-5)
 
 
-def test_a_signal_to_some_processes_saves_and_stops_all(tmp_path):
+def test_a_signal_to_some_processes_saves_and_stops_all(saved):
     """One that stopped by itself left the others waiting in their next collective operation."""
-    struck = {"0": (6, "SIGTERM"), "1": (2, "SIGINT")}
-    run(2, 1, HERE / "stopping.py", tmp_path, json.dumps(struck))
-    zero, one = (json.loads((tmp_path / f"{index}.json").read_text()) for index in range(2))
+    zero, one = ({key: report[key] for key in ("struck", "free", "data")} for report in saved[1])
     assert zero == one and zero["data"]
-    first, second = zero["first"], zero["second"]
-    assert first["interrupted"] and first["steps"] == [first["done"]]
-    assert 2 < first["done"] < 100
-    assert second == {"interrupted": False, "done": 3, "steps": [3], "handlers": True}
+    struck = zero["struck"]
+    assert struck["interrupted"] and struck["steps"] == [struck["done"]]
+    assert 2 < struck["done"] < 100
+    assert zero["free"] == {"interrupted": False, "done": 3, "steps": [3], "handlers": True}
 
 
 DYING = """

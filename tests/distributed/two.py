@@ -1,4 +1,4 @@
-"""Run by several processes: what each can do, training, a checkpoint, and failures that all notice.
+"""Run by two processes: exchanges, training, a checkpoint, failures that all notice, and signals.
 
 For 2 processes of 2 devices: see `starting`.
 """
@@ -6,9 +6,11 @@ For 2 processes of 2 devices: see `starting`.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -17,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
+from nnxlite.training._loop import go_to, position
 from tests.distributed.training import build, join, mesh_of, train
 
 join()
@@ -92,7 +95,45 @@ def training() -> None:
     report["steps"] = manager.steps
 
 
+class Numbers:
+    """An iterator with a position of its own in each process."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def get_state(self):
+        return {"number": self.number}
+
+    def set_state(self, state):
+        self.number = state["number"]
+
+
+def stopping(run: str, steps: int, struck: tuple) -> dict:
+    """A loop in which each process gets a signal, in a step of its own."""
+    items = build(mesh_of(4), 0)
+    saved = {"model": items["model"], "optimizer": items["optimizer"], "seen": items["metrics"]}
+    with nnx.checkpoint.Manager(folder / run) as manager:
+        loop = nnx.training.loop(steps, checkpoints=manager, items=saved, progress=False)
+        for step in loop:
+            if struck and struck[0] == step.number:
+                os.kill(os.getpid(), struck[1])
+            [loss] = train(mesh_of(4), items, range(step.number, step.number + 1))
+            step.log(loss=loss)
+            time.sleep(0.02 * (1 + me))
+        handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+        return {
+            "interrupted": loop.interrupted,
+            "done": len(loop.history),
+            "steps": manager.steps,
+            "handlers": handlers == [signal.default_int_handler, signal.SIG_DFL],
+        }
+
+
 agreement()
 training()
+report["struck"] = stopping("first", 400, ((6, signal.SIGTERM), (2, signal.SIGINT))[me])
+report["free"] = stopping("second", 3, ())
+data = Numbers(0)
+go_to(data, position(Numbers(me + 5)))
+report["data"] = data.number == me + 5
 (folder / f"report{me}.json").write_text(json.dumps(report))
-print("done")
