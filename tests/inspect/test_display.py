@@ -9,42 +9,35 @@ import jax.numpy as jnp
 import pytest
 import treescope
 
-from nnxlite.graph._functional import split
-from nnxlite.inspect import display
-from nnxlite.objects._containers import List
-from nnxlite.objects._module import Module
-from nnxlite.variables._kinds import Param
+import nnxlite as nnx
 
 # Treescope looks at a numpy class that the newest numpy deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")
 
 
-class Linear(Module):
+class Linear(nnx.Module):
     def __init__(self):
-        self.kernel = Param(jnp.ones((2, 3)), tag="w")
+        self.kernel = nnx.Param(jnp.ones((2, 3)), tag="w")
         self.size = (2, 3)
         self._hidden = 1
 
 
 def model():
-    new = Module()
-    new.layers = List([Linear(), Linear()])
+    new = nnx.Module()
+    new.layers = nnx.List([Linear(), Linear()])
     new.tied = new.layers[0]
     new.me = new
     return new
 
 
 def test_outside_a_notebook_the_text_form_is_printed(capsys):
-    display("a title", Linear(), jnp.ones((30, 30)), [1, 2])
+    nnx.display()
+    assert capsys.readouterr().out == ""
+    nnx.display("a title", Linear(), jnp.ones((30, 30)), [1, 2])
     assert (
         capsys.readouterr().out
         == f"a title\n{Linear()!r}\nArray(shape=(30, 30), dtype=float32)\n[1, 2]\n"
     )
-
-
-def test_nothing_to_show(capsys):
-    display()
-    assert capsys.readouterr().out == ""
 
 
 @pytest.fixture
@@ -61,7 +54,7 @@ def notebook(monkeypatch):
 
 def test_in_a_notebook_treescope_draws(notebook, capsys):
     shown = Linear()
-    display(shown, 3)
+    nnx.display(shown, 3)
     assert [value for value, _ in notebook] == [shown, 3]
     assert notebook[0][1] == {"ignore_exceptions": True, "autovisualize": True}
     assert capsys.readouterr().out == ""
@@ -70,7 +63,7 @@ def test_in_a_notebook_treescope_draws(notebook, capsys):
 def test_a_terminal_shell_is_no_notebook(monkeypatch, capsys):
     terminal = types.SimpleNamespace(get_ipython=lambda: object())
     monkeypatch.setitem(sys.modules, "IPython", terminal)
-    display(3)
+    nnx.display(3)
     assert capsys.readouterr().out == "3\n"
 
 
@@ -79,12 +72,12 @@ def test_what_treescope_cannot_draw_is_printed(notebook, monkeypatch, capsys):
         raise RecursionError
 
     monkeypatch.setattr(treescope, "display", too_deep)
-    display(Param(3))
+    nnx.display(nnx.Param(3))
     assert capsys.readouterr().out == "Param(\n  value=3\n)\n"
 
 
 def test_treescope_draws_every_kind_of_object():
-    graphdef, state = split(model())
+    graphdef, state = nnx.split(model())
     drawn = treescope.render_to_text(model())
     assert "Module( # Param: 12 (48 B)" in drawn
     assert "kernel=Param(" in drawn
@@ -95,17 +88,13 @@ def test_treescope_draws_every_kind_of_object():
     assert "State({ # Param: 12 (48 B)" in treescope.render_to_text(state)
     assert "GraphDef[Module](" in treescope.render_to_text(graphdef)
     assert "kernel=Param(tag='w')" in treescope.render_to_text(graphdef)
-    assert treescope.render_to_text(Module()) == "Module()"
+    assert treescope.render_to_text(nnx.Module()) == "Module()"
     assert len(treescope.render_to_html(model())) > 1000
 
 
-def test_treescope_keeps_paths_to_copy():
-    html = treescope.render_to_html(model(), compressed=False)
-    assert ".layers[1].kernel.value" in html
-
-
-def test_treescope_says_what_is_shared():
+def test_treescope_has_paths_to_copy_and_says_what_is_shared():
     drawn = treescope.render_to_html(model(), compressed=False)
+    assert ".layers[1].kernel.value" in drawn
     assert "# shared with `layers.0`" in drawn and "# shared with `self`" in drawn
     assert drawn.count("# shared with") == 2
     assert "# shared with" not in treescope.render_to_html(Linear(), compressed=False)

@@ -13,13 +13,9 @@ import nnxlite as nnx
 
 
 def trained():
-    model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.BatchNorm(3, rngs=nnx.Rngs(0)))
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(nnx.Linear(2, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs))
     return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
-
-
-@nnx.jit
-def step(model, optimizer, x):
-    optimizer.update(model, nnx.grad(lambda model: model(x).sum())(model))
 
 
 def test_bytes_by_kind_and_device():
@@ -59,10 +55,8 @@ def test_arrays_that_are_not_on_a_device():
     )
     assert used.by_device == {"not allocated": 20, "cpu:0": 17, "deleted": 12, "host": 4}
     assert used.by_kind["other arrays"] == 7 and used.by_kind["Cache"] == 2
-    sizes = []
-    nnx.jit(lambda model: sizes.append(nnx.memory(model).by_device))(
-        nnx.Dict(w=nnx.Param(jnp.ones(2)))
-    )
+    sizes, model = [], nnx.Dict(w=nnx.Param(jnp.ones(2)))
+    nnx.jit(lambda model: sizes.append(nnx.memory(model).by_device))(model)
     assert sizes == [{"not allocated": 8}]
 
 
@@ -76,6 +70,10 @@ def test_sharded_and_replicated_arrays():
 
 
 def test_what_a_step_needs_is_from_the_compiled_program():
+    @nnx.jit
+    def step(model, optimizer, x):
+        optimizer.update(model, nnx.grad(lambda model: model(x).sum())(model))
+
     model, optimizer = trained()
     x = jax.ShapeDtypeStruct((4, 2), "float32")
     used = nnx.memory(model, optimizer, step, x).step

@@ -51,11 +51,17 @@ def test_finite_values_give_none_and_the_arguments_stay():
     assert not nnx.diff(before, model)
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, nnx.filter_jit, nnx.remat])
+def shown(found):
+    return found.where, found.path, found.module
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, nnx.filter_jit, nnx.remat], ids=["plain", "jit", "remat"]
+)
 def test_the_first_module_whose_output_is_not_finite(wrap):
     model = Net(Divide(2.0), Divide(0.0), Root())
     found = nnx.find_nan(wrap(loss), model, X)
-    assert (found.where, found.path, found.module) == ("output", "model.layers.1", "Divide")
+    assert shown(found) == ("output", "model.layers.1", "Divide")
     assert found.values.infinities == 2 and found.values.nans == 0
     (given,) = found.inputs
     assert (given.name, given.type, given.low, given.high) == ("x", "float32[1,2]", 0.5, 0.5)
@@ -101,18 +107,15 @@ def test_a_training_step_with_an_optimizer_under_scan_and_vmap():
     optimizer = nnx.Optimizer(model, optax.sgd(1e38), wrt=nnx.Param)
 
     @nnx.jit
-    def train(model, optimizer, xs):
-        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
-        def step(carry, x):
-            model, optimizer = carry
-            value, grads = nnx.value_and_grad(loss)(model, x)
-            optimizer.update(model, grads)
-            return carry, value
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    def train(carry, x):
+        model, optimizer = carry
+        value, grads = nnx.value_and_grad(loss)(model, x)
+        optimizer.update(model, grads)
+        return carry, value
 
-        return step((model, optimizer), xs)[1]
-
-    found = nnx.find_nan(train, model, optimizer, jnp.ones((4, 1, 2)))
-    assert (found.where, found.path) == ("output", "model.layers.1")
+    found = nnx.find_nan(train, (model, optimizer), jnp.ones((4, 1, 2)))
+    assert (found.where, found.path) == ("output", "carry.0.layers.1")
     mapped = nnx.vmap(lambda model, x: model(x), in_axes=(None, 0))
     found = nnx.find_nan(mapped, Net(Divide(0.0)), jnp.ones((3, 2)))
     assert (found.where, found.path) == ("output", "model.layers.0")
@@ -125,15 +128,11 @@ def test_methods_other_than_call_and_several_outputs():
 
     found = nnx.find_nan(lambda model, x: model.encode(x)[0], Pair(), X)
     assert (found.module, found.values.name) == ("Pair.encode", "output 1")
-
-
-def test_what_the_function_raises_passes_through():
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(KeyError, match="mine"):  # what the function raises passes through
         nnx.find_nan(lambda model: {}["mine"], Net())
 
 
-@pytest.mark.parametrize("of", [lambda model: model, lambda model: model.run])
-def test_a_module_and_its_methods_are_functions_too(of):
+def test_a_module_and_its_methods_are_functions_too():
     class Counted(Net):
         def __init__(self, *layers):
             super().__init__(*layers)
@@ -144,10 +143,10 @@ def test_a_module_and_its_methods_are_functions_too(of):
             return self(x)
 
     model = Counted(Divide(2.0), Divide(0.0))
-    found = nnx.find_nan(of(model), X)
-    assert (found.where, found.path, found.module) == ("output", "layers.1", "Divide")
-    assert model.count[...] == 0
-    found = nnx.find_nan(of(Counted(Divide(jnp.nan))), X)
+    for fun in (model, model.run):
+        assert shown(nnx.find_nan(fun, X)) == ("output", "layers.1", "Divide")
+        assert model.count[...] == 0
+    found = nnx.find_nan(Counted(Divide(jnp.nan)).run, X)
     assert (found.where, found.path) == ("argument", "layers.0.by")
 
 
@@ -162,41 +161,50 @@ class Scaled(nnx.Module):
 
 
 class Between(nnx.Module):
-    """Divides by zero between two blocks."""
+    """Divides by zero between two blocks, or before one."""
 
-    def __init__(self):
-        self.a, self.b = Scaled(2.0), Scaled(4.0)
+    def __init__(self, first):
+        self.a, self.b, self.first = Scaled(2.0), Scaled(4.0), first
 
     def __call__(self, x):
-        return self.b(self.a(x) / 0)
+        return self.b((x if self.first else self.a(x)) / 0)
 
 
-class First(Between):
-    def __call__(self, x):
-        return self.b(x / 0)
-
-
+WRAPS = {
+    "plain": lambda f: f,
+    "jit": nnx.jit,
+    "grad": nnx.grad,
+    "vmap": lambda f: nnx.vmap(f, in_axes=(None, 0)),
+}
 IN_BETWEEN = {
-    "between two": (Between(), loss, "model", "Between", ("model.a (Scaled)", "model.b (Scaled)")),
-    "before the first": (First(), loss, "model", "First", ("", "model.b (Scaled)")),
+    "between two": (
+        *(Between(False), loss, "model", "Between"),
+        ("model.a (Scaled)", "model.b (Scaled)"),
+    ),
+    "before the first": (Between(True), loss, "model", "Between", ("", "model.b (Scaled)")),
     "in the function": (
-        Divide(2.0),
-        lambda model, x: model(model(x) / 0).sum(),
-        "",
-        "",
+        *(Divide(2.0), lambda model, x: model(model(x) / 0).sum(), "", ""),
         ("model (Divide)", "model (Divide)"),
     ),
 }
 
 
 @pytest.mark.parametrize(
-    "wrap", [lambda f: f, nnx.jit, nnx.grad, lambda f: nnx.vmap(f, in_axes=(None, 0))]
+    ("case", "wrap"),
+    [
+        ("between two", "plain"),
+        ("between two", "jit"),
+        ("between two", "grad"),
+        ("before the first", "jit"),
+        ("before the first", "vmap"),
+        ("in the function", "plain"),
+        ("in the function", "grad"),
+    ],
 )
-@pytest.mark.parametrize("case", IN_BETWEEN)
 def test_what_arises_between_two_modules_is_found_there(case, wrap):
     """Not in the next module, which was given it, nor in the blocks inside that one."""
     model, fun, path, module, between = IN_BETWEEN[case]
-    found = nnx.find_nan(wrap(fun), model, X)
+    found = nnx.find_nan(WRAPS[wrap](fun), model, X)
     assert (found.where, found.path, found.module) == ("between", path, module)
     assert found.between == between and found.values.name == f"x of {between[1].split(' ')[0]}"
     head, values = str(found).splitlines()
@@ -211,15 +219,9 @@ def test_a_mask_of_infinities_is_meant_so():
         def __call__(self, x, mask):
             return jax.nn.softmax(x + mask)
 
-    class Model(nnx.Module):
-        def __init__(self):
-            self.attend = Attend()
-
-        def __call__(self, x):
-            return self.attend(x, jnp.full_like(x, -jnp.inf))
-
-    found = nnx.find_nan(lambda model, x: model(x).sum(), Model(), X)
-    assert (found.where, found.path) == ("output", "model.attend")
+    attend = lambda model, x: model(x, jnp.full_like(x, -jnp.inf)).sum()
+    found = nnx.find_nan(attend, Attend(), X)
+    assert (found.where, found.path) == ("output", "model")
 
 
 def by_scan(blocks, x):
