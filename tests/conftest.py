@@ -67,7 +67,7 @@ MEMORY_KEPT = 1_200 * 2**20
 QUICK = frozenset(
     """
     boundary/test_aliases.py checkpoint/test_mapping.py decoding/test_sampling.py
-    distributed/test_local.py filtered/test_partition.py filtered/test_trees.py
+    distributed/test_local.py filtered/test_trees.py
     graph/test_graphdef.py graph/test_plans.py graph/test_writes.py inspect/test_tabulate.py
     laws/test_nothing_lost.py laws/test_order.py migrate/test_rules.py nn/test_linear.py
     nn/test_modes.py nn/test_names.py numerics/test_known_values.py objects/test_capture.py

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
-import inspect
 import pickle
 
 import cloudpickle
@@ -21,11 +20,11 @@ class Affine(nnx.Module, frozen=True):
     flag: bool = False
     size: int = nnx.field(static=True, default=3)
 
-    def __call__(self, x):
-        return x if self.flag else self.weight * x
+    def __call__(self, x, exponent=1):
+        return x if self.flag else self.weight * x**exponent
 
-    def twice(self, x):
-        return self(self(x))
+    def twice(self, x, exponent=1):
+        return self(self(x, exponent))
 
 
 class Built(Affine):
@@ -34,23 +33,6 @@ class Built(Affine):
     def __init__(self, value):
         super().__init__(value)
         self.extra = jnp.zeros(2)
-
-
-def test_a_bound_method_is_called_without_its_module():
-    class Power(nnx.Module, frozen=True):
-        base: jax.Array
-
-        def __call__(self, x, exponent=2):
-            return self.base * x**exponent
-
-        def again(self, x, exponent=2):
-            return self(x, exponent)
-
-    power, x = Power(jnp.ones(3)), jnp.arange(3.0)
-    assert list(inspect.signature(power.again).parameters) == ["x", "exponent"]
-    for fun in (power, power.again):
-        mapped = nnx.filter_vmap(fun, in_axes={"x": 0})
-        assert mapped(x).tolist() == [[0] * 3, [1] * 3, [4] * 3]
 
 
 def test_every_field_is_a_leaf_unless_it_is_static():
@@ -69,19 +51,14 @@ def test_generated_and_written_init():
 
 
 def test_nothing_can_be_assigned_afterwards():
-    for model in (Affine(2.0), Built(1.0)):
-        with pytest.raises(
-            dataclasses.FrozenInstanceError, match="cannot assign to field 'weight'"
-        ):
+    frozen = dataclasses.FrozenInstanceError
+    for model, other in ((Affine(2.0), Affine(5.0)), (Built(1.0), Built(5.0))):
+        with pytest.raises(frozen, match="cannot assign to field 'weight'"):
             model.weight = 3
-        with pytest.raises(
-            dataclasses.FrozenInstanceError, match="Make a changed copy: nnx.tree_at"
-        ):
+        with pytest.raises(frozen, match="Make a changed copy: nnx.tree_at"):
             del model.weight
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            nnx.update(
-                model, nnx.state(Affine(5.0)) if type(model) is Affine else nnx.state(Built(5.0))
-            )
+        with pytest.raises(frozen):
+            nnx.update(model, nnx.state(other))
     changed = nnx.tree_at(lambda m: (m.weight, m.flag), Affine(2.0), (3.0, True))
     assert changed.weight == 3 and changed.flag is True
 
@@ -94,8 +71,6 @@ def test_messages():
             pass
 
     class Unknown(nnx.Module, frozen=True):
-        a: int
-
         def __init__(self):
             self.b = 1
 
@@ -105,16 +80,18 @@ def test_messages():
         Unknown()
 
 
-def test_default_factories_and_post_init():
+def test_default_factories_converters_and_post_init():
     class Full(nnx.Module, frozen=True):
         a: list = dataclasses.field(default_factory=lambda: [jnp.ones(1)])
         b: int = nnx.field(default=0, metadata={"note": "kept"})
+        rate: float = nnx.field(converter=float, default="0.5")
 
         def __post_init__(self):
             self.b = 7
 
     assert Full().b == 7 and Full().a[0] == 1
     assert Full.__dataclass_fields__["b"].metadata["note"] == "kept"
+    assert jax.tree.leaves(Full(a=[], rate="0.25")) == [7, 0.25]  # text that becomes a number
 
 
 def test_methods_are_pytrees():
@@ -122,43 +99,28 @@ def test_methods_are_pytrees():
     assert jax.vmap(model)(jnp.ones(3)).tolist() == [2, 2, 2]
     assert jax.tree.leaves(model.twice) == [False, 2.0]
     assert nnx.filter_jit(lambda f, x: f(x))(model.twice, 1.0) == 4
-    assert (
-        nnx.filter_jit(model.twice)(1.0) == 4 and nnx.filter_grad(model.twice)(jnp.array(1.0)) == 4
-    )
+    assert nnx.filter_grad(model.twice)(jnp.array(1.0)) == 4
     assert nnx.filter_grad(lambda f: f(3.0))(model.twice).__self__.weight == 12
     assert model.twice == model.twice and hash(model.twice) == hash(model.twice)
     assert model.twice != Affine(2.0).twice and model.twice.__name__ == "twice"
     assert "bound method Affine.twice" in repr(model.twice)
-    assert Affine.twice(model, 1.0) == 4
+    assert Affine.twice(model, 1.0) == pickle.loads(pickle.dumps(model.twice))(1.0) == 4
 
 
-def test_a_local_class_survives_cloudpickle():
+def test_copies_and_pickles():
     class Local(nnx.Module, frozen=True):
         weight: jax.Array
 
         def __call__(self, x):
             return self.weight * x
 
+    model = Affine(2.0)
+    for new in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert nnx.tree_equal(new, model) and new is not model
     new = pickle.loads(cloudpickle.dumps(Local(jnp.ones(1))))
     assert new(2.0).tolist() == [2.0]
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'weight'"):
         new.weight = jnp.zeros(1)
-
-
-def test_copies_and_pickles():
-    model = Affine(2.0)
-    for new in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert nnx.tree_equal(new, model) and new is not model
-    assert pickle.loads(pickle.dumps(model.twice))(1.0) == 4
-
-
-def test_frozen_modules_in_the_librarys_own_transforms():
-    model = nnx.tree_at(lambda m: m.flag, Affine(2.0), None)
-    assert nnx.jit(lambda m, x: m.twice(x))(model, 1.0) == 4
-    grads = nnx.filter_grad(lambda m: m(3.0))(Affine(2.0))
-    assert grads.weight == 3 and grads.flag is None and type(grads) is Affine
-    graphdef, state = nnx.split(model)
-    assert nnx.tree_equal(nnx.merge(graphdef, state), model)
 
 
 def test_sharing_between_frozen_modules_is_kept():
@@ -189,10 +151,8 @@ def net(activation=jnp.tanh):
 
 def test_functions_and_text_are_static_wherever_they_stand():
     leaves = jax.tree.leaves(net())
-    assert [x if isinstance(x, (int, float, str)) else x.shape for x in leaves] == [
-        *((1,), 3, "marked", 0.5),
-        (2,),
-    ]
+    plain = [x if isinstance(x, (int, float, str)) else x.shape for x in leaves]
+    assert plain == [(1,), 3, "marked", 0.5, (2,)]
     other = net(lambda x: x)
     assert jax.tree.structure(net()) == jax.tree.structure(net())
     assert jax.tree.structure(net()) != jax.tree.structure(other)
@@ -208,26 +168,13 @@ def test_functions_and_text_are_static_wherever_they_stand():
 
 
 def test_functions_and_text_are_replaced_by_tree_at():
-    for where, read in [
-        (lambda m: m.activation, lambda m: m.activation),
-        (lambda m: m.layers[1], lambda m: m.layers[1]),
-        (lambda m: m.layers[4]["f"], lambda m: m.layers[4]["f"]),
-    ]:
+    count = lambda model: len(jax.tree.leaves(model))
+    for where in (lambda m: m.activation, lambda m: m.layers[1], lambda m: m.layers[4]["f"]):
         new = nnx.tree_at(where, net(), jnp.sin)
-        assert read(new) is jnp.sin and read(net()) is not jnp.sin
-        assert len(jax.tree.leaves(new)) == len(jax.tree.leaves(net()))
-        new = nnx.tree_at(where, net(), jnp.zeros(3))
-        assert len(jax.tree.leaves(new)) == len(jax.tree.leaves(net())) + 1
-    new = nnx.tree_at(lambda m: m.weight, net(), jnp.tanh)
-    assert len(jax.tree.leaves(new)) == len(jax.tree.leaves(net())) - 1
+        assert where(new) is jnp.sin and where(net()) is not jnp.sin and count(new) == count(net())
+        assert count(nnx.tree_at(where, net(), jnp.zeros(3))) == count(net()) + 1
+    assert count(nnx.tree_at(lambda m: m.weight, net(), jnp.tanh)) == count(net()) - 1
     new = nnx.tree_at(lambda m: jax.tree.leaves(m), net(), [*range(5)])
     assert jax.tree.leaves(new) == [*range(5)] and new.layers[1] is jnp.tanh
     with pytest.raises(ValueError, match="For a static attribute give its path instead"):
         nnx.tree_at(lambda m: m.fixed, net(), 3)
-
-
-def test_a_converter_may_turn_text_into_numbers():
-    class Read(nnx.Module, frozen=True):
-        rate: float = nnx.field(converter=float)
-
-    assert jax.tree.leaves(Read("0.5")) == [0.5]

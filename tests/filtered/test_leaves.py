@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 import nnxlite as nnx
 from nnxlite.filtered._specs import leaves_of
+from tests.laws import model
 from tests.laws.graphs import Box, Pair
+from tests.laws.model import references
+from tests.laws.programs import pairs
 
 
 class Frozen(nnx.Module, frozen=True):
@@ -99,7 +102,18 @@ def test_halves_have_the_leaves_that_were_chosen_and_join_again(tree, spec):
     assert jax.tree.structure(again) == jax.tree.structure(tree)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=60)
+@given(pairs, st.sampled_from([nnx.Param, nnx.BatchStat, ..., False, nnx.is_array]), st.booleans())
+def test_halves_of_objects_that_share_join_again(pair, spec, inverse):
+    before = model.canonical(pair)
+    again = nnx.combine(*nnx.partition(pair, spec))
+    assert model.canonical(again) == before == model.canonical(pair)
+    assert not {id(x) for x in references(again)} & {id(x) for x in references(pair)}
+    chosen = nnx.filter(pair, spec, inverse=inverse)
+    assert [type(x) for x in references(chosen)] == [type(x) for x in references(pair)]
+
+
+@settings(max_examples=4, deadline=None)
 @given(OBJECTS)
 def test_halves_and_gradients_go_through_jax_and_optax(tree):
     arrays, rest = nnx.partition(tree, nnx.is_array)
@@ -141,6 +155,3 @@ def test_a_tree_of_labels_has_the_structure_of_its_model(tree, label):
     pairs = jax.tree.map(lambda x, y: (x, y), tree, labels)
     assert len(jax.tree.leaves(pairs)) == 2 * len(leaves)
     assert jax.tree.structure(jax.tree.map(lambda _, x: x, labels, tree)) == treedef
-    if label is False:
-        chosen, rest = nnx.partition(tree, labels)
-        assert not jax.tree.leaves(chosen) and nnx.tree_equal(rest, tree)

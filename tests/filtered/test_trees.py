@@ -1,29 +1,14 @@
-"""tree_at, equality and the other tools for whole trees."""
+"""tree_at, equality and the other tools for whole trees; filter, partition and combine."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import nnxlite as nnx
 from tests.filtered.models import Tied
-
-
-def test_tree_at_replaces_one_or_many_places():
-    tree = {"a": [1, 2], "b": (3, None)}
-    assert nnx.tree_at(lambda t: t["a"][1], tree, 9) == {"a": [1, 9], "b": (3, None)}
-    assert nnx.tree_at(lambda t: (t["a"][0], t["b"][1]), tree, (8, 9)) == {
-        "a": [8, 2],
-        "b": (3, 9),
-    }
-    assert nnx.tree_at(lambda t: t["a"], tree, "x") == {"a": "x", "b": (3, None)}
-    assert nnx.tree_at(lambda t: t["b"], tree, replace_fn=lambda b: b[0]) == {"a": [1, 2], "b": 3}
-    assert nnx.tree_at(lambda t: t, tree, 1) == 1
-    assert nnx.tree_at(lambda t: t["a"], tree, replace_fn=sum) == {"a": 3, "b": (3, None)}
-    assert tree == {"a": [1, 2], "b": (3, None)}
 
 
 def test_tree_at_by_path():
@@ -47,10 +32,8 @@ def test_tree_at_on_objects_gives_a_changed_copy_with_the_sharing():
     new = nnx.tree_at(lambda m: (m.scale, m.parts[1]), model, replace_fn=lambda x: x + 1)
     assert new.scale.tolist() == [2, 2, 2] and new.parts[1].tolist() == [2, 2]
 
-    new = nnx.tree_at(lambda m: m.first.bias.value, model, jnp.ones(3))
-    assert new.second.bias.value.tolist() == [1, 1, 1]
-    new = nnx.tree_at(lambda m: m.first.bias[...], model, jnp.ones(3))
-    assert new.second.bias.value.tolist() == [1, 1, 1]
+    for where in (lambda m: m.first.bias.value, lambda m: m.first.bias[...]):
+        assert nnx.tree_at(where, model, jnp.ones(3)).second.bias.value.tolist() == [1, 1, 1]
 
     new = nnx.tree_at("first.kernel", model, nnx.LoRAParam(jnp.ones(2)))
     assert type(new.second.kernel) is nnx.LoRAParam
@@ -76,42 +59,6 @@ def test_cycles_are_copied():
     assert new.me is new and new is not model
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: nnx.tree_at(lambda t: t[0], [1]), "exactly one of `replace` and `replace_fn`"),
-        (lambda: nnx.tree_at(lambda t: t[0], [1], 2, id), "exactly one of `replace` and `repl"),
-        (lambda: nnx.tree_at(lambda t: 7, [1], 2), "does not return a part of the tree, but 7"),
-        (lambda: nnx.tree_at(lambda m: m.rate, Tied(), 2), "For a static attribute give its path"),
-        (lambda: nnx.tree_at(lambda t: (t[0], t[0]), [1], (2, 3)), "the part at '0' twice"),
-        (lambda: nnx.tree_at(lambda m: (m.first, m.second), Tied(), (2, 3)),
-         "twice; each part can be replaced once"),
-        (lambda: nnx.tree_at(lambda t: (t[0], t[0][1]), [[1, 2]], (2, 3)),
-         "the parts overlap: '0.1' lies inside '0'"),
-        (lambda: nnx.tree_at(lambda t: (t[0], t[1]), [1, 2], (3,)), "sequence of 2 parts"),
-        (lambda: nnx.tree_at(lambda t: (t[0], t[1]), [1, 2], 3), "same length, got int"),
-        (lambda: nnx.tree_at("a.c", {"a": {"b": 1}}, 3),
-         "nothing at 'a.c': dict at 'a' has no 'c'"),
-        (lambda: nnx.tree_at("first.x", Tied(), 3), "Linear at 'first' has no 'x'"),
-    ],
-)  # fmt: skip
-def test_messages_of_tree_at(call, message):
-    with pytest.raises(ValueError) as error:
-        call()
-    assert message in str(error.value)
-
-
-def test_where_that_looks_into_a_leaf():
-    with pytest.raises(TypeError, match="it looked inside a leaf int with"):
-        nnx.tree_at(lambda t: t[0][0], [1], 2)
-
-
-def test_apply_updates_leaves_alone_what_has_no_update():
-    assert nnx.apply_updates([1.0, "a", None], [2.0, None, None]) == [3.0, "a", None]
-    with pytest.raises(ValueError, match="apply_updates: the trees differ in structure at '1'"):
-        nnx.apply_updates([1, 2], [1, (2,)])
-
-
 def test_apply_updates_leaves_alone_what_containers_of_objects_hold_beside_data():
     model = nnx.Dict(parts=[nnx.Param(jnp.ones(2)), 3, {"name": "a", 1: (2.5, jnp.ones(1))}], n=4)
     model.rate = nnx.data(0.5)
@@ -122,22 +69,12 @@ def test_apply_updates_leaves_alone_what_containers_of_objects_hold_beside_data(
     assert new.parts[0].value.tolist() == [3, 3] and new.parts[2][1][1].tolist() == [2]
 
 
-def test_apply_updates_with_optax_keeps_sharing():
+def test_apply_updates_keeps_sharing_and_what_has_no_update():
     model = Tied()
-    params = nnx.filter(model, nnx.is_inexact_array)
-    tx = optax.sgd(1.0)
-    grads = jax.tree.map(jnp.ones_like, params)
-    updates, _ = tx.update(grads, tx.init(params), params)
-    new = nnx.apply_updates(model, updates)
-    assert new.first is new.second
-    np.testing.assert_allclose(new.first.kernel.value, model.first.kernel.value - 1)
-    assert new.steps is model.steps
+    new = nnx.apply_updates(model, jax.tree.map(jnp.ones_like, nnx.filter(model, nnx.Param)))
+    assert new.first is new.second and new.steps is model.steps
+    np.testing.assert_allclose(new.first.kernel.value, model.first.kernel.value + 1)
     assert nnx.tree_equal(model, Tied())
-
-
-def test_an_update_of_none_is_refused():
-    with pytest.raises(ValueError, match=r"the update float32\[2\] belongs to a None of the model"):
-        nnx.apply_updates([None, 1.0], [jnp.ones(2), 1.0])
 
 
 def test_tree_equal_sees_sharing():
@@ -150,32 +87,12 @@ def test_tree_equal_sees_sharing():
     assert not nnx.tree_equal(model, other)
 
 
-def test_tree_check():
-    shared = [1]
-    nnx.tree_check([shared, [1]])
-    nnx.tree_check([Tied(), jnp.ones(1), ()])
-    nnx.tree_check([(), ()])
-    with pytest.raises(ValueError, match="The list at 'a' appears again at 'b.0'"):
-        nnx.tree_check({"a": shared, "b": (shared,)})
-    loop = [1]
-    loop.append(loop)
-    with pytest.raises(ValueError, match="The list at '<root>' appears again at '1'"):
-        nnx.tree_check(loop)
-
-
 def test_tree_inference_gives_a_copy():
     model = nnx.Dict(a=nnx.Dropout(0.5), b=nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
     quiet = nnx.tree_inference([model, 1])[0]
     assert quiet.a.deterministic is True and quiet.b.use_running_average is True
     assert model.a.deterministic is False and model.b.use_running_average is False
     assert nnx.tree_inference(quiet, False).a.deterministic is False
-
-
-def test_a_tree_that_contains_itself_has_no_level():
-    loop = []
-    loop.append(loop)
-    with pytest.raises(ValueError, match="^The list contains itself: it is not a tree"):
-        nnx.tree_flatten_one_level(loop)
 
 
 def test_tree_pformat_of_nested_objects():
@@ -214,8 +131,96 @@ PRETTY = [
 ]
 
 
-def test_a_none_that_cannot_be_told_from_the_others():
-    tree = {"a": 1, "b": None, "c": None}
-    with pytest.raises(ValueError, match="`where` returns a None, and it is unclear which one"):
-        nnx.tree_at(lambda t: t["c"] if t["b"] is None else t["a"], tree, 5)
-    assert tree == {"a": 1, "b": None, "c": None}
+class Convertible:
+    def __jax_array__(self):
+        return jnp.ones(2)
+
+
+def test_what_knows_how_to_become_an_array_is_array_like():
+    assert nnx.is_array_like(Convertible())
+    assert nnx.is_inexact_array_like(Convertible())
+    assert not nnx.is_array(Convertible())
+
+
+def test_predicates_hold_for_tracers():
+    seen = []
+    jax.jit(lambda x: seen.append((nnx.is_array(x), nnx.is_inexact_array(x))))(1.0)
+    assert seen == [(True, True)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "chosen"),
+    [
+        (nnx.Param, {"first.bias", "first.kernel"}),
+        (nnx.Not(nnx.Param), {"parts.0", "parts.1", "scale", "steps"}),
+        (nnx.PathContains("parts"), {"parts.0", "parts.1"}),
+        (nnx.Any(nnx.BatchStat, nnx.PathContains("scale")), {"parts.0", "scale"}),
+        (..., {"first.bias", "first.kernel", "parts.0", "parts.1", "scale", "steps"}),
+        (False, set()),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_variable_filters_are_specs(spec, chosen):
+    found = nnx.filter(Tied(), spec)
+    names = {
+        ".".join(map(str, path))
+        for path, leaf in nnx.to_flat_state(nnx.state(found))
+        if jax.tree.leaves(leaf)
+    }
+    assert names == chosen
+
+
+def test_specs_that_differ_between_arguments():
+    model = Tied()
+    chosen, rest = nnx.partition((model, {"x": 1}), (nnx.BatchStat, {"x": True}))
+    assert chosen[0].first.kernel.value is None and chosen[0].parts[0].value is not None
+    assert chosen[1] == {"x": 1} and rest[1] == {"x": None}
+
+
+def test_a_spec_of_the_objects_own_form():
+    spec = nnx.filter(Tied(), False, replace=False)
+    spec = nnx.tree_at(lambda m: (m.scale, m.first.bias), spec, (True, True))
+    found = nnx.filter(Tied(), spec)
+    assert found.scale is not None and found.second.bias.value is not None
+    assert found.first.kernel.value is None and found.steps is None
+    prefix = nnx.tree_at(lambda m: m.first, spec, True)
+    found = nnx.filter(Tied(), prefix)
+    assert found.first.kernel.value is not None
+
+
+def test_a_spec_of_the_objects_own_form_may_share_its_parts():
+    tree = nnx.List([nnx.Dict(a=nnx.Param(i), b=nnx.Param(i)) for i in range(12)])
+    spec = nnx.List([nnx.Dict(a=nnx.Param(True), b=nnx.Param(False))] * 12)
+    found = nnx.filter(tree, spec)
+    assert [part.a.value for part in found] == [*range(12)]
+    assert all(part.b.value is None for part in found)
+
+
+def test_a_chain_longer_than_the_recursion_limit():
+    class Link(nnx.Module):
+        def __init__(self, below):
+            self.weight = nnx.Param(jnp.ones(()))
+            self.below = nnx.data(below)
+
+    chain = None
+    for _ in range(1500):
+        chain = Link(chain)
+    again = nnx.combine(*nnx.partition(chain, nnx.is_array))
+    assert again.below.below.weight.value == 1
+
+
+def test_parts_are_leaves_from_where_the_spec_ends():
+    tree, stop = {"a": (1, "x"), "b": [(2, "y"), 3]}, lambda x: isinstance(x, tuple)
+    spec = {"a": (True, False), "b": lambda x: isinstance(x, tuple)}
+    assert nnx.filter(tree, spec, is_leaf=stop) == {"a": (1, None), "b": [(2, "y"), None]}
+    with pytest.raises(ValueError, match="filter_spec is not a prefix of the tree"):
+        nnx.filter(tree, {"a": [True, False], "b": True}, is_leaf=stop)
+
+
+def test_frozen_variables_as_a_spec():
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    nnx.freeze(model.bias)
+    frozen, rest = nnx.partition(model, nnx.Frozen())
+    assert [jnp.shape(leaf) for leaf in jax.tree.leaves((frozen, rest))] == [(3,), (2, 3)]
+    grads = nnx.filter_grad(lambda m: m(jnp.ones((1, 2))).sum(), arg=nnx.Not(nnx.Frozen()))(model)
+    assert [jnp.shape(leaf) for leaf in jax.tree.leaves(grads)] == [(2, 3)]
