@@ -8,6 +8,7 @@ import contextlib
 import jax
 import jax.monitoring
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import nnxlite as nnx
@@ -46,18 +47,6 @@ class Tied(nnx.Module):
         return (jnp.sin(self.a) * self.b + self.child.leaf) * x
 
 
-class Block(nnx.Module):
-    """A layer with every kind of state: parameters, statistics, a random stream."""
-
-    def __init__(self, rngs):
-        self.linear = nnx.Linear(3, 3, rngs=rngs)
-        self.norm = nnx.BatchNorm(3, rngs=rngs)
-        self.drop = nnx.Dropout(0.5, rngs=rngs)
-
-    def __call__(self, x):
-        return x + self.drop(jnp.tanh(self.norm(self.linear(x))))
-
-
 def lane(model, number):
     """One slice of a stack, as a model of its own."""
     graphdef, state = nnx.split(model)
@@ -82,12 +71,11 @@ def snapshot(*objects):
 
 def assert_close(a, b, atol=1e-6):
     """Two pytrees of the same structure with close leaves."""
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert jnp.allclose(x, y, rtol=1e-5, atol=atol), (x, y)
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=atol)
+    jax.tree.map(close, a, b)
 
 
-# The catalogue of the matrix: each model with the same function written by hand over dicts ---------
+# The catalogue of the matrix: each model with the same function written by hand over dicts --------
 #
 # `pure(p, s, x)` takes the parameters and the other values by path, and returns the result with the
 # values that the call leaves.
@@ -196,7 +184,37 @@ def refuses(kind, *texts):
         assert text in str(caught.value)
 
 
-# Every transform -----------------------------------------------------------------------------------
+# Edits of a Foo, as bodies of loops, branches and other calls -------------------------------------
+
+
+def edit(name, change):
+    """A function that edits a model and returns all its arguments."""
+
+    def run(m, *rest):
+        change(m)
+        return (m, *rest) if rest else m
+
+    run.__name__ = run.__qualname__ = name
+    return run
+
+
+nothing = edit("nothing", lambda m: None)
+sets = edit("sets", lambda m: setattr(m, "extra", 1))
+adds = edit("adds", lambda m: setattr(m, "new", nnx.Param(m.x * 1)))
+removes = edit("removes", lambda m: delattr(m, "y"))
+annotates = edit("annotates", lambda m: m.x.set_metadata(note=1))
+reshapes = edit("reshapes", lambda m: m.n.set_value(jnp.ones(3)))
+rebinds = edit("rebinds", lambda m: setattr(m, "x", nnx.Param(m.x * 2)))
+steps = edit("steps", lambda m: m.n.set_value(m.n + m.x))
+fails = edit("fails", lambda m: (adds(m), 1 // 0))
+
+
+def exchanges(m):
+    m.x, m.y = m.y, m.x
+    return m
+
+
+# Every transform ----------------------------------------------------------------------------------
 
 
 def through_rule(f, **mode):
@@ -268,7 +286,7 @@ MODAL = [name for name in EACH if not name.startswith(("filter", "cached"))]
 """The transforms that have a mode."""
 
 
-# What JAX does -------------------------------------------------------------------------------------
+# What JAX does ------------------------------------------------------------------------------------
 
 COMPILATION = "/jax/core/compile/backend_compile_duration"
 

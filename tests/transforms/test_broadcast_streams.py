@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +32,8 @@ def mesh_of(count):
     return jax.make_mesh((count, 1), ("d", "one"), axis_types=auto, devices=jax.devices()[:count])
 
 
-def sharded(rngs, xs):
-    f = nnx.shard_map(noisy, mesh=mesh_of(3), in_specs=(P(), P("d")), out_specs=P("d"))
+def sharded(rngs, xs, fun=noisy, spec=None, mesh=None):
+    f = nnx.shard_map(fun, mesh=mesh or mesh_of(3), in_specs=(spec, P("d")), out_specs=P("d"))
     return f(rngs, xs)  # the line of the shard_map
 
 
@@ -53,17 +52,12 @@ def in_jit(rngs, xs):
     return nnx.jit(scanned)(rngs, xs)
 
 
-def pmapped(rngs, xs):
-    return nnx.pmap(noisy, in_axes=(None, 0))(rngs, xs)  # the line of the pmap
-
-
 WARNED = {
     "scan": (scanned, r"is broadcast under scan\(.*nnx\.RngCount: nnx\.Carry"),
     "vmap": (
         mapped,
         r"is broadcast under vmap\(.*split_rngs\(splits=\.\.\.\).*RngState in in_axes",
     ),
-    "pmap": (pmapped, r"is broadcast under pmap\(.*split_rngs"),
     "shard_map": (sharded, r"is replicated under shard_map\(.*every device draws the same"),
     "loop": (waited, r"does not move on in cond_fun \(.*proceed\)"),
     "scan in jit": (in_jit, "is broadcast under scan"),
@@ -82,27 +76,24 @@ def test_one_warning_points_at_the_users_line_and_says_what_to_do(name):
 
 def test_a_stream_in_which_nothing_is_drawn_is_no_cause_for_a_warning():
     nnx.vmap(lambda rngs, x: x, in_axes=(None, 0))(nnx.Rngs(0), XS)
+    sharded(nnx.Rngs(0), XS, fun=lambda rngs, x: x)
 
 
-def test_every_iteration_of_a_scan_draws_the_same_keys():
+def test_every_iteration_of_a_scan_draws_the_same_keys_and_warns_once():
     rngs, expected = nnx.Rngs(noise=0), nnx.Rngs(noise=0).noise.normal((2,))
     f = nnx.scan(lambda r, x: noisy(r, x), in_axes=(None, 0), out_axes=0)
     with pytest.warns(UserWarning, match="'noise' is broadcast"):
         out = f(rngs, XS)
     np.testing.assert_allclose(out, jnp.stack([expected] * 3), rtol=1e-6)
     assert int(rngs.noise.count.value) == 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # once is enough
-        assert jnp.array_equal(f(rngs, XS), out)
-        assert f(nnx.Rngs(noise=5), jnp.zeros((4, 2))).shape == (4, 2)
+    assert jnp.array_equal(f(rngs, XS), out)  # warnings are errors here
+    assert f(nnx.Rngs(noise=5), jnp.zeros((4, 2))).shape == (4, 2)
 
 
 def test_the_remedy_of_the_warning_gives_each_iteration_its_keys():
     rngs, one_by_one = nnx.Rngs(noise=0), nnx.Rngs(noise=0)
     axes = nnx.StateAxes({nnx.RngCount: nnx.Carry, ...: None})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        out = nnx.scan(noisy, in_axes=(axes, 0), out_axes=0)(rngs, XS)
+    out = nnx.scan(noisy, in_axes=(axes, 0), out_axes=0)(rngs, XS)
     np.testing.assert_allclose(out, jnp.stack([noisy(one_by_one, x) for x in XS]), rtol=1e-6)
     assert int(rngs.noise.count.value) == 3
 
@@ -120,20 +111,13 @@ def test_a_new_key_in_the_body_is_not_kept():
 
 
 def test_statistics_beside_a_stream_are_not_lost():
-    class Layer(nnx.Module):
-        def __init__(self):
-            self.rngs = nnx.Rngs(noise=0)
-            self.calls = nnx.BatchStat(jnp.zeros(()))
-
     def body(layer, x):
         layer.calls[...] += 1
         return noisy(layer.rngs, x)
 
-    layer = Layer()
-    with (
-        pytest.warns(UserWarning),
-        pytest.raises(ValueError, match=r"the body writes 'layer\.calls'"),
-    ):
+    layer = nnx.Dict(rngs=nnx.Rngs(noise=0), calls=nnx.BatchStat(jnp.zeros(())))
+    lost = pytest.raises(ValueError, match=r"the body writes 'layer\.calls'")
+    with pytest.warns(UserWarning), lost:
         nnx.scan(body, in_axes=(None, 0), out_axes=0)(layer, XS)
     assert int(layer.rngs.noise.count.value) == 0 and float(layer.calls.value) == 0
 
@@ -141,42 +125,27 @@ def test_statistics_beside_a_stream_are_not_lost():
 def test_the_condition_of_a_loop_draws_the_key_that_the_body_draws_next():
     drawn = []
 
-    def proceed(carry):
-        jax.debug.callback(lambda x: drawn.append(float(x)), carry[1].noise.normal())
-        return carry[0] < 2
-
-    def body(carry):
+    def draw(carry):
         jax.debug.callback(lambda x: drawn.append(float(x)), carry[1].noise.normal())
         return carry[0] + 1, carry[1]
 
     rngs = nnx.Rngs(noise=0)
     with pytest.warns(UserWarning, match="'noise' does not move on"):
-        _, same = nnx.while_loop(proceed, body, (0, rngs))
+        _, same = nnx.while_loop(lambda c: draw(c)[0] < 3, draw, (0, rngs))
     jax.effects_barrier()
     assert same is rngs and int(rngs.noise.count.value) == 2
     assert drawn[0] == drawn[1] and drawn[2] == drawn[3] and len(drawn) == 5
 
 
-@pytest.mark.parametrize("spec", [None, nnx.StateSharding({...: P()})])
-def test_every_device_of_a_shard_map_draws_the_same_keys(spec):
-    f = nnx.shard_map(
-        lambda rngs, x: noisy(rngs, x), mesh=mesh_of(3), in_specs=(spec, P("d")), out_specs=P("d")
-    )
+def test_specs_and_meshes_of_all_forms():
     with pytest.warns(UserWarning, match="'noise' is replicated"):
-        out = f(nnx.Rngs(noise=0), XS)
+        out = sharded(nnx.Rngs(noise=0), XS, spec=nnx.StateSharding({...: P()}))
     assert jnp.array_equal(out[0], out[1])
-    assert f(nnx.Rngs(noise=5), XS).shape == (3, 2)  # once is enough
-
-
-def test_meshes_and_specs_of_all_forms():
-    f = nnx.shard_map(noisy, mesh=None, in_specs=(P(), P("d")), out_specs=P("d"))
+    f = nnx.shard_map(noisy, mesh=None, in_specs=(None, P("d")), out_specs=P("d"))
     with jax.set_mesh(mesh_of(3)), pytest.warns(UserWarning, match="'noise' is replicated"):
         nnx.jit(f)(nnx.Rngs(noise=0), XS)
-    lanes = nnx.shard_map(
-        nnx.vmap(noisy), mesh=mesh_of(3), in_specs=(P(None), P("d")), out_specs=P("d")
-    )
     with pytest.warns(UserWarning, match="'noise' is replicated"):
-        lanes(nnx.Rngs(noise=0).fork(split=1), XS)
+        sharded(nnx.Rngs(noise=0).fork(split=1), XS, fun=nnx.vmap(noisy), spec=P(None))
     f = nnx.shard_map(
         noisy, mesh=mesh_of(3), in_specs=(P(), P("one")), out_specs=P("one"), axis_names={"one"}
     )
@@ -185,16 +154,10 @@ def test_meshes_and_specs_of_all_forms():
 
 def test_shards_that_draw_no_key_twice():
     def drawn_before(key, x):
-        key = jax.random.fold_in(key, jax.lax.axis_index("d"))
-        return noisy(nnx.Rngs(noise=key), x)
+        return noisy(nnx.Rngs(noise=jax.random.fold_in(key, jax.lax.axis_index("d"))), x)
 
-    whole = {"mesh": mesh_of(3), "in_specs": (P(), P("d")), "out_specs": P("d")}
-    out = nnx.shard_map(drawn_before, **whole)(nnx.Rngs(noise=0).noise(), XS)
+    out = sharded(nnx.Rngs(noise=0).noise(), XS, fun=drawn_before)
     assert len(np.unique(out)) == 6
-    nnx.shard_map(lambda rngs, x: x, **whole)(nnx.Rngs(noise=0), XS)
-    alone = {**whole, "mesh": mesh_of(1)}
-    assert nnx.shard_map(noisy, **alone)(nnx.Rngs(noise=0), XS).shape == (3, 2)
-    each = {**whole, "in_specs": (P("d"), P("d"))}
-    streams = nnx.Rngs(noise=0).fork(split=3)
-    out = nnx.shard_map(nnx.vmap(noisy), **each)(streams, XS)
+    assert sharded(nnx.Rngs(noise=0), XS, mesh=mesh_of(1)).shape == (3, 2)
+    out = sharded(nnx.Rngs(noise=0).fork(split=3), XS, fun=nnx.vmap(noisy), spec=P("d"))
     assert len(np.unique(out)) == 6

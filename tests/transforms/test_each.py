@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import pickle
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -16,9 +15,6 @@ each = pytest.mark.parametrize("name", EACH)
 each_with_modes = pytest.mark.parametrize("name", MODAL)
 MODES = [{}, {"graph_updates": False}, {"graph": False}]
 NO_NUMBER = {"eval_shape", "filter_eval_shape", "make_jaxpr"}
-
-
-# Calls that fail ------------------------------------------------------------------------------------
 
 
 def touch_everything(m):
@@ -45,10 +41,6 @@ CAPTURED = nnx.Param(1.0)
 FAILURES = {
     "an interrupt": (interrupted, KeyboardInterrupt),
     "a result that is no array": (lambda m: (touch_everything(m), "text")[1], TypeError),
-    "a shape": (lambda m: (touch_everything(m), m.w @ jnp.ones(7)), TypeError),
-    "a concrete value": (
-        lambda m: (touch_everything(m), float(m.w.sum())), jax.errors.ConcretizationTypeError
-    ),
     "a captured object": (lambda m: (touch_everything(m), CAPTURED), ValueError),
     "an inner failure": (
         lambda m: (touch_everything(m), nnx.jit(lambda m: (m.count.set_value(0.0), 1 // 0))(m)),
@@ -104,9 +96,6 @@ def test_captured_objects_are_read_and_protected_from_writes(name):
     assert snapshot(m, other) == before
 
 
-# Refusals -------------------------------------------------------------------------------------------
-
-
 @each_with_modes
 def test_sharing_is_refused_in_tree_mode(name):
     m = Foo()
@@ -144,9 +133,6 @@ def test_a_result_that_is_no_array_is_named(name):
     assert snapshot(m) == before
 
 
-# Forms ----------------------------------------------------------------------------------------------
-
-
 class Scale(nnx.Module):
     def __init__(self):
         self.w, self.n = nnx.Param(jnp.float32(2)), nnx.BatchStat(jnp.float32(0))
@@ -166,8 +152,15 @@ CARRIED = {
 CLOSED_OVER = {"pmap", "scan", "while_loop", "fori_loop", "custom_vjp", *NO_NUMBER}
 
 
-@pytest.mark.parametrize("name", [name for name in EACH if name not in CLOSED_OVER])
-@pytest.mark.parametrize("carried", CARRIED)
+@pytest.mark.parametrize(
+    ("name", "carried"),
+    [
+        (name, carried)
+        for i, name in enumerate(EACH)
+        for j, carried in enumerate(CARRIED)
+        if name not in CLOSED_OVER and (i + j) % 2
+    ],
+)
 def test_what_a_function_carries_is_an_argument_and_is_written(name, carried):
     m = Scale()
     call = EACH[name](CARRIED[carried](m))

@@ -33,7 +33,6 @@ def layers(axes):
 
 CALLS = {
     "jit, static": lambda i: nnx.jit(scaled, static_argnums=i(1))(X, 3),
-    "jit, several static": lambda i: nnx.jit(scaled, static_argnums=[i(1)])(X, 3),
     "jit, donated": lambda i: nnx.jit(lambda x: 2 * x, donate_argnums=i(0))(jnp.array(X)),
     "jit, traces": lambda i: nnx.jit(scaled, max_traces=i(1))(X, 3.0),
     "jit_partial": lambda i: nnx.jit_partial(scaled, X, static_argnums=i(1))(3),
@@ -52,11 +51,9 @@ CALLS = {
         lambda c, x: (c + x.sum(), x), in_axes=(nnx.Carry, i(1)), out_axes=(nnx.Carry, i(0))
     )(0.0, ROWS),
     "scan, length": lambda i: nnx.scan(lambda c, _: (c + 1, c), length=i(4))(0.0, None),
-    "scan, unroll": lambda i: nnx.scan(lambda c, x: (c + x, x), unroll=i(2))(0.0, X),
     "fori_loop": lambda i: nnx.fori_loop(i(0), i(3), lambda j, c: c + j, 0, unroll=i(1)),
     "switch": lambda i: nnx.switch(i(1), [lambda x: x, lambda x: 2 * x], 3.0),
     "remat": lambda i: nnx.remat(scaled, static_argnums=i(1))(X, 3),
-    "remat, several": lambda i: nnx.remat(scaled, static_argnums=(i(1),))(X, 3),
     "custom_vjp": lambda i: under_custom_vjp(i(1)),
     "make_jaxpr": lambda i: nnx.make_jaxpr(scaled, static_argnums=i(1))(X, 3).out_avals,
     "pmap": lambda i: nnx.pmap(scaled, in_axes=(i(0), None), axis_size=i(1))(X[None], 3.0),
@@ -65,11 +62,6 @@ CALLS = {
     )(X[None], 3),
     "filter_jit": lambda i: nnx.filter_jit(scaled, max_traces=i(1))(X, 3),
     "filter_vmap": lambda i: nnx.filter_vmap(scaled, in_axes=(i(1), None))(ROWS, 2.0),
-    "filter_vmap, out": lambda i: nnx.filter_vmap(lambda x: x, out_axes=i(1))(ROWS),
-    "filter_vmap, size": lambda i: nnx.filter_vmap(
-        lambda x: x, in_axes=None, axis_size=i(4)
-    )(X),
-    "filter_pmap": lambda i: nnx.filter_pmap(lambda x: x * 2, in_axes=i(0))(X[None]),
     "split_rngs": lambda i: nnx.split_rngs(splits=i(3))(
         nnx.vmap(lambda rngs: rngs.params.uniform(()))
     )(nnx.Rngs(0)),
@@ -96,9 +88,3 @@ def test_an_array_of_numbers_is_several():
     assert nnx.jit(scaled, static_argnums=np.array([1]))(X, 3) == scaled(X, 3)
     assert nnx.remat(scaled, static_argnums=np.array([1]))(X, 3) == scaled(X, 3)
     assert len(expected) == 2
-
-
-@pytest.mark.parametrize("axis", [np.float32(1), 1.0, np.array([0])])
-def test_what_is_not_an_integer_is_refused(axis):
-    with pytest.raises(TypeError, match="in_axes must be an int"):
-        nnx.vmap(lambda x: x, in_axes=axis)(ROWS)

@@ -1,374 +1,305 @@
-"""JAX's own messages name the user's function, its file, and the paths of its arguments."""
+"""What the transforms refuse, in one table: the message, and that the call changed nothing."""
 
 from __future__ import annotations
 
-import functools
-import os
-import traceback
-
-import jax
 import jax.numpy as jnp
-import pytest
+import numpy as np
 
 import nnxlite as nnx
-from tests.transforms.models import EACH, refuses
-
-
-class MLP(nnx.Module):
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.layers = nnx.List([nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 2, rngs=rngs)])
-
-    def __call__(self, x):
-        return self.layers[1](nnx.relu(self.layers[0](x)))
-
-
-def positive_weights(model, batch):
-    return 1 if model.layers[0].kernel.sum() > 0 else 2
-
-
-def positive_batch(model, batch):
-    return 1 if batch["x"].sum() > 0 else 2
-
-
-BATCH = {"x": jnp.ones((1, 2))}
-BOOLEAN = jax.errors.TracerBoolConversionError
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        nnx.jit,
-        nnx.filter_jit,
-        nnx.jit(donate_argnums=0),
-        nnx.jit(donate="written"),
-        nnx.jit(graph_updates=False),
-        nnx.filter_jit(donate="all-except-first"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("step", "name"),
-    [(positive_weights, "model.layers[0].kernel"), (positive_batch, "batch['x']")],
-)
-def test_a_bool_of_a_tracer_is_told_by_function_and_argument(transform, step, name):
-    with refuses(BOOLEAN, f"the argument {name}.", f"function {step.__name__} at {__file__}:"):
-        transform(step)(MLP(), BATCH)
-
-
-def test_arguments_by_keyword_static_ones_and_bound_methods():
-    class Model(MLP):
-        def loss(self, n, x, *rest, flag):
-            return n if flag["on"] > 0 and rest[0] > 0 else x
-
-    model = Model()
-    step = nnx.jit(Model.loss, static_argnums=1)
-    with refuses(BOOLEAN, "function loss at", "the argument flag['on']"):
-        step(model, 3, 1.0, 2.0, flag={"on": jnp.ones(())})
-    with refuses(BOOLEAN, "the argument args[2]"):
-        nnx.jit(lambda a, *args: 1 if args[1] > 0 else 2)(1, 2, 3)
-    with refuses(BOOLEAN, "the argument x"):
-        nnx.jit(lambda n, x: 1 if x > 0 else 2, static_argnums=0)(1, 2)
-    with refuses(BOOLEAN, "function loss at", "the argument x"):
-        nnx.jit(MLPWithLoss().loss)(jnp.ones(()))
-
-
-class MLPWithLoss(MLP):
-    def loss(self, x):
-        return 1 if x > 0 else 2
-
-
-@pytest.mark.parametrize(
-    ("run", "name"),
-    [
-        (lambda f: nnx.cond(True, f, f, MLP(), BATCH), "model.layers[0].kernel"),
-        (lambda f: nnx.switch(0, [f, f], MLP(), BATCH), "model.layers[0].kernel"),
-        (lambda f: nnx.scan(f, in_axes=(None, 0), out_axes=0)(MLP(), {"x": jnp.ones((3, 1, 2))}),
-         "model.layers[0].kernel"),
-        (lambda f: nnx.while_loop(lambda m: True, lambda m: f(m, BATCH), MLP()),
-         "m.layers[0].kernel"),
-        (lambda f: nnx.fori_loop(0, 2, lambda i, m: f(m, BATCH), MLP()), "m.layers[0].kernel"),
-        (lambda f: nnx.fori_loop(0, jnp.array(2), lambda i, m: f(m, BATCH), MLP()),
-         "m.layers[0].kernel"),
-    ],
-)  # fmt: skip
-def test_branches_and_loops_name_arguments(run, name):
-    with refuses(BOOLEAN, f"the argument {name}.", f" at {__file__}:"):
-        run(positive_weights)
-
-
-def test_a_leaked_tracer_names_the_function_and_the_line_that_made_it():
-    leaked = []
-
-    def leaky(model, x):
-        leaked.append(model(x))
-        return x
-
-    nnx.jit(leaky)(MLP(), jnp.ones((1, 2)))
-    with refuses(jax.errors.UnexpectedTracerError, "leaky at " + __file__, ".leaky)") as caught:
-        leaked[0] + 1
-    assert "transforms" not in str(caught.value).replace(__file__, "")
-
-
-def test_our_frames_are_hidden_from_the_traceback_of_a_users_error():
-    def step(model, x):
-        return model(x) @ jnp.ones((5, 5))
-
-    with pytest.raises(TypeError) as caught:
-        nnx.jit(step)(MLP(), jnp.ones((1, 2)))
-    names = [frame.name for frame in traceback.extract_tb(caught.tb)]
-    assert "step" in names and "_run" not in names and "result" not in names
-
-
-def fails(*args, **kwargs):
-    raise LookupError("the user's own")
-
-
-class Failing(nnx.Module):
-    def __call__(self, x):
-        return fails()
-
-    jitted = nnx.jit(__call__)
-    remade = nnx.remat(__call__)
-
-
-class Around(nnx.Module):
-    def __init__(self, inner):
-        self.inner = inner
-
-    def __call__(self, x):
-        return self.inner(x)
-
-
-def ruled(forward, backward):
-    fun = nnx.custom_vjp(lambda m, x: m(x).sum())
-    fun.defvjp(forward, backward)
-    return nnx.grad(fun)
-
-
-MODEL, BATCH_OF_TWO = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jnp.ones((2, 2))
-SHARDED = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-CALLED = {
-    **{name: lambda m, x, name=name: EACH[name](fails)(m) for name in EACH},
-    "jit, static": lambda m, x: nnx.jit(fails, static_argnums=1)(m, 3),
-    "jit, in_shardings": lambda m, x: nnx.jit(fails, in_shardings=SHARDED)(m, x),
-    "jit, out_shardings": lambda m, x: nnx.jit(fails, out_shardings=SHARDED)(m, x),
-    "jit, lowered": lambda m, x: nnx.jit(fails).lower(m, x),
-    "jit, a method": lambda m, x: Failing().jitted(x),
-    "jit, a module": lambda m, x: nnx.jit(Around(Around(Failing())))(x),
-    "grad": lambda m, x: nnx.grad(fails)(m, x),
-    "cond_fun": lambda m, x: nnx.while_loop(fails, lambda c: c, (m, x)),
-    "fori_loop under jit": lambda m, x: nnx.jit(EACH["fori_loop"](fails))(m),
-    "cond under grad": lambda m, x: nnx.grad(EACH["cond"](fails))(m),
-    "remat, a method": lambda m, x: Failing().remade(x),
-    "custom_vjp, forward": lambda m, x: ruled(fails, fails)(m, x),
-    "custom_vjp, backward": lambda m, x: ruled(lambda m, x: (m(x).sum(), ()), fails)(m, x),
-    "split_rngs": lambda m, x: nnx.split_rngs(splits=2)(fails)(nnx.Rngs(0)),
-    "several": lambda m, x: nnx.jit(nnx.vmap(nnx.grad(fails), in_axes=(None, 0)))(m, x),
-    "filter_jit, donated": lambda m, x: nnx.filter_jit(fails, donate="all")(m, x),
-    "filter_grad": lambda m, x: nnx.filter_grad(fails)(m, x),
-    "filter_jacrev": lambda m, x: nnx.filter_jacrev(fails)(x),
-    "eager": lambda m, x: Around(Around(Around(Failing())))(x),
-}
-
-
-@pytest.mark.parametrize("way", CALLED)
-def test_the_error_of_a_user_has_at_most_two_of_our_frames(way):
-    """Whether or not the function was called before; its own frame is the last."""
-    for _ in range(2):
-        with pytest.raises(LookupError) as caught:
-            CALLED[way](MODEL, jnp.array(BATCH_OF_TWO))
-        frames = traceback.extract_tb(caught.value.__traceback__)
-        assert frames[-1].name == "fails"
-        ours = [frame for frame in frames if f"{os.sep}nnxlite{os.sep}" in frame.filename]
-        assert len([frame for frame in ours if frame.filename != __file__]) <= 2, ours
-
-
-@pytest.mark.parametrize("way", ["eager", "jit, static"])
-def test_all_frames_are_there_where_jax_is_asked_for_them(way):
-    mode = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", "off")
-    try:
-        with pytest.raises(LookupError) as caught:
-            CALLED[way](MODEL, jnp.array(BATCH_OF_TWO))
-    finally:
-        jax.config.update("jax_traceback_filtering", mode)
-    names = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert sum(f"{os.sep}nnxlite{os.sep}" in name for name in names) > 2
-
-
-@pytest.mark.parametrize("transform", [nnx.jit, nnx.filter_jit])
-def test_parameters_of_the_compiled_program_have_the_names_of_the_arguments(transform):
-    step = transform(lambda model, batch: model(batch["x"]))
-    text = step.lower(MLP(), BATCH).compile().as_text()
-    assert 'op_name="model.layers[0].kernel"' in text
-    assert "batch[\\'x\\']" in text
-
-
-def test_a_jaxpr_knows_the_arguments():
-    traced = nnx.jit(lambda model, batch: model(batch["x"])).trace(MLP(), BATCH)
-    names = traced.jaxpr.debug_info.arg_names
-    assert names[0] == "batch['x']" and "model.layers[1].bias" in names
-
-
-def test_a_variable_that_holds_a_tree_has_a_name_for_each_leaf():
-    model = nnx.Dict(table=nnx.Variable({"a": jnp.ones(()), "b": jnp.ones(())}))
-    for transform in (nnx.jit, nnx.filter_jit):
-        with refuses(BOOLEAN, "the argument m.table['b']"):
-            transform(lambda m: 1 if m.table["b"] > 0 else 2)(model)
-
-
-@pytest.mark.parametrize("transform", [nnx.jit, nnx.filter_jit])
-def test_an_error_is_noted_with_the_module_and_the_arguments(transform):
-    class Wide(nnx.Module):
-        def __call__(self, x):
-            return x @ jnp.ones((5, 5))
-
-    def step(model, batch):
-        return model(batch["x"])
-
-    model = MLP()
-    model.layers.append(Wide())
-    model.layers[1] = model.layers[2]
-    inner = transform(step)
-    with pytest.raises(TypeError) as caught:
-        nnx.jit(lambda model, batch: inner(model, batch))(model, {"x": jnp.ones((1, 2))})
-    (note,) = [n for n in caught.value.__notes__ if "was traced with" in n]
-    assert note.startswith("Raised in Wide at `layers.1` of MLP, while ")
-    assert note.endswith(".step) was traced with batch['x']: float32[1,2].")
-
-
-def test_an_error_outside_of_modules_is_noted_with_the_function():
-    def step(*arrays):
-        raise KeyError("no")
-
-    with pytest.raises(KeyError) as caught:
-        nnx.jit(step)(*range(9))
-    (note,) = [n for n in caught.value.__notes__ if "was traced with" in n]
-    assert "Raised while jit(" in note and "args[0]: weakly typed int32[], " in note
-    assert note.endswith(" and 4 more.")
-
-    def function_of_a_model(model):
-        raise KeyError("no")
-
-    with pytest.raises(KeyError) as caught:
-        nnx.jit(function_of_a_model)(MLP())
-    (note,) = [n for n in caught.value.__notes__ if "was traced with" in n]
-    assert note.startswith("Raised while jit(")
-
-
-class Named(nnx.Module):
-    def __init__(self):
-        self.w = nnx.Param(jnp.ones(2))
-        self.label = nnx.Variable(jnp.zeros(()))
-
-
-def writes_text(m):
-    m.w.value = "x"
-
-
-def replaces_variable(m):
-    m.label = "new"
-
-
-def returning_argument(f):
-    @functools.wraps(f)
-    def wrapped(m):
-        f(m)
-        return m
-
-    return wrapped
-
-
-@pytest.mark.parametrize(
-    ("transform", "name"),
-    [
-        (nnx.jit, r"jit\({f}\)"),
-        (nnx.jit(donate="written"), r"jit\({f}\)"),
-        (lambda f: nnx.vmap(f, in_axes=None, axis_size=2), r"vmap\({f}\)"),
-        (nnx.remat, r"remat\({f}\)"),
-        (lambda f: lambda m: nnx.eval_shape(returning_argument(f), m), r"eval_shape\({f}\)"),
-        (nnx.make_jaxpr, r"make_jaxpr\({f}\)"),
-        (nnx.checkify, r"checkify\({f}\)"),
-        (lambda f: lambda m: nnx.cond(True, f, f, m), r"cond\({f}\)"),
-        (lambda f: lambda m: nnx.fori_loop(0, 2, lambda i, m: f(m) or m, m), "fori_loop"),
-    ],
-)
-@pytest.mark.parametrize(("fun", "path"), [(writes_text, "w"), (replaces_variable, "label")])
-def test_a_text_that_is_stored_in_the_place_of_an_array(transform, name, fun, path):
-    m = Named()
-    name = name.format(f=fun.__name__)
-    text = rf"^{name} stored a value of type 'str' at 'm\.{path}', which is not a valid JAX type"
-    with pytest.raises(TypeError, match=text):
-        transform(fun)(m)
-    assert m.w.value.tolist() == [1.0, 1.0] and isinstance(m.label, nnx.Variable)
-
-
-def test_an_attribute_that_had_an_array_becomes_static():
-    def rename(m):
-        m.label = nnx.static("new")
-
-    m = Named()
-    nnx.jit(rename)(m)
-    assert m.label == "new" and list(nnx.state(m)) == ["w"]
-
-
-# What donation and captured states lead to, and the remedies -----------------------------------------
-
-
-def linear():
-    return nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-
-
-@nnx.jit(donate_argnums=0)
-def donating(model, x):
-    model.kernel[...] += 1
-    return model(x).sum()
-
-
-READERS = {
-    "eager": (lambda model, x: model(x), "The arrays at bias, kernel of Linear are gone"),
-    "nnx.jit": (nnx.jit(lambda model, x: model(x)), "The arrays at model.bias, model.kernel"),
-    "filter_jit": (nnx.filter_jit(lambda model, x: model(x)), "The arrays at model.bias, model.kernel"),
-    "nnx.vmap": (nnx.vmap(lambda model, x: model(x), in_axes=(None, 0)), "The arrays at bias, kernel"),
-    "another that donates": (donating, "The arrays of 'model.bias' and 1 more are gone"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.filterwarnings("ignore:Some donated buffers")
-def test_arrays_that_a_donating_call_has_reused(reader):
-    read, text = READERS[reader]
-    x, model = jnp.ones((1, 2)), linear()
-    shared, own = nnx.clone(model), nnx.clone(model, arrays=True)
-    donating(model, x)
-    with pytest.raises((RuntimeError, ValueError)) as caught:
-        read(shared, x)
-    notes = "\n".join(caught.value.__notes__)
-    assert text in notes and "nnx.clone(model, arrays=True)" in notes
-    assert notes.count("nnx.clone(model, arrays=True)") == 1
-    read(own, x)
-
-
-def written(model):
-    model.kernel[...] += 1
-    return model.kernel * 1
-
-
-@pytest.mark.parametrize("jit", [jax.jit, nnx.jit, nnx.filter_jit])
-@pytest.mark.parametrize("use", [written, lambda model: model], ids=["written", "returned"])
-def test_a_state_that_a_function_captures(jit, use):
-    graphdef, state = nnx.split(linear())
-    if jit is jax.jit and use is not written:
-        return
-    with pytest.raises((nnx.TraceContextError, ValueError)) as caught:
-        jit(lambda: use(nnx.merge(graphdef, state)))()
-    assert "nnx.merge(graphdef, state, copy=True)" in str(caught.value)
-    jit(lambda: use(nnx.merge(graphdef, state, copy=True)))()
-    assert (nnx.merge(graphdef, state).kernel == linear().kernel).all()
-
-
-def test_an_object_that_a_function_captures_and_returns():
-    model = linear()
-    with pytest.raises(ValueError, match=r"or return a copy: nnx\.clone\(captured\)"):
-        nnx.jit(lambda: model)()
-    assert (nnx.jit(lambda: nnx.clone(model))().kernel == model.kernel).all()
+from tests.messages import refused, rows
+from tests.transforms import models
+from tests.transforms.models import Counted, Foo
+
+X = jnp.array([1.0, 2.0])
+BY_Y = nnx.DiffState(0, nnx.PathContains("y"))
+ONLY_X = nnx.DiffState(0, "x")
+WRITTEN = nnx.jit(lambda m: m.x.set_value(m.x + 1), donate="written").lower(Foo()).compile()
+
+
+def scope():
+    """What a line sees: new models, and all that stands on this page."""
+    donated, stack = Foo(), nnx.Dict(a=nnx.Param(X), n=nnx.BatchStat(jnp.array(3.0)))
+    donated.y.value = donated.x.value
+    tied = nnx.clone(stack)
+    tied.b = tied.a
+    v = nnx.Param({"a": jnp.array(1.0), "b": jnp.array(2.0)})
+    ref = nnx.Dict(r=nnx.Variable(jnp.array(1.0), ref=True), x=nnx.Param(1.0))
+    made = {"m": Foo(), "k": Foo(), "counted": Counted(), "array": jnp.ones(2), "stack": stack}
+    made |= {"donated": donated, "tied": tied, "v": v, "ref": ref, "np": np}
+    return {**vars(models), **globals(), **made}
+
+
+def two(x, y):
+    return x
+
+
+def keyword(x, *, k):
+    return x
+
+
+def call(m, x):
+    return m(x)
+
+
+def product(m, x=1.0):
+    return m.x**2 * m.y * x
+
+
+def rules(fwd=None, bwd=lambda r, g: (None, None), fun=lambda m, x: m.x * x, **options):
+    """A function with rules."""
+    f = nnx.custom_vjp(fun, **options)
+    f.defvjp(fwd or (lambda m, x: (f(m, x), None)), bwd)
+    return f
+
+
+def ruled(*cotangents, argnums=(0, 1), **options):
+    """The gradient of it, with a rule that returns the cotangents."""
+    return nnx.grad(rules(bwd=lambda r, g: cotangents, **options), argnums=argnums)
+
+
+def keyword_only(m, *, k):
+    return m.x * k
+
+
+def writes_n(m, x):
+    m.n[...] = 1.0
+    return m.x * x, None
+
+
+def by_reference(m):
+    m.r[...] = m.r * 2
+    return m.x * m.r[...]
+
+
+def pull(f, *args):
+    return nnx.vjp(f, *args)[1]
+
+
+@rows("""
+    nnx.jit(two, donate="all")
+        ValueError: 'written' or None, got 'all'
+    nnx.jit(two, donate="written", donate_argnums=0)
+        ValueError: either donate='written' or donate_argnums/donate_argnames
+    nnx.jit(two, static_argnums=0, donate_argnames="x")
+        ValueError: jit(two) ... either static or donated ... ['x']
+    nnx.jit(two, static_argnums=(0, 2))
+        ValueError: static_argnums=(0, 2) is out of range ... two takes 2 positional
+    nnx.jit(two, donate_argnums=-3)
+        ValueError: donate_argnums=-3 is out of range
+    nnx.jit(two, static_argnames="z")
+        ValueError: static_argnames='z' ... two has no argument 'z' ... ['x', 'y']
+    nnx.jit(keyword, donate_argnames=["k", "q"])
+        ValueError: donate_argnames=['k', 'q'] ... no argument 'q' ... ['k', 'x']
+    nnx.jit(two, static_argnums=1)(1, [1])
+        ValueError: Static argument 'y' of two is unhashable ... 'list' ... tuple
+    nnx.jit(two, static_argnums=1)(1, X)
+        ValueError: Static argument 'y' of two is unhashable ... 'ArrayImpl' ... traced
+    nnx.jit(two, static_argnums=1)(1, y=m.x)
+        ValueError: Static argument 'y' of two holds a Param ... constants of the program ...
+            traced
+    nnx.jit(two, static_argnums=1)(1, (1, {"m": m}))
+        ValueError: Static argument 'y' of two holds a tuple ... traced
+    nnx.jit(two, donate="written")({"k": [X, object()]}, 1)
+        TypeError: jit(two): cannot interpret argument 'x.k.1' ... 'object' ... Use nnx.filter_jit
+    nnx.jit(two)(lambda: 1, 1)
+        TypeError: jit(two): cannot interpret argument 'x' ... 'function' ... static_argnums
+    nnx.jit(two)(1, 2, 3)
+        TypeError: two() takes 2 positional arguments but 3 were given
+    nnx.jit(lambda x: x, out_shardings=(None, None))(jnp.ones(8))
+        ValueError: out_shardings is not a prefix of the result
+    nnx.jit(lambda: m)()
+        ValueError: Cannot extract graph node from different trace level ... returned or stored ...
+            argument
+    nnx.jit(lambda k: setattr(k, "other", m))(k)
+        ValueError: Cannot extract graph node from different trace level
+    nnx.jit(lambda x: m, graph_updates=False)(1.0)
+        ValueError: from different trace level: the Foo at '<root>'
+    nnx.jit(lambda x: nnx.jit(lambda m: m.x.set_value(x))(m))(5.0)
+        TraceContextError: different trace level: it belongs to eager ... argument
+    nnx.jit(lambda x: nnx.grad(lambda m: (m.n.set_value(x), m.x * 1.0)[1])(m))(5.0)
+        TraceContextError: different trace level: it belongs to eager ... argument
+    nnx.jit(lambda m: m.x.set_value(m.x + 1), donate="written")(donated)
+        ValueError: donated at 'm.x' and used at 'm.y'. A donated buffer can be used once
+    WRITTEN(donated)
+        ValueError: donated at 'm.x' and used at 'm.y'. A donated buffer can be used once
+    nnx.filter_jit(lambda x, y: x + y, donate="all")(array, array)
+        ValueError: donated at 'x' and used at 'y'
+    nnx.remat(two, static_argnums=5)(m, 1.0)
+        ValueError: static_argnums has 5, but the call has 2 positional
+    nnx.jit_partial(lambda pair: pair[0].x, [m, m.x], graph=False)
+        ValueError: Duplicate Param found at paths: '0.x', '1' ... graph=False
+    nnx.cached_partial(nnx.jit(call), m, graph=False)
+        ValueError: cached_partial is a graph-mode-only API
+    nnx.cached_partial(nnx.jit(adds), m)()
+        ValueError: The graph structure of a Foo was changed ... 'new'
+    nnx.cached_partial(nnx.jit(annotates), m)()
+        ValueError: The graph structure of a Param was changed ... 'metadata'
+    nnx.cached_partial(adds, m)()
+        ValueError: The graph structure of a Foo was changed ... 'found after the call'
+""")
+def test_jit(line, message):
+    refused(line, message, scope())
+
+
+@rows("""
+    nnx.grad(product)("text")
+        TypeError: grad requires real- or complex-valued inputs ... argument 'm' is a value of type
+            str ... DiffState(argnum, filter) ... allow_int=True
+    nnx.grad(two)({"a": [1.0, 2]}, 1.0)
+        TypeError: argument 'x.a.1' is a value of type int
+    nnx.grad(two)("float32", 1.0)
+        TypeError: argument 'x' is a value of type str
+    nnx.grad(two)(nnx.state(nnx.Rngs(0), nnx.RngKey), 1.0)
+        TypeError: argument 'x.default.key' is key<fry>
+    nnx.grad(product, holomorphic=True)(m)
+        TypeError: holomorphic=True requires inputs with complex dtype
+    nnx.grad(lambda m: 1)(m)
+        TypeError: real-valued outputs ... but got int
+    nnx.grad(product, argnums="0")(m, 1.0)
+        TypeError: an int, a DiffState, or a sequence of these, got '0' of type str
+    nnx.grad(product, argnums=())(m, 1.0)
+        ValueError: argnums is empty
+    nnx.grad(product, argnums=3)(m, 1.0)
+        TypeError: argnums=3 requires at least 4 positional arguments, ... called with 2
+    nnx.grad(product, argnums=-3)(m, 1.0)
+        ValueError: argnums=-3 requires at least 3 positional arguments, ... with 2
+    nnx.grad(product, argnums=(0, 0))(m, 1.0)
+        ValueError: argnums names argument 0 twice
+    nnx.grad(product, argnums=(nnx.DiffState(0, nnx.Param), BY_Y))(m, 1.0)
+        ValueError: argument 0 twice ... DiffState whose filter matches all
+    nnx.grad(counted.__call__, argnums=1)(1.0)
+        TypeError: at least 2 positional arguments, ... called with 1
+    nnx.grad(lambda: 1.0)()
+        TypeError: at least 1 positional arguments, ... called with 0
+    nnx.grad(product, argnums=(BY_Y, 1), graph=False)(m, 1.0)
+        ValueError: cannot contain `DiffState` objects when `graph=False` or ... got
+            DiffState(argnum=0,
+    nnx.grad(lambda m: (m.n.set_value(9.0), 1.0)[1], has_aux=True)(m)
+        TypeError: has_aux=True ... must return a pair (value, aux), got float
+    nnx.grad(lambda m: (1.0, 2.0, 3.0), has_aux=True)(m)
+        ValueError: has_aux=True ... must return a pair (value, aux), got tuple of 3
+    nnx.vjp(two, 1.0, 1.0, has_aux=True)
+        TypeError: must return a pair (value, aux), got
+    nnx.grad(lambda a, b: a.x * b.x)(m, m)
+        ValueError: different differentiation for a shared Param
+    nnx.grad(lambda a, b: a.x * b)(m, m.x)
+        ValueError: shared Param: at 'a.x' it is True, at 'b' it is False
+    nnx.grad(lambda m: m.a.sum(), argnums=nnx.DiffState(0, nnx.PathContains("b")))(tied)
+        ValueError: at 'm.a' it is False, at 'm.b' it is True
+    nnx.grad(lambda v, m: v * m.n, argnums=(0, nnx.DiffState(1, nnx.Param)))(tied.n, tied)
+        ValueError: at 'v' it is True, at 'm.n' it is False
+    nnx.grad(lambda m, v: v * m.n, argnums=nnx.DiffState(1, nnx.Param))(tied, tied.n)
+        ValueError: at 'm.n' it is False, at 'v' it is True
+    nnx.grad(lambda m: (m.x * 1, k), has_aux=True, graph_updates=False)(m)
+        ValueError: different trace level: the Foo
+    pull(lambda m: {"m": m}, m)({"m": nnx.State({"z": nnx.Param(1.0)})})
+        ValueError: cotangent at 'm.z' is a float, which matches
+    pull(lambda m: {"m": m}, m)({"m": nnx.Dict(x=nnx.Param(1.0))})
+        ValueError: cotangent at 'm.n' is nothing, where the float32
+    pull(lambda m: {"m": m}, m)({"m": 3.0})
+        ValueError: cotangent at 'm' is a float, which matches no leaf ... a State may stand
+    pull(lambda m: {"m": m}, m)({"m": nnx.State({"x": jnp.array(1)})})
+        TypeError: 'm.x' is int32[], ... needs one of its own
+    pull(by_reference, nnx.clone(ref))(1.0)
+        ValueError: vjp(by_reference): 'm.r' is an array refer ... to_arr
+    nnx.jvp(two, 1.0, 1.0)
+        TypeError: must be tuples or lists
+    nnx.jvp(two, (1.0, 1.0), (1.0,))
+        TypeError: 2 primals and 1 tangents; give one
+    nnx.jvp(two, (1.0, 1.0), (X, 1.0))
+        ValueError: at 'x' is float32[2], where float needs one of its
+    nnx.jvp(two, (1, 1.0), (1, 1.0))
+        TypeError: at 'x' is a int, but ... not differentiated: it must be None
+    nnx.jvp(product, (m,), (nnx.Dict(x=1.0),))
+        TypeError: at 'm.n' is nothing, where
+    nnx.jvp(product, (m,), (nnx.State({"x": X}),))
+        ValueError: tangent at 'm.x' is float32[2], where float32[] needs
+    nnx.jvp(lambda a, b: a.x, (m, m), (nnx.state(m, nnx.Param), nnx.State({"x": nnx.Param(1.0)})))
+        TypeError: shared by 'a.x' and 'b.x' has two different ones
+    nnx.jvp(lambda v: v.value["a"], (v,), (nnx.Param({"a": 1.0}),))
+        TypeError: tangent at 'v.b' is nothing
+    nnx.jvp(lambda m: m.x * m.r, (ref,), (nnx.State({"r": jnp.ones(2)}),))
+        ValueError: tangent at 'm.r' is float32[2], where ... its shape
+""")
+def test_derivatives(line, message):
+    refused(line, message, scope())
+
+
+@rows("""
+    nnx.custom_vjp(two)(m, 1.0)
+        ValueError: No VJP defined for custom_vjp function ... : call its defvjp(fwd, bwd)
+    nnx.grad(nnx.custom_vjp(product))(m, 1.0)
+        ValueError: No VJP defined for custom_vjp function ... : call its defvjp(fwd, bwd)
+    nnx.custom_vjp(two, graph=False)(m, 1.0)
+        AttributeError: No VJP defined for custom_vjp function ... : call its defvjp(fwd, bwd)
+    ruled(None)(m, 2.0)
+        TypeError: one cotangent for each differentiated argument, 2
+    nnx.grad(rules(bwd=lambda r, g: 3.0))(m, 2.0)
+        TypeError: of them, got float
+    ruled(1.0, 1.0)(m, 2.0)
+        TypeError: 'm' is a float, which matches no leaf. Give
+    ruled(nnx.State({"x": 1.0}), 1.0)(m, 2.0)
+        TypeError: at 'm.n' is nothing, where
+    ruled(None, jnp.ones(2))(m, 2.0)
+        ValueError: at 'x' is float32[2], where
+    ruled(None, jnp.array(1))(m, 2.0)
+        TypeError: at 'x' is int32[], ... own dtype
+    nnx.grad(rules(product))(m, 2.0)
+        TypeError: must return a pair (result, residual)
+    nnx.jit(nnx.grad(nnx.jit(rules(writes_n))))(m, 2.0)
+        TypeError: the function itself, but it writes 'm.n'
+    rules(fun=keyword_only)(m, k=2.0)
+        TypeError: arguments ['k'] of ... can only be given by keyword
+    rules(nondiff_argnums=ONLY_X, graph_updates=False)(m, 1.0)
+        ValueError: `nondiff_argnums` cannot contain `DiffState` objects when
+    rules(nondiff_argnums=(2,))(m, 1.0)
+        ValueError: nondiff_argnums=2 requires at least 3 positional arguments, ... with 2
+    rules(nondiff_argnums=(nnx.DiffState(2, ...),))(m, 1.0)
+        ValueError: nondiff_argnums=2 requires at least 3 positional arguments, ... with 2
+    ruled(argnums=0, nondiff_argnums=(0,))(m, 2.0)
+        ValueError: 'm.x' of ... is being differentiated, but nondiff_argnums excludes it: its
+            gradient would be lost. Leave it out of nondiff_argnums, or differentiate with respect
+            to something else
+    ruled(argnums=1, nondiff_argnums=(1,))(m, 2.0)
+        ValueError: custom_vjp: 'x' of ... is being differentiated, but nondiff_argnums excludes it
+    nnx.grad(rules(fails))(m, 1.0)
+        ZeroDivisionError: by zero
+    nnx.grad(rules(bwd=lambda r, g: 1 // 0))(m, 1.0)
+        ZeroDivisionError: by zero
+""")
+def test_custom_vjp(line, message):
+    refused(line, message, scope())
+
+
+@rows("""
+    nnx.to_tree(m, ctxtag="gone")
+        ValueError: No update context found for tag 'gone'
+    nnx.to_tree((m, {"a": m}), prefix=(0, 1))
+        ValueError: Inconsistent aliasing detected: ... '0.y' it is 0, at '1.a.y' it is 1
+    nnx.to_tree((m, 1), prefix=(0, 1, 2))
+        ValueError: prefix is not a prefix of the tree
+    nnx.from_tree(nnx.to_tree((m, 2.0)), map_non_graph_nodes=True)
+        ValueError: Expected NodeStates at '1', got float. Pass a merge_fn
+    nnx.NodeStates.from_states(nnx.state(m)).graphdef
+        ValueError: No graphdef available
+    nnx.NodeStates.from_split(*nnx.split(m, nnx.Param, ...)).state
+        ValueError: Expected exactly one state, got 2
+    nnx.prefix({"m": m}, {nnx.Param: 0})
+        ValueError: No setting found for BatchStat at 'm.n': none of the filters (<cl
+    nnx.prefix(m, {3.5: 0})
+        TypeError: 3.5
+    nnx.vmap(nothing, in_axes=(nnx.prefix(nnx.Dict(a=stack.a), {...: 0}, graph=False),))(stack)
+        ValueError: No setting found for BatchStat at 'n': ... Dict has
+    nnx.vmap(nothing, in_axes=(nnx.prefix(stack, {...: 0}, graph=False),))(nnx.Dict(a=stack.a))
+        ValueError: of type Dict has 0 at 'n', where the argument has nothing
+    nnx.vmap(nothing, in_axes=(nnx.Param(0),))(stack)
+        ValueError: Variables prefixes are not supported: found a Param
+    nnx.vmap(two, in_axes=(nnx.prefix(stack, {...: 0}, graph=False), 0))(X, X)
+        ValueError: Cannot use Dict({'a': 0, 'n': 0}) on non-graph node
+    nnx.vmap(lambda x: (x, x), out_axes=(0, nnx.StateAxes({...: 0})))(X)
+        ValueError: as out_axes it is given to the leaf at '1', which has
+    nnx.jit(lambda x: x, out_shardings=nnx.StateSharding({...: None}))(X)
+        ValueError: as out_shardings it is given to the leaf at '<root>'
+""")
+def test_prefixes(line, message):
+    refused(line, message, scope())

@@ -25,27 +25,26 @@ def test_there_and_back_with_sharing_and_cycles():
 
 
 def test_it_is_a_pytree_that_jax_transforms_carry():
-    m = Counted()
-
     @jax.jit
     def f(tree):
         m, x = nnx.from_tree(tree)
         return nnx.to_tree((m, m(x)))
 
+    m = Counted()
     out, y = nnx.from_tree(f(nnx.to_tree((m, 2.0))))
-    assert (
-        y.tolist() == [8.0, 16.0] and float(out.count.value) == 4.0 and float(m.count.value) == 3.0
-    )
+    assert y.tolist() == [8.0, 16.0]
+    assert float(out.count.value) == 4.0 and float(m.count.value) == 3.0
     doubled = nnx.from_tree(jax.tree.map(lambda x: 2 * x, nnx.to_tree(m)))
     assert doubled.w.value.tolist() == [2.0, 4.0]
 
 
-def test_a_state_is_opened():
+def test_a_state_is_opened_and_the_leaves_may_be_chosen():
     m = Foo()
     tree = nnx.to_tree((nnx.state(m), m.x))
     assert isinstance(tree[0], nnx.State) and is_tree_node(tree[0]["x"])
     state, x = nnx.from_tree(tree)
     assert state["x"] is x
+    assert is_tree_node(nnx.from_tree(tree, is_node_leaf=lambda x: False)[1])
 
 
 def test_with_an_update_context_the_objects_come_back():
@@ -55,8 +54,6 @@ def test_with_an_update_context_the_objects_come_back():
         inside[0].size = 3
         out = nnx.from_tree(nnx.to_tree(inside, ctxtag="tree"), ctxtag="tree", is_inner=False)
     assert out[0] is m and m.size == 3
-    with pytest.raises(ValueError, match="No update context found for tag 'gone'"):
-        nnx.to_tree(m, ctxtag="gone")
 
 
 def test_split_and_merge_functions_see_path_prefix_and_node():
@@ -86,30 +83,6 @@ def test_split_and_merge_functions_see_path_prefix_and_node():
     assert everything == (1, 1)
 
 
-def test_inconsistent_prefixes_of_a_shared_node_are_refused_by_path():
-    m = Foo()
-    with pytest.raises(
-        ValueError, match=r"Inconsistent aliasing detected: .*'0\.y' it is 0, at '1\.a\.y' it is 1"
-    ):
-        nnx.to_tree((m, {"a": m}), prefix=(0, 1))
-    with pytest.raises(ValueError, match="Inconsistent aliasing"):
-        nnx.to_tree((m.x, m), prefix=(0, 1))
-    nnx.to_tree((m, {"a": m}), prefix=(0, 0))
-    nnx.to_tree((m, {"a": m}), prefix=(0, 1), check_aliasing=False)
-    with pytest.raises(ValueError, match="prefix is not a prefix of the tree"):
-        nnx.to_tree((m, 1), prefix=(0, 1, 2))
-
-
-def test_from_tree_wants_to_know_its_leaves():
-    tree = nnx.to_tree((Foo(), 2.0))
-    untouched = nnx.from_tree(tree, is_node_leaf=lambda x: False)
-    assert is_tree_node(untouched[0])
-    with pytest.raises(
-        ValueError, match=r"Expected NodeStates at '1', got float\. Pass a merge_fn"
-    ):
-        nnx.from_tree(tree, map_non_graph_nodes=True)
-
-
 def test_node_states():
     m = Counted()
     one = nnx.NodeStates.from_split(*nnx.split(m))
@@ -118,11 +91,6 @@ def test_node_states():
     assert two.metadata == "x" and two.replace(metadata=None).metadata is None
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(two)]
     assert paths == [".states[0]['w'].value", ".states[1]['count'].value"]
-    states = nnx.NodeStates.from_states(*two.states)
-    with pytest.raises(ValueError, match="No graphdef available"):
-        states.graphdef
-    with pytest.raises(ValueError, match="Expected exactly one state, got 2"):
-        two.state
     axes = nnx.NodeStates.from_prefixes((0, None), metadata="x")
     stacked = two.replace(states=(jax.tree.map(lambda x: x[None], two.states[0]), two.states[1]))
 
@@ -132,7 +100,12 @@ def test_node_states():
     assert jax.vmap(f, in_axes=(axes,))(stacked).tolist() == [[4.0, 8.0]]
 
 
-# prefix ------------------------------------------------------------------------------------------
+def net():
+    return nnx.Dict(w=nnx.Param(jnp.arange(3.0)), m=nnx.Dict(c=nnx.BatchStat(2.0)))
+
+
+def product(m):
+    return m.w * m.m.c
 
 
 def test_a_prefix_chooses_by_filter_wherever_prefixes_go():
@@ -140,12 +113,24 @@ def test_a_prefix_chooses_by_filter_wherever_prefixes_go():
     axes = nnx.prefix(m, {nnx.BatchStat: None, ...: 0})
     out = nnx.vmap(lambda m: m.w.sum() * m.c * m.a, in_axes=(axes,))(m)
     assert out.tolist() == [0.0, 4.0, 8.0]
-    tree = nnx.prefix({"m": m, "k": jnp.ones(1)}, {"w": 0, nnx.PathContains("w"): 0, ...: None})
+    given = {"m": m, "k": jnp.ones(1)}
+    tree = nnx.prefix(given, {nnx.PathContains("w"): 0, ...: None})
     assert tree["k"] is None
-    out = nnx.vmap(lambda t: t["m"].w.sum() * t["m"].a.sum(), in_axes=(tree,))(
-        {"m": m, "k": jnp.ones(1)}
-    )
+    out = nnx.vmap(lambda t: t["m"].w.sum() * t["m"].a.sum(), in_axes=(tree,))(given)
     assert out.tolist() == [6.0, 6.0, 6.0]
+    axes = nnx.prefix(nnx.state(net()), {nnx.Param: 0, ...: None})
+    f = nnx.vmap(lambda s: s["w"] * s["m"]["c"], in_axes=(axes,))
+    assert f(nnx.state(net())).tolist() == [0.0, 2.0, 4.0]
+    assert nnx.prefix(m.w, {nnx.Param: 5}) == 5
+
+
+def test_a_prefix_of_shardings():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = (jax.NamedSharding(mesh, jax.P(*p)) for p in (("d",), ()))
+    model = nnx.Dict(w=nnx.Param(jnp.ones(8)), c=nnx.BatchStat(jnp.ones(3)))
+    placed = nnx.prefix(model, {nnx.Param: rows, ...: whole})
+    nnx.jit(lambda m: m.w.set_value(m.w * 2), in_shardings=(placed,))(model)
+    assert model.w.value.sharding == rows and model.w.value.tolist() == [2.0] * 8
 
 
 def test_a_prefix_by_function_of_path_and_leaf():
@@ -169,35 +154,8 @@ def test_the_first_place_of_what_is_shared_decides_its_prefix():
     for prefix in (axes, jax.tree.map(lambda axis: axis, axes)):
         run = nnx.vmap(lambda t: t[1].w * t[2].sum() * t[3].b.sum(), in_axes=(prefix,))
         assert run(trees).tolist() == [9.0, 9.0]
-    later = [m.b, m]
-    axes = nnx.prefix(later, {...: 0})
+    axes = nnx.prefix([m.b, m], {...: 0})
     assert axes[0] == 0 and jax.tree.leaves(axes[1]) == [0]
-
-
-def test_prefixes_for_states_variables_and_shardings():
-    m = Foo()
-    assert nnx.prefix(m.x, {nnx.Param: 5}) == 5
-    state = nnx.state(nnx.Dict(w=nnx.Param(jnp.ones(2)), c=nnx.BatchStat(3.0)))
-    axes = nnx.prefix(state, {nnx.Param: 0, ...: None})
-    assert nnx.vmap(lambda s: s["w"] * s["c"], in_axes=(axes,))(state).tolist() == [3.0, 3.0]
-    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    rows, whole = (jax.NamedSharding(mesh, jax.P(*p)) for p in (("d",), ()))
-    model = nnx.Dict(w=nnx.Param(jnp.ones(8)), c=nnx.BatchStat(jnp.ones(3)))
-    double = nnx.jit(
-        lambda m: m.w.set_value(m.w * 2),
-        in_shardings=(nnx.prefix(model, {nnx.Param: rows, ...: whole}),),
-    )
-    double(model)
-    assert model.w.value.sharding == rows and model.w.value.tolist() == [2.0] * 8
-
-
-def test_a_prefix_without_a_match_names_the_path():
-    with pytest.raises(
-        ValueError, match=r"No setting found for BatchStat at 'm\.n': none of the filters \(<cl"
-    ):
-        nnx.prefix({"m": Foo()}, {nnx.Param: 0})
-    with pytest.raises(TypeError):
-        nnx.prefix(Foo(), {3.5: 0})
 
 
 class NotATree(nnx.Object):
@@ -205,22 +163,14 @@ class NotATree(nnx.Object):
         self.x = nnx.Param(jnp.ones(2))
 
 
-def net():
-    return nnx.Dict(w=nnx.Param(jnp.arange(3.0)), m=nnx.Dict(c=nnx.BatchStat(2.0)))
-
-
 def test_a_prefix_of_a_tree_holds_settings_in_place_of_leaves():
     m = net()
     axes = nnx.prefix((m, {"m": m}), {nnx.Param: 0, ...: None}, graph=False)
     assert type(axes[0]) is nnx.Dict and axes[1]["m"].w == 0 and axes[0].m.c is None
-    assert jax.vmap(lambda m: m.w * m.m.c, in_axes=(axes[0],))(m).tolist() == [0.0, 2.0, 4.0]
+    assert jax.vmap(product, in_axes=(axes[0],))(m).tolist() == [0.0, 2.0, 4.0]
     state = nnx.prefix(nnx.state(m), {nnx.Param: 0, ...: None})
-    assert isinstance(state, nnx.State) and dict(nnx.to_flat_state(state)) == {
-        ("m", "c"): None,
-        ("w",): 0,
-    }
-    plain = nnx.Dict(m=NotATree())
-    assert dict(nnx.prefix(plain, {...: 0}, graph=False).m) == {"x": 0}
+    assert dict(nnx.to_flat_state(state)) == {("m", "c"): None, ("w",): 0}
+    assert dict(nnx.prefix(nnx.Dict(m=NotATree()), {...: 0}, graph=False).m) == {"x": 0}
 
 
 @pytest.mark.parametrize("graph", [True, False])
@@ -228,33 +178,10 @@ def test_an_object_of_settings_is_a_prefix_wherever_the_part_is(graph):
     m = net()
     axes = nnx.prefix(m, {...: None}, graph=False)
     axes.w = nnx.Param(0)  # as jax.tree.map over a module gives it
-    f = nnx.vmap(lambda m: m.w * m.m.c, in_axes=(axes,), graph=graph)
-    assert f(m).tolist() == [0.0, 2.0, 4.0]
+    assert nnx.vmap(product, in_axes=(axes,), graph=graph)(m).tolist() == [0.0, 2.0, 4.0]
     axes.w, axes.m = None, 0  # a setting for all that is below a part
-    stacked = nnx.Dict(w=nnx.Param(1.0), m=nnx.Dict(c=nnx.BatchStat(jnp.arange(2.0))))
-    assert nnx.vmap(lambda m: m.w + m.m.c, in_axes=(axes,), graph=graph)(stacked).tolist() == [1, 2]
-
-
-def test_an_object_of_settings_that_does_not_fit_is_refused_by_path():
-    m = net()
-    run = lambda axes, x: nnx.vmap(lambda m: m, in_axes=(axes,))(x)
-    with pytest.raises(ValueError, match=r"No setting found for Param at 'w': .* Dict has 'm\.c'"):
-        run(nnx.prefix(nnx.Dict(m=m.m), {...: 0}, graph=False), m)
-    with pytest.raises(ValueError, match=r"of type Dict has 0 at 'w', where the argument has noth"):
-        run(nnx.prefix(m, {nnx.Param: 0, ...: None}, graph=False), nnx.Dict(m=m.m))
-    with pytest.raises(ValueError, match="Variables prefixes are not supported: found a Param"):
-        run(nnx.Param(0), m)
-    with pytest.raises(
-        ValueError, match=r"Cannot use Dict\({'m\.c': 0, 'w': 0}\) on non-graph node"
-    ):
-        run(nnx.prefix(m, {...: 0}, graph=False), jnp.ones(2))
-    with pytest.raises(ValueError, match=r"as out_axes it is given to the leaf at '1', which has"):
-        nnx.vmap(lambda x: (x, x), out_axes=(0, nnx.StateAxes({...: 0})))(jnp.ones(2))
-    with pytest.raises(ValueError, match=r"as out_shardings it is given to the leaf at '<root>'"):
-        nnx.jit(lambda x: x, out_shardings=nnx.StateSharding({...: None}))(jnp.ones(2))
-
-
-# compat ------------------------------------------------------------------------------------------
+    m.w.value, m.m.c.value = jnp.array(2.0), jnp.arange(2.0)
+    assert nnx.vmap(product, in_axes=(axes,), graph=graph)(m).tolist() == [0, 2]
 
 
 def compat_names():
