@@ -36,7 +36,7 @@ OF_TREES = """
     lib.merge_state(x, y, cls=dict)
     lib.State.merge(lib.State(x), y)
     [lib.State(x) == lib.State(y), lib.State(x) == x]
-    lib.FlatState.merge(*map(lib.to_flat_state, map(lib.State, (x, y)))).paths
+    (lambda flat: [flat.paths, flat.to_nested_state()])(lib.FlatState.merge(*map(lib.to_flat_state, map(lib.State, (x, y)))))
     {k: type(v).__name__ == '_EmptyNode' or v for k, v in flatten(x, keep_empty_nodes=keep, sep=sep).items()}
     lib.traversals.unflatten_mapping(flatten(x, keep_empty_nodes=keep, sep=sep), sep=sep)
     [lib.traversals.flatten_to_sequence(x), flatten(x, is_leaf=short)]
@@ -90,6 +90,7 @@ def states(lib):
 
     return {
         "s": variables(),
+        "flat": lambda **items: lib.to_flat_state(lib.State(items)),
         "unordered": unordered,
         "replaced": replaced,
         "by_number": by_number,
@@ -166,6 +167,7 @@ lines(
     s.to_pure_dict(lambda leaf: ('leaf', leaf))
     lib.State({'a': lib.Param(1, **hook)}).to_pure_dict()
     paths(model)
+    (lambda flat: [flat.leaves, flat.to_nested_state()])(lib.FlatState.merge(flat(a=1, b=0), flat(a=2)))
     """,
 )
 
