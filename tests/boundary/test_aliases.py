@@ -41,13 +41,7 @@ def test_results_hold_no_variable_of_the_arguments(name, mode):
     with pytest.raises(ValueError, match=message):
         RUNS[name](m, **mode)
     assert m.n[...].tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_with_updates_the_result_holds_the_own_variable(name):
-    m = counter()
-    out = RUNS[name](m)
-    assert (out["seen"].w is m.w) == (name != "eval_shape")
+    assert (RUNS[name](m)["seen"].w is m.w) == (name != "eval_shape")
 
 
 @pytest.mark.parametrize("mode", MODES, ids=["plain", "tree"])
@@ -104,11 +98,11 @@ def shared(x):
     return {"a": nnx.Dict(n=node, scale=2), "b": [node]}
 
 
-@pytest.mark.parametrize(
-    ("fun", "paths"), [(knot, "'a', 'a.inner.again'"), (shared, "'a.n', 'b.0'")]
-)
 @pytest.mark.parametrize("transform", [nnx.jit, nnx.vmap, nnx.remat])
-def test_results_that_contain_an_object_twice_are_no_trees(transform, fun, paths):
-    with pytest.raises(ValueError, match=f"Duplicate Dict found at paths of the result: {paths}"):
-        transform(fun, graph=False)(jnp.ones(2))
-    transform(fun, graph_updates=False)(jnp.ones(2))
+def test_results_that_contain_an_object_twice_are_no_trees(transform):
+    for fun, paths in ((knot, "'a', 'a.inner.again'"), (shared, "'a.n', 'b.0'")):
+        with pytest.raises(
+            ValueError, match=f"Duplicate Dict found at paths of the result: {paths}"
+        ):
+            transform(fun, graph=False)(jnp.ones(2))
+        transform(fun, graph_updates=False)(jnp.ones(2))

@@ -209,20 +209,19 @@ def test_L6_a_compiled_program_refuses_another_function(way):
 # What is known to be equal compiles once ----------------------------------------------------------
 
 
-def optimizers():
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100)
-    yield lambda: optax.adam(1e-3)
-    yield lambda: optax.adamw(optax.cosine_decay_schedule(1e-3, 100), weight_decay=1e-4)
-    yield lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9))
-    yield lambda: optax.adam(optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100))
-    yield lambda: optax.sgd(optax.piecewise_constant_schedule(1.0, {10: 0.1}))
-    yield lambda: optax.inject_hyperparams(optax.adam)(1e-3)
-    yield lambda: optax.MultiSteps(optax.adam(1e-3), 4)
-    yield lambda: optax.adamw(1e-3, mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params))
-    yield lambda: optax.chain(optax.adaptive_grad_clip(0.1), optax.lamb(schedule))
-    yield lambda: optax.lion(1e-3)
-
-
+OPTIMIZERS = {
+    "mask": lambda: optax.adamw(
+        optax.cosine_decay_schedule(1e-3, 100),
+        mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+    ),
+    "chain": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9)),
+    "boundaries": lambda: optax.sgd(optax.piecewise_constant_schedule(1.0, {10: 0.1})),
+    "hyperparameters": lambda: optax.inject_hyperparams(optax.sgd)(1e-3),
+    "steps": lambda: optax.MultiSteps(optax.sgd(1e-3), 4),
+    "lamb": lambda: optax.chain(
+        optax.adaptive_grad_clip(0.1), optax.lamb(optax.linear_schedule(0.0, 1e-3, 10))
+    ),
+}
 ACTIVATIONS = {
     "lambda": lambda: lambda x: nnx.relu(x) * 2,
     "shape": lambda: lambda x: jnp.reshape(x, x.shape) @ jnp.eye(x.shape[-1]),
@@ -260,8 +259,8 @@ def test_L6_equal_models_compile_once(name):
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize("make", [*optimizers()])
-def test_L6_equal_optimizers_compile_once(make):
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_L6_equal_optimizers_compile_once(name):
     traces = []
 
     @nnx.jit
@@ -272,30 +271,23 @@ def test_L6_equal_optimizers_compile_once(make):
 
     for seed in range(3):
         model = Mlp(lambda x: nnx.relu(x) * 2, nnx.Rngs(seed))
-        optimizer = nnx.Optimizer(model, make(), wrt=nnx.Param)
+        optimizer = nnx.Optimizer(model, OPTIMIZERS[name](), wrt=nnx.Param)
         for _ in range(2):
             train(model, optimizer, jnp.ones((1, 2)))
     assert len(traces) == 1
 
 
-def test_a_name_that_is_defined_or_bound_again_later_counts():
-    namespace = {"jax": jax, "jnp": jnp}
-    code = compile("act = lambda x: jnp.abs(x) * std", "cell", "exec")
-    inner = next(c for c in code.co_consts if isinstance(c, types.CodeType))
-    first, second = (types.FunctionType(inner, namespace) for _ in range(2))
-    models = [Net(first), Net(second)]
-    nnx.split(models[0]), nnx.split(models[1])  # seen before the name has a meaning
-    for model, std in zip(models, (2.0, 3.0)):
-        namespace["std"] = std
-        assert call(model, ONE) == std
-
-    code = compile("act = lambda x: op(x, 3.0)", "cell", "exec")
-    inner = next(c for c in code.co_consts if isinstance(c, types.CodeType))
-    namespace["op"] = jnp.add
-    models = [Net(types.FunctionType(inner, namespace)) for _ in range(2)]
-    nnx.split(models[0]), nnx.split(models[1])
+@pytest.mark.parametrize("code", ["lambda x: jnp.abs(x) * std", "lambda x: op(x, 3.0)"])
+def test_a_name_that_is_defined_or_bound_again_later_counts(code):
+    namespace = {"jax": jax, "jnp": jnp, "op": jnp.add}
+    models = [Net(eval(code, namespace)) for _ in range(2)]
+    (
+        nnx.split(models[0]),
+        nnx.split(models[1]),
+    )  # seen before the names have a meaning, or another one
+    namespace["std"] = 4.0
     assert call(models[0], ONE) == 4.0
-    namespace["op"] = jnp.multiply
+    namespace["std"], namespace["op"] = 3.0, jnp.multiply
     assert call(models[1], ONE) == 3.0
 
 

@@ -25,16 +25,16 @@ def keys(node) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree.flatten_with_path(node)[0]]
 
 
-def some() -> nnx.List:
-    """Static, array, layer: one item of each sort."""
-    return nnx.List([1, jnp.zeros(2), Leaf()])
-
-
 # List --------------------------------------------------------------------------------------------
 
 
 def test_lists_are_mutable_sequences_and_modules():
-    assert isinstance(some(), MutableSequence) and isinstance(some(), nnx.Module)
+    items = nnx.List([1, jnp.zeros(2), Leaf()])
+    assert isinstance(items, MutableSequence) and isinstance(items, nnx.Module)
+    for new in (copy.copy(items), copy.deepcopy(items), pickle.loads(pickle.dumps(items))):
+        assert type(new) is nnx.List and len(new) == 3 and new[0] == 1
+        new.append(4)
+        assert len(items) == 3
     for given_, size in (((), 0), (([],), 0), (((1, 2),), 2), ((range(3),), 3)):
         assert len(nnx.List(*given_)) == size
     assert bool(nnx.List([0])) and not nnx.List()
@@ -104,14 +104,6 @@ def test_a_list_may_have_attributes_beside_its_items():
     items.append(2)
     assert len(items) == 2 and items[1] == 2 and keys(items) == ["[0]", ".seen.value[0]"]
     assert "note" in dir(items)
-
-
-def test_lists_copy_and_pickle():
-    items = some()
-    for new in (copy.copy(items), copy.deepcopy(items), pickle.loads(pickle.dumps(items))):
-        assert type(new) is nnx.List and len(new) == 3 and new[0] == 1
-        new.append(4)
-        assert len(items) == 3
 
 
 def test_long_lists_are_built_and_read_in_linear_time():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
 import typing as tp
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import jax
@@ -187,19 +187,11 @@ def test_a_failed_call_leaves_no_scope_behind():
 
 
 def test_threads_have_their_own_scopes():
-    nets = [Net(), Block(nnx.Rngs(0))]
-    found: dict[int, set[str]] = {0: set(), 1: set()}
+    def work(net):
+        return {s.split("/")[0] for _ in range(10) for s in scopes(lambda x: net(x), X)}
 
-    def work(number: int) -> None:
-        for _ in range(10):
-            found[number] |= {s.split("/")[0] for s in scopes(lambda x: nets[number](x), X)}
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in found]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {0: {"Net"}, 1: {"Block"}}
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(work, [Net(), Block(nnx.Rngs(0))])] == [{"Net"}, {"Block"}]
 
 
 def test_half_built_and_edited_modules_are_called_all_the_same():

@@ -87,6 +87,3 @@ def test_view_info_lists_modes_by_class():
     ]
     assert view_info(nnx.Dict(a=Drop(), c=Cached()), only=nnx.OfType(Drop)).startswith("Drop:")
     assert view_info(nnx.Dict(a=1)) == ""
-
-
-# with_attributes ---------------------------------------------------------------------------------

@@ -37,17 +37,6 @@ def test_reading_entries():
     assert v.get_metadata(exclude_required=True) == {"table": [1]}
 
 
-def test_metadata_is_structure_and_values_are_not():
-    model = nnx.Dict(v=nnx.Param(ONES, tag="t"))
-    before = nnx.graphdef(model)
-    model.v.value = 2 * ONES
-    assert nnx.graphdef(model) is before
-    model.v.set_metadata(tag="u")
-    assert nnx.graphdef(model) != before and nnx.state(model)["v"].tag == "u"
-    model.v.set_metadata(tag="t")
-    assert nnx.graphdef(model) is before
-
-
 # VariableMetadata --------------------------------------------------------------------------------
 
 
