@@ -51,13 +51,12 @@ def test_an_entry_links_to_the_guides_that_use_the_name_most():
 # Each check can fail ------------------------------------------------------------------------------
 
 
-def problems(tmp_path: Path, pages: dict[str, str], **names: object) -> list[str]:
-    """What is wrong with some pages for a package with some names."""
+def problems(folder: Path, page: str, **names: object) -> list[str]:
+    """What is wrong with a page for a package with some names."""
     package = types.ModuleType("package")
     vars(package).update(names)
-    for name, text in pages.items():
-        (tmp_path / name).write_text(text)
-    return build.api_problems(tmp_path, package)
+    (folder / "a.md").write_text(page)
+    return build.api_problems(folder, package)
 
 
 def documented():
@@ -82,16 +81,16 @@ FOUND = [
 
 @pytest.mark.parametrize("page, names, problem", FOUND, ids=[problem for *_, problem in FOUND])
 def test_each_check_can_fail(page, names, problem, tmp_path):
-    assert problems(tmp_path, {"a.md": ENTRY}, f=documented) == []
-    found = problems(tmp_path, {"a.md": page}, **({"f": documented} | names))
+    assert problems(tmp_path, ENTRY, f=documented) == []
+    found = problems(tmp_path, page, **({"f": documented} | names))
     assert found == [problem.format(tmp_path.name)]
 
 
 def test_a_name_of_a_submodule(tmp_path):
-    pages = {"a.md": "| `nnx.lora` | `nnxlite.lora` | adapters |\n"}
-    missing = problems(tmp_path, pages, lora=nnxlite.lora)
+    page = "| `nnx.lora` | `nnxlite.lora` | adapters |\n"
+    missing = problems(tmp_path, page, lora=nnxlite.lora)
     assert "nnx.lora.inject is on no page" in " ".join(missing)
-    below = problems(tmp_path, pages, lora=nnxlite.lora, inject=nnxlite.lora.inject)
+    below = problems(tmp_path, page, lora=nnxlite.lora, inject=nnxlite.lora.inject)
     assert "lora.inject" not in " ".join(below)  # the package has it itself
 
 
@@ -120,40 +119,26 @@ def test_examples_are_fenced_and_names_are_links():
 def test_a_broken_link_or_anchor_fails_the_build(tmp_path):
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
-    settings = (DOCS.parent / ".mkdocs.yml").read_text()
     # The settings of the repository, with two pages and without what reads the package.
-    settings = re.sub(
-        r"^(nav|plugins|hooks|extra_css):.*?(?=^\w|\Z)", "", settings, flags=re.M | re.S
-    )
-    settings = re.sub(r"^  (favicon|logo):.*\n", "", settings, flags=re.M)
-    (tmp_path / "mkdocs.yml").write_text(settings)
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    (docs / "index.md").write_text("# Title\n\n[there](page.md#part)\n")
-    (docs / "page.md").write_text("# Page\n\n## Part\n")
+    settings = (DOCS.parent / ".mkdocs.yml").read_text()
+    without = r"^(nav|plugins|hooks|extra_css):.*?(?=^\w|\Z)|^  (favicon|logo):.*?\n"
+    (tmp_path / "mkdocs.yml").write_text(re.sub(without, "", settings, flags=re.M | re.S))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# Title\n\n[there](page.md#part)\n")
+    command = f"{sys.executable} -m mkdocs build --strict --clean -f mkdocs.yml".split()
 
-    def made() -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "mkdocs",
-            "build",
-            "--strict",
-            "--clean",
-            "-f",
-            "mkdocs.yml",
-        ]
+    def made(prose: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "docs" / "page.md").write_text(f"# Page\n\n## Part\n\n{prose}\n")
         env = build.environment()
         return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
 
-    whole = made()
+    whole = made("Text.")
     assert whole.returncode == 0, whole.stderr
-    for broken in ("[a](missing.md)", "[a](index.md#missing)"):
-        (docs / "page.md").write_text(f"# Page\n\n## Part\n\n{broken}\n")
-        assert made().returncode != 0
+    assert made("[a](missing.md)").returncode and made("[a](index.md#missing)").returncode
 
 
-def test_help_names_the_steps():
-    command = [sys.executable, str(DOCS / "build.py"), "--help"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_help_names_the_steps(capsys):
+    with pytest.raises(SystemExit):
+        build.main(["--help"])
+    text = capsys.readouterr().out
     assert all(option in text for option in ("--no-code", "--serve", "--out", "--notebooks"))

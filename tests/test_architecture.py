@@ -14,25 +14,20 @@ import nnxlite
 from tests import structure
 from tests.structure import ROOT
 
-# From the bottom to the top; a room may import from its own layer and from those below it.
-LAYERS = [
-    {"_base"},
-    {"errors", "reprlib", "tracers"},
-    {"variables"},
-    {"filters"},
-    {"_state"},
-    {"graph"},
-    {"objects"},
-    {"boundary"},
-    {"transforms"},
-    {"filtered"},
-    {"nn"},
-    {"training", "inspect", "checkpoint", "decoding", "serving", "sharding", "distributed"},
-    {"compat", "helpers", "lora", "summary", "visualization", "wrappers", "_paths", "bridge"},
-    {"migrate", "flax"},
-]
-LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+MAP = (ROOT.parent / "docs" / "contributing.md").read_text().partition("## The map")[2]
+ROWS = re.findall(r"^\| (\d*) ?\| (`[^|]*) \|", MAP, re.MULTILINE)
 
+
+def levels() -> dict[str, int]:
+    """The layer of each room; a room may import from its own layer and from those below it."""
+    found, level = {}, 0
+    for number, names in ROWS:
+        level = int(number or level)  # a layer of several rows has its number in the first
+        found |= dict.fromkeys(re.findall(r"`(\w+)`", names), level)
+    return found
+
+
+LEVEL = levels()
 FILES = [path for path in structure.FILES if path != ROOT / "__init__.py"]
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 
@@ -149,8 +144,10 @@ def test_files_of_a_package_are_in_order(package):
         assert not late, f"{package}/{name}.py imports {sorted(late)}, which come after it"
 
 
-def test_every_room_has_a_layer_and_one_of_them_uses_private_names_of_jax():
-    assert {room_of(path) for path in FILES} <= LEVEL.keys()
+def test_every_room_is_on_the_map_and_one_of_them_uses_private_names_of_jax():
+    numbers = [int(number) for number, _ in ROWS if number]
+    assert numbers == list(range(len(numbers), 0, -1))
+    assert LEVEL.keys() == {room_of(path) for path in FILES}
     users = {
         room_of(path)
         for path in FILES
@@ -158,18 +155,6 @@ def test_every_room_has_a_layer_and_one_of_them_uses_private_names_of_jax():
         if module.startswith(("jax._src", "jaxlib._"))
     }
     assert users <= {"_base"}
-
-
-def test_the_map_for_contributors_has_these_layers():
-    page = (ROOT.parent / "docs" / "contributing.md").read_text()
-    rows = re.findall(r"^\| (\d*) ?\| (`[^|]*) \|", page.partition("## The map")[2], re.MULTILINE)
-    found: list[set[str]] = []
-    for number, names in rows:
-        if number:
-            assert int(number) == len(LAYERS) - len(found)
-            found.append(set())
-        found[-1].update(re.findall(r"`(\w+)`", names))
-    assert found == LAYERS[::-1]
 
 
 def classes_of(*bases: type) -> set[type]:
