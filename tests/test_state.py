@@ -233,6 +233,8 @@ def test_copies_and_pickles():
     assert both["x"] is both["y"]
     flat = state.flat_state()
     assert pickle.loads(pickle.dumps(flat)) == flat
+    assert pickle.loads(pickle.dumps(tr.empty_node)) is tr.empty_node
+    assert repr(tr.empty_node) == "empty_node"
     refs = weakref.ref(both["x"]), weakref.ref(both["x"].a)
     assert refs[0]() is both["x"]
     del both
@@ -286,18 +288,16 @@ def test_to_jax_an_inner_state_is_a_dict_where_jax_can_sort_its_keys():
     assert type(rate) is nnx.OptArray and rate == pytest.approx(0.1)
 
 
-def test_true_is_not_taken_for_one():
-    jax.tree.leaves(State({1: 0}))
-    [(path, _)], treedef = jax.tree_util.tree_flatten_with_path(State({True: 0}))
-    assert path[0].key is True
-    assert list(jax.tree.unflatten(treedef, [0])) == [True]
-
-
-def test_unflattening_takes_any_object_and_dicts_are_inner_states():
+def test_unflattening_takes_any_object_and_keeps_the_keys():
     treedef, odd = jax.tree.structure(State({"a": {"b": 1}, "c": 2})), object()
     back = jax.tree.unflatten(treedef, [None, odd])
     assert back.a.b is None and back.c is odd
+    jax.tree.leaves(State({1: 0}))
+    [(path, _)], treedef = jax.tree_util.tree_flatten_with_path(State({True: 0}))
+    assert path[0].key is True and list(jax.tree.unflatten(treedef, [0])) == [True]
 
+
+def test_dicts_that_a_pytree_operation_leaves_behind_are_inner_states():
     def made():
         return jax.tree.map(lambda x: {"value": {"deep": x}}, State({"a": 1, "b": {"c": 2}}))
 
@@ -385,11 +385,6 @@ def test_replace_by_pure_dict_of_a_variable_that_holds_a_mapping():
     state = State({"a": nnx.Variable({"x": 1})})
     nnx.replace_by_pure_dict(state, {"a": {"x": 2, "y": 3}})
     assert state.a.value == {"x": 2, "y": 3}
-
-
-def test_the_empty_node_is_one_object():
-    assert repr(tr.empty_node) == "empty_node"
-    assert pickle.loads(pickle.dumps(tr.empty_node)) is tr.empty_node
 
 
 def test_depth_is_not_bounded_by_the_recursion_limit():
