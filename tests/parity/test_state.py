@@ -36,7 +36,7 @@ OF_TREES = """
     lib.merge_state(x, y, cls=dict)
     lib.State.merge(lib.State(x), y)
     [lib.State(x) == lib.State(y), lib.State(x) == x]
-    (lambda flat: [flat.paths, flat.to_nested_state()])(lib.FlatState.merge(*map(lib.to_flat_state, map(lib.State, (x, y)))))
+    lib.FlatState.merge(*map(lib.to_flat_state, map(lib.State, (x, y)))).paths
     {k: type(v).__name__ == '_EmptyNode' or v for k, v in flatten(x, keep_empty_nodes=keep, sep=sep).items()}
     lib.traversals.unflatten_mapping(flatten(x, keep_empty_nodes=keep, sep=sep), sep=sep)
     [lib.traversals.flatten_to_sequence(x), flatten(x, is_leaf=short)]
