@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.parity.fuzz.grammar import expand
+from tests.parity.fuzz.grammar import Chance, made
 from tests.parity.fuzz.observe import ANYTHING, difference
 from tests.parity.fuzz.run import Difference, Peers
-from tests.parity.fuzz.scope import Chance
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -134,26 +133,10 @@ def traces(fun: tp.Any, arguments: tp.Sequence[tp.Any], lib: tp.Any) -> tp.Any:
     return [wrapped()(t) for t in arguments], count
 
 
-HELPERS = {
-    "jax": jax,
-    "leaves": jax.tree.leaves,
-    "jnp": jnp,
-    "np": np,
-    "functools": functools,
-    "Point": Point,
-    "total": total,
-    "scaled": scaled,
-    "first": first,
-    "again": again,
-    "arrays": arrays,
-    "data": data,
-    "even": even,
-    "none": none,
-    "ones": ones,
-    "pair": pair,
-    "traces": traces,
-    "TICKS": [],
-}
+NAMED = (total, scaled, first, again, arrays, data, even, none, ones, pair, traces)
+HELPERS = {helper.__name__: helper for helper in NAMED}
+HELPERS |= {"jax": jax, "jnp": jnp, "np": np, "functools": functools, "Point": Point, "TICKS": []}
+HELPERS |= {"leaves": jax.tree.leaves}
 
 # Programs -----------------------------------------------------------------------------------------
 
@@ -311,7 +294,7 @@ class Writer(Chance):
         template = options if isinstance(options, str) else self.one(options)
         holes = {"tree": lambda w: w.one(w.trees), "scalar": lambda w: w.text(SCALARS)}
         holes |= {"fun": Writer.function, "cotangent": lambda w: w.text(COTANGENTS)}
-        return "".join(expand(self, template, holes) or [])
+        return made(self, template, holes)
 
     def tree(self, depth: int = 2, held: bool = False) -> str:
         """The text of a tree; in a module (`held`) only data is a leaf in this library."""

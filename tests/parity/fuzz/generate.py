@@ -9,7 +9,6 @@ from flax import nnx
 
 from tests.parity.fuzz import again_statements, prelude, training_statements  # noqa: F401  (register statements)
 from tests.parity.fuzz.grammar import CHOICE, KINDS, expand
-from tests.parity.fuzz.graph_statements import new_ensemble, new_model
 from tests.parity.fuzz.run import Peers, Step
 from tests.parity.fuzz.scope import Scope
 
@@ -56,19 +55,29 @@ def turns(template: str) -> int:
     return max([found.count("|") + 1 for found in CHOICE.findall(template)], default=1)
 
 
-def alone(peers: Peers, template: str, turn: int) -> list[Step]:
-    """The steps of a program that has something of everything, and then one template."""
+def alone(peers: Peers, pairs: tp.Sequence[tuple[str, int]]) -> tuple[list[Step], list[int]]:
+    """A program that has something of everything, and then templates, until one raises.
+
+    Returns its steps, and how many of the templates were tried with each step, and at the end.
+    """
     session = peers.session("theirs")
-    scope = Turn(random.Random(turn), session.lib, session.env, [], session.base)
-    scope.turn, scope.counter[0] = turn, 9
+    scope = Turn(session.lib, session.env, session.base, random.Random(pairs[0][1]))
+    scope.counter[0] = 9
     for text in EVERYTHING:
         assert session.step(text).error is None, text
         scope.notice()
-    for text in expand(scope, template) or []:
-        if not scope.allowed(text) or session.step(text).error is not None:
+    number, tried = 1, [1] * len(EVERYTHING)
+    for number, (template, scope.turn) in enumerate(pairs, 1):
+        for text in expand(scope, template) or []:
+            if not scope.allowed(text):
+                break
+            tried.append(number)
+            if session.step(text).error is not None:
+                return session.steps, [*tried, number]
+            scope.notice()
+        if len(session.steps) > 40:
             break
-        scope.notice()
-    return session.steps
+    return session.steps, [*tried, number]
 
 
 def flax() -> Peers:
@@ -80,15 +89,14 @@ def generate(peers: Peers, seed: int) -> list[Step]:
     """The steps of a new program, run with the reference."""
     rng = random.Random(f"program {seed}")
     session = peers.session("theirs")
-    scope = Scope(rng, session.lib, session.env, [], session.base)
+    scope = Scope(session.lib, session.env, session.base, rng)
     weights = PROFILES[rng.choices(list(SHARES), list(SHARES.values()))[0]]
     rate = [k.weight * weights.get(k.name.split("_")[0], weights[""]) for k in KINDS]
     wanted = rng.randint(3, 9)
-    first = [new_ensemble if scope.chance(0.35) else new_model]
+    first = ["$m = <<$new_model|$new_model|$ensemble>>"]
     while len(session.steps) < wanted:
-        make = first.pop() if first else rng.choices(KINDS, rate)[0].make
-        made = make(scope)
-        for text in [made] if isinstance(made, str) else made or []:
+        template = first.pop() if first else rng.choice(rng.choices(KINDS, rate)[0].templates)
+        for text in expand(scope, template) or []:
             if not scope.allowed(text):
                 break
             if session.step(text).error is not None:

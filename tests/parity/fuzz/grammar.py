@@ -1,10 +1,10 @@
-"""Kinds of statements, as tables of templates or as functions that write one.
+"""Kinds of statements, as tables of templates.
 
 A table has a head for each kind, `name weight flags`, and below it, indented, the templates to choose
 from. A template is program text with
 
 - `<<a|b|c>>`: one of these texts;
-- `$node`, `$node2`: an expression of a kind, see `HOLES`; the same hole is the same text again;
+- `$node`, `$node2`, `$node:word`: an expression of a kind, see `HOLES`; the same hole is the same text;
 - `$m`, `$m2`: a new name that starts with this letter;
 - ` ; ` between statements, and `\\n` between the lines of one.
 """
@@ -12,48 +12,57 @@ from. A template is program text with
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
 import typing as tp
 
-from tests.parity.fuzz.scope import Scope
-
-Maker = tp.Callable[[Scope], "list[str] | str | None"]
 CHOICE = re.compile(r"<<((?:(?!<<|>>).)*)>>")
-HOLE = re.compile(r"\$([a-z_]+)(\d*)")
+HOLE = re.compile(r"\$([a-z_]+)(\d*)((?::[a-z]+)*)")
+
+
+class Chance:
+    """Draws from a random generator, and new names."""
+
+    def __init__(self, rng: random.Random, counter: list[int] | None = None):
+        self.rng = rng
+        self.counter = [0] if counter is None else counter
+        self.filled: dict[str, tp.Any] = {}  # what stands for the holes of the template at hand
+
+    def chance(self, p: float) -> bool:
+        """True with probability p."""
+        return self.rng.random() < p
+
+    def one(self, options: tp.Sequence[tp.Any]) -> tp.Any:
+        """One of the options."""
+        return self.rng.choice(options)
+
+    def some(self, options: tp.Iterable[tp.Any], low: int, high: int) -> list[tp.Any]:
+        """Between low and high of the options, without repetition."""
+        options = list(options)
+        return self.rng.sample(options, min(len(options), self.rng.randint(low, high)))
+
+    def fresh(self, prefix: str) -> str:
+        """A new name."""
+        self.counter[0] += 1
+        return f"{prefix}{self.counter[0]}"
+
+
+Hole: tp.TypeAlias = tp.Callable[..., "str | None"]
+HOLES: dict[str, Hole] = {}
+"""What stands for a hole: a text, or None where nothing in scope is of that kind."""
 
 
 @dataclasses.dataclass
 class Kind:
-    """A kind of statement: how it is made, how often, and where it may stand."""
+    """A kind of statement: its templates, how often it is chosen, and where it may stand."""
 
     name: str
-    make: Maker
     weight: float
-    body: bool  # may stand in the body of a function
-    structural: bool  # changes the structure of an argument
+    flags: tp.Collection[str]  # "body" of a function; "structural": changes that of an argument
+    templates: list[str]
 
 
 KINDS: list[Kind] = []
-TEMPLATES: list[tuple[str, str]] = []
-"""Every template, after the name of its kind."""
-HOLES: dict[str, tp.Callable[[Scope], str | None]] = {}
-"""What stands for a hole: a text, or None where nothing in scope is of that kind."""
-
-
-def statement(weight: float = 1.0, body: bool = False, structural: bool = False) -> tp.Any:
-    """Register a function as a kind of statement."""
-
-    def add(make: Maker) -> Maker:
-        KINDS.append(Kind(make.__name__, make, weight, body, structural))
-        return make
-
-    return add
-
-
-def hole(make: tp.Callable[[Scope], str | None]) -> tp.Any:
-    """Register a function as a hole of its name."""
-    HOLES[make.__name__] = make
-    return make
 
 
 def table(text: str) -> None:
@@ -61,22 +70,47 @@ def table(text: str) -> None:
     for block in re.split(r"\n(?=\S)", text.strip()):
         head, *templates = [line.strip() for line in block.splitlines() if line.strip()]
         name, weight, *flags = head.split()
-        make = lambda s, templates=templates: expand(s, s.one(templates))
-        KINDS.append(Kind(name, make, float(weight), "body" in flags, "structural" in flags))
-        TEMPLATES.extend((name, template) for template in templates)
+        KINDS.append(Kind(name, float(weight), flags, templates))
 
 
-def expand(s: tp.Any, template: str, holes: tp.Any = HOLES) -> list[str] | None:
+def hole(make: tp.Any) -> tp.Any:
+    """Register a function as the hole of its name."""
+    HOLES[make.__name__] = make
+    return make
+
+
+def name_of(s: tp.Any, key: str) -> str:
+    """The new name that stands for a hole of one letter."""
+    return s.filled.setdefault(key, s.fresh(key[0]))
+
+
+def expand(s: tp.Any, template: str, holes: dict[str, tp.Any] = HOLES) -> list[str] | None:
     """The statements of a template; None where a hole cannot be filled."""
+    before, s.filled = s.filled, {}
     while CHOICE.search(template):
         template = CHOICE.sub(lambda found: s.one(found[1].split("|")), template)
-    filled: dict[str, str | None] = {}
+    fills: list[str | None] = []
 
     def fill(found: re.Match[str]) -> str:
-        if found[0] not in filled:
-            name = found[1]
-            filled[found[0]] = s.fresh(name) if len(name) == 1 else holes[name](s)
-        return filled[found[0]] or ""
+        name, number, words = found.groups()
+        key = name + number
+        if len(name) == 1:
+            return name_of(s, key)
+        if None in fills:  # the holes that follow may depend on it
+            return ""
+        if words:  # of a function: each time another text
+            fills.append(holes[name](s, number, words.split(":")))
+            return fills[-1] or ""
+        if key not in s.filled:
+            s.filled[key] = holes[name](s)
+            fills.append(s.filled[key])
+        return s.filled[key] or ""
 
     text = HOLE.sub(fill, template).replace("\\n", "\n")
-    return None if None in filled.values() else text.split(" ; ")
+    s.filled = before
+    return None if None in fills else text.split(" ; ")
+
+
+def made(s: tp.Any, template: str, holes: dict[str, tp.Any] = HOLES) -> str:
+    """The text of a template that is one expression; empty where a hole cannot be filled."""
+    return " ; ".join(expand(s, template, holes) or [])

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import typing as tp
 
-import jax
-import numpy as np
-
-from tests.parity.fuzz.grammar import HOLES, expand, hole, statement, table
-from tests.parity.fuzz.scope import ATTRIBUTES, SHAPES, Place, Scope
+from tests.parity.fuzz.grammar import HOLES, hole, made, table
+from tests.parity.fuzz.scope import ATTRIBUTES, SHAPES, Place, Scope, is_array
 
 # Models ---------------------------------------------------------------------------------------------
 
@@ -16,76 +13,57 @@ KIND = "<<nnx.Param|nnx.Param|nnx.Param|nnx.BatchStat|nnx.Variable|Count|Scale>>
 STATIC = ["3", "'text'", "(1, 2)", "None", "2.5", "True", "jnp.tanh", "nnx.static((1, 'x'))"]
 
 
-def made(s: Scope, template: str) -> str:
-    """The text of a template that is one expression."""
-    return "".join(expand(s, template) or [])
-
-
+@hole
 def variable(s: Scope, shape: tuple[int, ...] | None = None) -> str:
-    """The text of a new Variable."""
-    value, options = s.literal(shape), ""
-    if s.chance(0.25):
-        options = ", <<tag='t'|tag='u'|note=1|note=(1, 2)>>"
-    if s.chance(0.05):
-        options += ", <<on_set_value=doubled|on_get_value=doubled|on_create_value=doubled>>"
-    if s.chance(0.05) and shape is None:
-        value = "<<np.ones(2, np.float32)|np.float32(2.0)>>"
-    elif s.chance(0.05):
-        options += ", ref=True"
-    return made(s, f"{KIND}({value}{options})")
+    """A new Variable."""
+    metadata = ", <<tag='t'|tag='u'|note=1|note=(1, 2)>>" if s.chance(0.25) else ""
+    return made(s, f"{KIND}({s.literal(shape)}{metadata})")
 
 
-def part(s: Scope, depth: int) -> str:
-    """The text of what an attribute may be."""
+@hole
+def value(s: Scope, depth: int = 1) -> str:
+    """A new attribute."""
+    if s.depth:
+        return made(s, "<<nnx.Param($array)|Count($scalar)|7|'new'>>")
     r = s.rng.random()
     if depth > 0 and r < 0.3:
-        return module(s, depth - 1)
+        return new_model(s, depth - 1)
     if depth > 0 and r < 0.42:
-        items = [part(s, depth - 1) for _ in range(s.rng.randint(1, 3))]
-        listed, named = ", ".join(items), dict(zip("pqr", items))
+        items = [value(s, depth - 1) for _ in range(s.rng.randint(1, 3))]
+        named, listed = dict(zip("pqr", items)), ", ".join(items)
+        keywords = ", ".join(f"{k}={v}" for k, v in named.items())
         return s.one(
             [
                 f"nnx.List([{listed}])",
-                f"nnx.Dict({', '.join(f'{k}={v}' for k, v in named.items())})",
+                f"nnx.Dict({keywords})",
                 f"nnx.data([{listed}])",
-                f"nnx.data({{{', '.join(f'{k!r}: {v}' for k, v in named.items())}}})",
-                f"nnx.data(({listed},))",
+                f"nnx.data(dict({keywords}))",
             ]
         )
     return variable(s) if r < 0.75 else s.literal() if r < 0.88 else s.one(STATIC)
 
 
-def module(s: Scope, depth: int) -> str:
-    """The text of a new graph node."""
+@hole
+def new_model(s: Scope, depth: int | None = None) -> str:
+    """A new graph node."""
+    depth = s.rng.randint(0, 2) if depth is None else depth
     if s.chance(0.69):
-        parts = [f"{n}={part(s, depth)}" for n in s.some(ATTRIBUTES, 1, 4)]
+        parts = [f"{n}={value(s, depth)}" for n in s.some(ATTRIBUTES, 1, 4)]
         return f"{s.one(['Box', 'Box', 'Box', 'Plain'])}({', '.join(parts)})"
     shape, seed = s.one([(), (2,), (2, 2)]), s.rng.randint(0, 3)
     affine = f"Affine({s.literal(shape)}, {s.literal(shape)})"
-    return s.one(
-        [
-            *(affine, affine, affine, f"Noisy(nnx.Rngs({seed}, noise=1))"),
-            f"Recorder({s.literal((2,))})",
-            f"nnx.Linear(2, {s.rng.randint(2, 3)}, rngs=nnx.Rngs({seed}))",
-            f"Net(nnx.Rngs({seed}))",
-        ]
-    )
+    others = [f"Noisy(nnx.Rngs({seed}, noise=1))", f"Recorder({s.literal((2,))})"]
+    others += [f"nnx.Linear(2, {s.one('23')}, rngs=nnx.Rngs({seed}))", f"Net(nnx.Rngs({seed}))"]
+    return s.one([affine, affine, affine, *others])
 
 
-@statement(2.0)
-def new_model(s: Scope) -> str | None:
-    return None if len(s.models()) >= 4 else f"{s.fresh('m')} = {module(s, s.rng.randint(0, 2))}"
-
-
-@statement(1.0)
-def new_ensemble(s: Scope) -> str | None:
+@hole
+def ensemble(s: Scope) -> str:
     """A model of which every leaf has two slices."""
-    if len(s.models()) >= 4:
-        return None
     names = s.some(ATTRIBUTES, 1, 3)
     parts = [f"{n}={variable(s, s.one([(2,), (2, 2), (2, 3)]))}" for n in names]
     inner = f"z=Box(w=nnx.Param({s.literal((2, 2))}))"
-    return f"{s.fresh('m')} = Box({', '.join([*parts, inner] if s.chance(0.5) else parts)})"
+    return f"Box({', '.join([*parts, inner] if s.chance(0.5) else parts)})"
 
 
 # What a template may name --------------------------------------------------------------------------
@@ -96,86 +74,62 @@ def text_of(s: Scope, places: tp.Sequence[Place]) -> str | None:
     return s.one(places).text if places else None
 
 
-def writable(s: Scope, *names: str) -> list[Place]:
-    """The objects of certain classes that a body may write."""
-    found = [p for p in s.places() if type(p.value).__name__ in names]
-    return [p for p in found if id(p.value) not in s.frozen]
-
-
-def variables(s: Scope) -> list[Place]:
-    """The Variables that a body may write."""
-    found = [p for p in s.places() if isinstance(p.value, s.lib.Variable)]
-    return [p for p in found if id(p.value) not in s.frozen]
-
-
-def objects(s: Scope) -> list[Place]:
-    """The objects that a body may write."""
-    return [p for p in s.places() if s.is_object(p.value) and id(p.value) not in s.frozen]
-
-
-def leaves_of(s: Scope, value: tp.Any) -> list[tp.Any]:
-    """The Variables and arrays of a value."""
-    return [p.value for p in s.below(value) if hasattr(p.value, "dtype")]
-
-
-def has_keys(s: Scope, value: tp.Any) -> bool:
-    """Whether random keys are among the leaves of a value."""
-    return any("key" in str(x.dtype) for x in leaves_of(s, value))
+def any_of(*kinds: str) -> tp.Any:
+    """A hole for objects of some classes of the library or the program, which a body may write."""
+    return lambda s: text_of(s, s.writable(*[getattr(s.lib, kind, kind) for kind in kinds]))
 
 
 @hole
 def item(s: Scope) -> str | None:
     """An attribute of an object that has others."""
-    found = [(p, s.children(p.value)) for p in writable(s, "Box", "Plain")]
-    found = [p.text + s.one(parts)[0] for p, parts in found if len(parts) > 1]
+    found = [(p.text, s.children(p.value)) for p in s.writable("Box", "Plain")]
+    found = [text + s.one(parts)[0] for text, parts in found if len(parts) > 1]
     return s.one(found) if found else None
+
+
+@hole
+def pairing(s: Scope) -> str | None:
+    """Two attributes of one object."""
+    boxes = [(p.text, s.children(p.value)) for p in s.writable("Box", "Plain")]
+    is_node = lambda x: s.is_object(x) or s.is_variable(x)
+    found = [[text + name for name, x in parts if is_node(x)] for text, parts in boxes]
+    found = [names for names in found if len(names) > 1]
+    return ", ".join(s.some(s.one(found), 2, 2)) if found else None
 
 
 @hole
 def known(s: Scope) -> str | None:
     """A Variable, or sometimes an object, that is there already."""
-    leaves = variables(s)
-    return text_of(s, leaves if leaves and s.chance(0.85) else objects(s))
-
-
-@hole
-def value(s: Scope) -> str:
-    """A new attribute."""
-    if not s.depth:
-        return part(s, 1)
-    return made(s, "<<nnx.Param($array)|Count($scalar)|7|'new'>>")
+    leaves = s.writable(s.lib.Variable)
+    return text_of(s, leaves if leaves and s.chance(0.85) else s.writable(s.lib.Pytree))
 
 
 @hole
 def keyless(s: Scope) -> str | None:
     """The name of an object without random keys."""
-    found = [n for n in s.models() if not has_keys(s, s.env[n])]
+    keys = lambda x: any("key" in str(getattr(v, "dtype", "")) for v in s.below(x))
+    found = [n for n in s.models() if not keys(s.env[n])]
     return s.one(found) if found else None
 
 
 @hole
 def present(s: Scope) -> str | None:
     """A kind of which there are Variables."""
-    kinds = {type(p.value).__name__ for p in s.places() if isinstance(p.value, s.lib.Variable)}
-    own = {"Count": "Count", "Scale": "Scale"}
-    names = own | {k: f"nnx.{k}" for k in ("Param", "BatchStat", "Intermediate")}
+    kinds = {type(p.value).__name__ for p in s.places() if s.is_variable(p.value)}
+    names = {k: f"nnx.{k}" for k in ("Param", "BatchStat", "Intermediate")}
+    names |= {"Count": "Count", "Scale": "Scale"}
     found = sorted(names[k] for k in kinds if k in names)
     return s.one(found) if found else None
 
 
 @hole
-def kind(s: Scope) -> str:
-    """A type of Variable."""
-    return made(s, "<<nnx.Param|nnx.Param|nnx.BatchStat|Count|Scale|nnx.Variable|nnx.RngState>>")
-
-
-def some_filter(s: Scope, depth: int = 2) -> str:
-    """The text of a filter of any form."""
+def filter(s: Scope, depth: int = 2) -> str:
+    """A filter of any form."""
     r = s.rng.random()
     if r < 0.42 or (depth == 0 and r < 0.7):
-        return kind(s)
+        return made(s, "$kind")
     if depth > 0 and r < 0.68:
-        a, b = some_filter(s, depth - 1), some_filter(s, depth - 1)
+        a, b = filter(s, depth - 1), filter(s, depth - 1)
         forms = "<<nnx.Not({0})|nnx.Any({0}, {1})|nnx.All({0}, {1})|({0}, {1})|[{0}, {1}]>>"
         return made(s, forms).format(a, b)
     return made(
@@ -189,8 +143,8 @@ def some_filter(s: Scope, depth: int = 2) -> str:
 
 @hole
 def state(s: Scope) -> str | None:
-    """The text of a State."""
-    states, models = s.states(), s.models()
+    """A State."""
+    states, models = s.named(lambda x: isinstance(x, s.lib.State)), s.models()
     if states and s.chance(0.6):
         return s.one(states)
     return f"nnx.state({s.one(models)})" if models else None
@@ -199,22 +153,61 @@ def state(s: Scope) -> str | None:
 @hole
 def entry(s: Scope) -> str | None:
     """An entry of a State."""
-    states = [n for n in s.states() if len(s.env[n])]
+    states = s.named(lambda x: isinstance(x, s.lib.State) and len(x))
     name = s.one(states) if states else None
-    return name and f"{name}[{s.one(list(s.env[name].raw_mapping))!r}]"
+    return name and name + s.one(s.children(s.env[name]))[0]
 
 
+@hole
 def mode(s: Scope, p: float = 0.25) -> str:
     """The keyword `graph=`."""
     return made(s, ", graph=<<True|True|None|False>>") if s.chance(p) else ""
 
 
+@hole
+def write(s: Scope) -> str | None:
+    """A new value of the same shape and dtype for a Variable."""
+    found = [(p.text, s.raw(p.value)) for p in s.writable(s.lib.Variable)]
+    found = [(text, x) for text, x in found if is_array(x)]
+    if not found:
+        return None
+    text, x = s.one(found)
+    shape = s.one(SHAPES) if not s.values_only and s.chance(0.06) else x.shape
+    new = s.array(shape, str(x.dtype))
+    return made(s, f"{text}<<[...] = {new}|[...] = {new}|.value = {new}|.set_value({new})>>")
+
+
+@hole
+def rebind(s: Scope) -> str | None:
+    """A new array for an attribute that is one."""
+    places = [p for p in s.places() if type(p.holder).__name__ in ("Box", "Plain")]
+    places = [p for p in places if is_array(p.value) and id(p.holder) not in s.frozen]
+    if not places:
+        return None
+    place = s.one(places)
+    new = s.array(place.value.shape, str(place.value.dtype))
+    # An array that is a tracer counts as static in the reference, with recent versions of JAX.
+    return f"{place.text} = nnx.data({new})" if s.depth else f"{place.text} = {new}"
+
+
+@hole
+def calling(s: Scope) -> str | None:
+    """The call of a module."""
+    names = ["Affine", "Noisy", "Linear", "Net", *([] if s.values_only else ["Recorder"])]
+    found = s.writable(*names)
+    if not found:
+        return None
+    place = s.one(found)
+    return f"{place.text}({s.array((2, 2) if type(place.value).__name__ == 'Net' else (2,))})"
+
+
 HOLES.update(
-    mode=mode,
-    filter=some_filter,
-    variable=variable,
+    kind=lambda s: made(
+        s, "<<nnx.Param|nnx.Param|nnx.BatchStat|Count|Scale|nnx.Variable|nnx.RngState>>"
+    ),
     array=lambda s: s.array(s.one(SHAPES)),
     pair=lambda s: s.array((2,)),
+    rows=lambda s: s.array((2, 3)),
     scalar=lambda s: s.scalar(),
     literal=lambda s: s.literal(),
     letter=lambda s: repr(s.one(ATTRIBUTES)),
@@ -222,20 +215,29 @@ HOLES.update(
     graph=lambda s: s.node(variables=0),
     object=lambda s: s.node(variables=0, containers=0),
     model=lambda s: s.one(s.models() or [None]),
-    box=lambda s: text_of(s, writable(s, "Box", "Plain")),
-    module=lambda s: text_of(s, writable(s, "Box")),
-    list=lambda s: text_of(s, writable(s, "List")),
-    dict=lambda s: text_of(s, writable(s, "Dict")),
-    var=lambda s: text_of(s, variables(s)),
-    written=lambda s: text_of(s, objects(s)),
-    place=lambda s: text_of(s, [p for p in s.places() if s.is_object(p.value)]),
-    affine=lambda s: text_of(s, writable(s, "Affine")),
-    recorder=lambda s: text_of(s, writable(s, "Recorder", "Affine")),
+    box=any_of("Box", "Plain"),
+    module=any_of("Box"),
+    list=any_of("List"),
+    dict=any_of("Dict"),
+    var=any_of("Variable"),
+    written=any_of("Pytree"),
+    affine=any_of("Affine"),
+    recorder=any_of("Recorder", "Affine"),
 )
 
-# Statements that are templates ------------------------------------------------------------------------
+# Statements ---------------------------------------------------------------------------------------------
 
 table(r"""
+new_model 2.0
+    $m = $new_model
+new_ensemble 1.0
+    $m = $ensemble
+write_variable 3.0 body
+    $write
+write_array 0.6 body
+    $rebind
+call_module 0.8 body
+    $y = $calling
 new_root 0.4
     $v = $variable
     $v = $variable
@@ -246,6 +248,8 @@ local 0.8 body
     $x = <<$array|$array|$scalar>>
 add_attribute 1.2 body structural
     $box.<<a|b|c|d|e|n|o|p>> = $value
+exchange 0.4 body structural
+    $pairing = ($pairing)[::-1]
 share 1.0 body structural
     $box.<<s|t|u>> = $known
 remove_attribute 0.5 body structural
@@ -254,7 +258,7 @@ edit_container 0.5 body structural
     $list.<<append(nnx.Param($array))|insert(0, nnx.Param($array))|pop()>>
     $list[0] = nnx.Param($array)
     $dict['z'] = nnx.Param($array)
-metadata 0.5 body structural
+metadata 0.5
     $var.set_metadata(<<note=1|note=2|note=3|'tag', 'u'>>)
 metadata_of_all 0.2
     nnx.set_metadata($node<<, note=9|, only=$kind, tag='v'>>)
@@ -329,7 +333,7 @@ edit_state 0.7
     $s = $state ; $s['z'] = $literal
 key_paths 1.0 body
     $r = keystrs(<<$state|$node>>)
-    $r = jax.tree_util.tree_map_with_path(lambda path, x: len(path), <<$state|$node>>)
+    $u = jax.tree_util.tree_map_with_path(lambda path, x: len(path), <<$state|$node>>)
     $r = jax.tree.leaves(jax.tree_util.tree_map_with_path(lambda p, x: 'a' in str(p), <<$state|$node>>))
     $r = [str(p) for p, _ in jax.tree.leaves_with_path(<<$state|$node>>, is_leaf=lambda x: isinstance(x, nnx.Variable))]
 jax_trees 0.9 body
@@ -345,10 +349,8 @@ abstract_forms 1.0
 prefixes 0.6
     $r = jax.tree.leaves(nnx.prefix($node, <<{$kind: 0, ...: None}|{$kind: 0, ...: None}|lambda path, x: len(path)>><<||, graph=True|, graph=False>>), is_leaf=lambda x: x is None)
 views 0.9 body
-    $m = nnx.view($place, <<deterministic|use_running_average>>=True, raise_if_not_found=False)
-    $m = nnx.with_attributes($place, <<d=11|only=Box, e='other'>>, raise_if_not_found=False)
-changed_variables 0.5
-    $m = nnx.vars_as($node, ref=<<True|False>><<|, only=$kind>><<|, allow_duplicates=True>>)
+    $m = nnx.view($object, <<deterministic|use_running_average>>=True, raise_if_not_found=False)
+    $u = nnx.with_attributes($object, <<d=11|only=Box, e='other'>>, raise_if_not_found=False)
 variable_methods 0.7
     $r = $var.<<copy()|replace(jnp.ones(2))|replace(note=3)|to_state()|get_metadata()|has_metadata('tag')|get_metadata('tag', None)|type>>
     $r = $var.shape, $var.ndim, str($var.dtype)
@@ -369,58 +371,3 @@ bad_input 0.7
     $r = fails(lambda: nnx.<<update($model, 3)|pop($model, ...)|with_attributes($model, none_has_this=1)|view($model, none_has_this=1)|split($model, graph=False)>>)[0]
     $r = fails(lambda: $model.none_has_this)[0]
 """)
-
-# Statements that look closer at what is there ------------------------------------------------------------
-
-
-@statement(0.4, body=True, structural=True)
-def exchange_attributes(s: Scope) -> str | None:
-    found = []
-    for box in writable(s, "Box", "Plain"):
-        parts = [(t, v) for t, _, v in s.children(box.value)]
-        names = [t for t, v in parts if isinstance(v, (s.lib.Variable, s.lib.Pytree))]
-        if len(names) > 1:
-            found.append([box.text + name for name in s.some(names, 2, 2)])
-    return "{0}, {1} = {1}, {0}".format(*s.one(found)) if found else None
-
-
-@statement(3.0, body=True)
-def write_variable(s: Scope) -> str | None:
-    """A new value of the same shape and dtype."""
-    found = [(p.text, p.value.get_raw_value()) for p in variables(s)]
-    found = [(t, x) for t, x in found if hasattr(x, "dtype") and "key" not in str(x.dtype)]
-    found = [(t, x) for t, x in found if not isinstance(x, jax.ShapeDtypeStruct)]
-    if not found:
-        return None
-    text, raw = s.one(found)
-    new = s.array(tuple(raw.shape), str(raw.dtype))
-    if not s.values_only and s.chance(0.06):
-        new = s.array(s.one(SHAPES))
-    return made(s, f"{text}<<[...] = {new}|[...] = {new}|.value = {new}|.set_value({new})>>")
-
-
-@statement(0.6, body=True)
-def write_array(s: Scope) -> str | None:
-    """An array attribute is rebound."""
-    places = [p for p in s.places() if type(p.holder).__name__ in ("Box", "Plain")]
-    places = [p for p in places if isinstance(p.value, (jax.Array, np.ndarray))]
-    places = [p for p in places if not isinstance(p.value, s.lib.Variable)]
-    places = [p for p in places if id(p.holder) not in s.frozen and "key" not in str(p.value.dtype)]
-    if not places:
-        return None
-    place = s.one(places)
-    new = s.array(tuple(place.value.shape), str(place.value.dtype))
-    # An array that is a tracer counts as static in the reference, with recent versions of JAX.
-    return f"{place.text} = nnx.data({new})" if s.depth else f"{place.text} = {new}"
-
-
-@statement(0.8, body=True)
-def call_module(s: Scope) -> str | None:
-    """A module is called."""
-    names = ["Affine", "Noisy", "Linear", "Net", *([] if s.values_only else ["Recorder"])]
-    modules = writable(s, *names)
-    if not modules:
-        return None
-    place = s.one(modules)
-    shape = (2, 2) if type(place.value).__name__ == "Net" else (2,)
-    return f"{s.fresh('y')} = {place.text}({s.array(shape)})"

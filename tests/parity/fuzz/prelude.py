@@ -9,7 +9,6 @@ import types
 import typing as tp
 
 TEXT = """\
-import dataclasses
 import functools
 
 import jax
@@ -89,17 +88,8 @@ class Settings:
         return x * (self.gain if self.read is None else self.read())
 
 
-@dataclasses.dataclass(unsafe_hash=True)
-class Sizes:
-    gain: float
-
-
 def scaled(x, gain=1.0):
     return x * gain
-
-
-def doubled(variable, value):
-    return value * 2
 
 
 def mesh_of(*shape, names=("d", "e")):

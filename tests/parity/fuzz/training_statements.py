@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from tests.parity.fuzz.grammar import HOLES, statement, table
-from tests.parity.fuzz.graph_statements import made, some_filter, text_of
+from tests.parity.fuzz.grammar import HOLES, made, table
+from tests.parity.fuzz.graph_statements import any_of, filter
 from tests.parity.fuzz.scope import Scope
-from tests.parity.fuzz.transform_statements import Function, modes, with_params, wrapped
-
-
-def rngs(s: Scope) -> str | None:
-    """The text of Rngs that a body may draw from."""
-    found = [p for p in s.places() if isinstance(p.value, s.lib.Rngs)]
-    return text_of(s, [p for p in found if id(p.value) not in s.frozen])
+from tests.parity.fuzz.transform_statements import floats
 
 
 def streams(s: Scope) -> str | None:
     """The name of Rngs."""
     return s.one(s.named(lambda x: isinstance(x, s.lib.Rngs)) or [None])
-
-
-def random_node(s: Scope) -> str | None:
-    """Rngs, or an object with some."""
-    return s.one([s.node(variables=0, containers=0.1), streams(s), streams(s)])
-
-
-def trained(s: Scope) -> str | None:
-    """The name of an object with floating Params."""
-    return s.one([t for t, _ in with_params(s) if t in s.roots] or [None])
 
 
 TRANSFORMATION = """<<optax.sgd(0.1)|optax.sgd(0.1, momentum=0.9)|optax.adam(0.1)\
@@ -37,19 +21,26 @@ TRANSFORMATION = """<<optax.sgd(0.1)|optax.sgd(0.1, momentum=0.9)|optax.adam(0.1
 jax.tree_util.tree_map_with_path(lambda p, x: 'x' if \"'a'\" in jax.tree_util.keystr(p) else 'y', t))>>"""
 
 HOLES.update(
-    rngs=rngs,
+    rngs=any_of("Rngs"),
     streams=streams,
-    random=random_node,
-    trained=trained,
-    rows=lambda s: s.array((2, 3)),
+    random=lambda s: s.one([s.node(variables=0, containers=0.1), streams(s), streams(s)]),
+    trained=lambda s: s.one([t for t, _ in floats(s, True) if t in s.roots] or [None]),
+    part=lambda s: made(
+        s, "<<nnx.All(nnx.Param, nnx.Not(Scale))|Scale|nnx.Any(nnx.Param, $filter)>>"
+    ),
     tx=lambda s: made(s, TRANSFORMATION),
-    modes=lambda s: modes(s)[0],
     mesh=lambda s: f"mesh_of({s.one(['2', '8', '4'])})",
     sharded=lambda s: s.one([n for n in s.models() if n[0] == "w"] or [None]),
-    only=lambda s: s.one(["", "", ", only='params'", f", only={some_filter(s, 1)}"]),
+    only=lambda s: s.one(["", "", ", only='params'", f", only={filter(s, 1)}"]),
 )
 
 table(r"""
+training_step 1.0
+    $def:model:scalar ; $o = nnx.Optimizer($args, $tx, wrt=nnx.Param) ; $s = nnx.grad($f)($args) ; $o.update($args, $s)
+    $def:model:scalar ; $o = nnx.Optimizer($args, $tx, wrt=nnx.Param) ; @nnx.jit\ndef $f2(m, o):\n    TICKS.append('$f2')\n    o.update(m, nnx.grad($f)(m)) ; $f2($args, $o)<<| ; $f2($args, $o)>>
+    $def:model:scalar ; $o = nnx.ModelAndOptimizer($args, $tx, wrt=nnx.Param) ; @nnx.jit\ndef $f2(m, o):\n    TICKS.append('$f2')\n    o.update(nnx.grad($f)(m)) ; $f2($args, $o)<<| ; $f2($args, $o)>>
+training_part 0.5
+    $o = nnx.Optimizer($trained, $tx, wrt=$part) ; $s = nnx.grad(lambda m: sum(jnp.sum(x ** 2) for x in jax.tree.leaves(nnx.state(m, nnx.Param))), argnums=nnx.DiffState(0, $part))($trained) ; $o.update($trained, $s)
 streams_new 0.8
     $k = nnx.Rngs(<<0|1, params=2|0, params=0, dropout=3>>)
 streams_draw 0.8 body
@@ -77,8 +68,6 @@ training_metrics 0.6
     $q = nnx.MultiMetric(loss=nnx.metrics.Average('loss'), acc=nnx.metrics.Accuracy()) ; $q.update(loss=$pair, logits=$rows, labels=jnp.array([0, 2])) ; $r = $q.compute() ; $q.reset()
 training_state 0.3
     $q = nnx.TrainState.create(nnx.graphdef($trained), params=nnx.state($trained, nnx.Param), tx=$tx) ; $q = $q.apply_gradients(jax.tree.map(jnp.ones_like, $q.params)) ; $r = $q.params, $q.step, jax.tree.leaves($q.opt_state)
-training_average 0.3
-    $e = nnx.EMA($model, 0.5<<|, only=nnx.Param|, only=$kind>>) ; $e.update($model) ; <<$m = $e.apply_to($model)|$e.update(nnx.state($model))>>
 
 meshes_model 0.5
     with jax.set_mesh(mesh_of(<<2|8>>)):\n    $w = Box(a=nnx.Param(jnp.ones((8, 4)), <<sharding=('d', None)|sharding_names=('d', None)|sharding=P('d', None)>>), b=nnx.BatchStat(jnp.arange(8.0)))
@@ -92,27 +81,3 @@ meshes_use 0.6
     with jax.set_mesh($mesh):\n    $o = nnx.Optimizer($sharded, optax.<<sgd(0.1)|sgd(0.1, momentum=0.9)|adam(0.1)>>, wrt=nnx.Param)
     with jax.set_mesh($mesh):\n    $s = keystrs(nnx.get_named_sharding(nnx.state($sharded), $mesh))
 """)
-
-
-@statement(1.0)
-def training_step(s: Scope) -> list[str] | None:
-    """Gradients of a random function, and updates by them, in one jitted step or not."""
-    model = trained(s)
-    if model is None:
-        return None
-    wrt = made(s, "<<nnx.Param|nnx.Param|nnx.All(nnx.Param, nnx.Not(Scale))|Scale|$filter>>")
-    also = s.chance(0.33)  # the optimizer that has the model
-    cls, given = ("nnx.ModelAndOptimizer", "") if also else ("nnx.Optimizer", "m, ")
-    o = s.fresh("o")
-    f = Function(s, [s.env[model]], lambda i: i.scalar(3), values_only=True, size=(0, 2))
-    argnums = "" if wrt == "nnx.Param" else f", argnums=nnx.DiffState(0, {wrt})"
-    lines = [f"{o} = {cls}({model}, {made(s, TRANSFORMATION)}, wrt={wrt})", f.text]
-    if s.chance(0.5):
-        g = s.fresh("s")
-        update = f"{o}.update({given.replace('m', model)}{g})"
-        return [*lines, f"{g} = nnx.grad({f.name}{argnums})({model})", update]
-    step = s.fresh("f")
-    head, after = wrapped(s, step, "jit", "")
-    body = f"g = nnx.grad({f.name}{argnums})(m)\n    o.update({given}g)"
-    lines.append(f"{head}def {step}(m, o):\n    TICKS.append({step!r})\n    {body}")
-    return [*lines, *after, *[f"{step}({model}, {o})"] * s.rng.randint(1, 2)]

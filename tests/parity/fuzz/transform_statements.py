@@ -1,106 +1,67 @@
-"""Statements about transforms: functions with random bodies, and what is done with them."""
+"""Statements about transforms: functions with random bodies, and what is done with them.
+
+`$def:words` is the definition of `$f` (and `$def2:words` of `$f2`), for the arguments `$args`, which it
+draws, with the settings `$modes`. Its words are
+
+- what the arguments are: `float` for those to differentiate, `mapped` with `$axes`, `model`, or any;
+- what it returns: `scalar`, `pair`, `aux` (a scalar and something), `sliced`, `carry` (the first argument
+  is a carry), `missing` (it raises); or anything;
+- how it is called: `index` and `counter` are bodies of loops; `k` gives it a keyword argument.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import textwrap
 import typing as tp
 
 import jax
-import numpy as np
 
-from tests.parity.fuzz.grammar import HOLES, KINDS, expand, statement, table
-from tests.parity.fuzz.graph_statements import mode
-from tests.parity.fuzz.scope import SHAPES, Scope, indent
+from tests.parity.fuzz.grammar import HOLES, KINDS, expand, hole, name_of, table
+from tests.parity.fuzz.graph_statements import mode, text_of
+from tests.parity.fuzz.scope import SHAPES, Scope, is_array
 
 MAX_DEPTH = 3
-Args: tp.TypeAlias = "list[tuple[str, tp.Any]]"
-"""Texts and values of arguments."""
-
-# Functions ------------------------------------------------------------------------------------------
+Arg: tp.TypeAlias = "tuple[str, tp.Any]"
+"""Text and value of an argument."""
 
 
-def fill(s: Scope, count: int) -> None:
-    """Add some statements to a body."""
-    kinds = [k for k in KINDS if k.body and not (s.values_only and k.structural)]
-    if s.depth >= MAX_DEPTH:
-        kinds = [k for k in kinds if not k.name.startswith("t_")]
-    weights = [k.weight * (0.35 if k.name.startswith("t_") else 1) for k in kinds]
-    for _ in range(count):
-        made = s.rng.choices(kinds, weights)[0].make(s)
-        for text in [made] if isinstance(made, str) else made or []:
-            if not s.attempt(text):
-                break
+@dataclasses.dataclass
+class Call:
+    """The arguments of a function, their axes, which of them must only be read, and the settings."""
+
+    args: list[Arg]
+    modes: str = ""
+    axes: list[str] = dataclasses.field(default_factory=list)
+    frozen: list[bool] = dataclasses.field(default_factory=list)
+    differentiated: int = 1
+
+    @property
+    def updates(self) -> bool:
+        """Whether structure is propagated."""
+        return "graph=False" not in self.modes and "graph_updates=False" not in self.modes
 
 
-def any_result(s: Scope) -> str:
-    """What a function may return where anything goes."""
-    objects = [p for p in s.places() if isinstance(p.value, (s.lib.Pytree, s.lib.Variable))]
-    options = [s.scalar(), s.array(s.one(SHAPES)), f"({s.array((2,))}, {{'k': {s.scalar()}}})"]
-    options += ["None", s.array((2,))]
-    options += [f"nnx.Param({s.array((2,))})", f"Box(a=nnx.Param({s.array((2,))}), n=3)"]
-    if objects and s.chance(0.5):
-        options = [s.one(objects).text, f"[{s.one(objects).text}, {s.scalar()}]"]
-        options += [f"Box(inner={s.one(objects).text}, b=nnx.Param({s.array(())}))"]
-        options += [f"nnx.state({p.text})" for p in objects if s.is_object(p.value)][:1]
-    return s.one(options)
+# Arguments ------------------------------------------------------------------------------------------
 
 
-class Function:
-    """A function with a random body, and the text that defines it."""
-
-    def __init__(
-        self,
-        s: Scope,
-        values: tp.Sequence[tp.Any],
-        result: tp.Callable[[Scope], str] = any_result,
-        *,
-        params: list[str] | None = None,
-        head: str = "",
-        name: str | None = None,
-        values_only: bool = False,
-        frozen: tp.Sequence[bool] = (),
-        size: tuple[int, int] = (1, 4),
-        before: str = "",
-    ):
-        self.params = params = params or [s.fresh("a") for _ in values]
-        captures = []
-        if s.chance(0.2):
-            others = [n for n in s.roots if n not in params]
-            captures = s.some(
-                [n for n in others if isinstance(s.env[n], (s.lib.Pytree, jax.Array))], 0, 1
-            )
-        inner = s.child(params, list(values), captures)
-        inner.values_only = values_only
-        for param, is_frozen in zip(params, frozen):
-            if is_frozen:
-                inner.freeze(inner.env[param])
-        if before:
-            inner.attempt(before)
-        fill(inner, s.rng.randint(*size))
-        self.name = name or s.fresh("f")
-        lines = [f"TICKS.append({self.name!r})", *inner.lines, f"return {result(inner)}"]
-        self.text = f"{head}def {self.name}({', '.join(params)}):\n{indent(lines)}"
+def modes_of(s: Scope) -> str:
+    """The keywords `graph=` and `graph_updates=`."""
+    updates = f", graph_updates={s.one(['False', 'False', 'True', 'None'])}"
+    return mode(s, 0.2) + (updates if s.chance(0.3) else "")
 
 
-def modes(s: Scope, updates: float = 0.3) -> tuple[str, bool]:
-    """Keywords `graph=` and `graph_updates=`, and whether structure is propagated."""
-    text = mode(s, 0.2)
-    if s.chance(updates):
-        text += f", graph_updates={s.one(['False', 'False', 'True', 'None'])}"
-    return text, "graph=False" not in text and "graph_updates=False" not in text
-
-
-def arguments(s: Scope, low: int = 1, high: int = 2, arrays: bool = True) -> Args:
+def some(s: Scope, low: int = 1, high: int = 2) -> list[Arg]:
     """Models, Variables, containers, arrays, States."""
-    found: Args = []
+    found: list[Arg] = []
     for _ in range(s.rng.randint(low, high)):
         r = s.rng.random()
-        text: str | None
-        if arrays and (r < 0.3 or not s.models()):
-            text = s.array(s.one(SHAPES)) if s.chance(0.4) else array_or_number(s)
-        elif r < 0.37 and s.states():
-            text = s.one(s.states())
+        if r < 0.3 or not s.models():
+            arrays = s.named(lambda x: isinstance(x, jax.Array))
+            numbers = ["2.0", "3", "jnp.ones(2)", s.array(s.one(SHAPES))]
+            text = s.one(arrays) if arrays and s.chance(0.5) else s.one(numbers)
         else:
-            text = s.node()
+            text = (HOLES["state"] if r < 0.37 else HOLES["node"])(s)
         if text is not None:
             try:
                 found.append((text, s.evaluate(text)))
@@ -109,469 +70,268 @@ def arguments(s: Scope, low: int = 1, high: int = 2, arrays: bool = True) -> Arg
     return found
 
 
-def array_or_number(s: Scope) -> str:
-    names = s.named(lambda x: isinstance(x, jax.Array))
-    return s.one(names) if names and s.chance(0.8) else s.one(["2.0", "3", "jnp.ones(2)"])
-
-
-def called(s: Scope, name: str, texts: tp.Sequence[str], again: float = 0.4) -> list[str]:
-    """A call of a function, sometimes repeated."""
-    call = f"{name}({', '.join(texts)})"
-    times = 2 if not s.depth and s.chance(again) else 1
-    return [f"{s.fresh('r')} = {call}" for _ in range(times)]
-
-
-def wrapped(s: Scope, name: str, transform: str, options: str) -> tuple[str, list[str]]:
-    """A decorator for the head of a definition, or an assignment that follows it."""
-    if s.chance(0.5):
-        options = options.removeprefix(", ")
-        return (f"@nnx.{transform}({options})\n" if options else f"@nnx.{transform}\n"), []
-    return "", [f"{name} = nnx.{transform}({name}{options})"]
-
-
-def transformed(
-    s: Scope, transform: str, args: Args, options: str = "", again: float = 0.3, **how: tp.Any
-) -> list[str]:
-    """A function, its transform, and a call or two."""
-    name = s.fresh("f")
-    head, after = wrapped(s, name, transform, options)
-    f = Function(s, [v for _, v in args], head=head, name=name, **how)
-    return [f.text, *after, *called(s, name, [t for t, _ in args], again)]
-
-
-def texts_of(args: Args) -> str:
-    return ", ".join(text for text, _ in args)
-
-
-# jit and its kin -----------------------------------------------------------------------------------
-
-
-@statement(3.0, body=True)
-def t_jit(s: Scope) -> list[str] | None:
-    args = arguments(s, 1, 3)
-    if not args:
-        return None
-    options, updating = modes(s)
-    transform = s.one(["jit"] * 6 + ["remat", "remat", "checkify"])
-    if transform == "jit" and s.chance(0.1):
-        options += s.one([", inline=True", ", keep_unused=True"])
-    values_only = not updating and s.chance(0.85)
-    return transformed(s, transform, args, options, 0.5, values_only=values_only)
-
-
-@statement(0.3, body=True)
-def t_jit_keywords(s: Scope) -> list[str] | None:
-    args = arguments(s, 1, 2)
-    if not args:
-        return None
-    f = Function(s, [v for _, v in args])
-    head, more, k = f"def {f.name}({', '.join(f.params)}", "", f"k={s.rng.randint(0, 2)}"
-    if s.chance(0.6):
-        more = "(static_argnames=('k',))"
-        text = f.text.replace(head, f"{head}, k=1")
-        return [f"@nnx.jit{more}\n{text}", *called(s, f.name, [texts_of(args), k], 0.5)]
-    texts = [t for t, _ in args]
-    texts[-1] = f"{f.params[-1]}={texts[-1]}"
-    return [f"@nnx.jit\n{f.text}", *called(s, f.name, texts, 0.5)]
-
-
-@statement(0.8)
-def t_partial(s: Scope) -> list[str] | None:
-    first = s.node(variables=0, containers=0.1)
-    if first is None:
-        return None
-    rest, name = arguments(s, 0, 1), s.fresh("f")
-    values = [s.evaluate(first), *[v for _, v in rest]]
-    if s.chance(0.67):
-        f = Function(s, values, head="@nnx.jit\n", values_only=s.chance(0.5))
-        line = f"{name} = nnx.cached_partial({f.name}, {first})"
-    else:
-        f = Function(s, values, values_only=True)
-        tree = s.one(["", ", graph=False"])
-        line = f"{name} = nnx.jit_partial({f.name}, {first}{tree}, graph_updates=False)"
-    return [f.text, line, *called(s, name, [t for t, _ in rest], 0.8), f"del {name}"]
-
-
-@statement(0.7)
-def t_eval_shape(s: Scope) -> list[str] | None:
-    args = arguments(s, 1, 2)
-    if not args:
-        return None
-    options, updating = modes(s)
-    f = Function(s, [v for _, v in args], values_only=not updating)
-    return [f.text, f"{s.fresh('u')} = nnx.eval_shape({f.name}, {texts_of(args)}{options})"]
-
-
-@statement(0.4)
-def t_donated(s: Scope) -> list[str] | None:
-    if not s.models():
-        return None
-    m, first = s.fresh("m"), s.models()[0]
-    f = Function(s, [s.env[first]], head="@nnx.jit(donate_argnums=0)\n", values_only=True)
-    return [f"{m} = nnx.clone({first}, arrays=True)", f.text, *called(s, f.name, [m], 0.5)]
-
-
-# Derivatives ---------------------------------------------------------------------------------------
-
-
-def leaf_arrays(s: Scope, value: tp.Any) -> list[tp.Any]:
-    """The arrays of a value, Variables unwrapped."""
+def floats(s: Scope, updates: bool) -> list[Arg]:
+    """Objects with floating Params, or where structure stays anything of floating-point numbers."""
+    kinds = (s.lib.Pytree,) if updates else (s.lib.Pytree, s.lib.Variable, jax.Array)
+    counted = (s.lib.Param,) if updates else (s.lib.Variable, jax.Array)
     found = []
-    for p in s.below(value):
-        x = p.value.get_raw_value() if isinstance(p.value, s.lib.Variable) else p.value
-        if hasattr(x, "dtype") or isinstance(p.value, s.lib.Variable):
-            found.append(x if hasattr(x, "dtype") else np.asarray(x))
+    for text, value, *_ in s.places():
+        if isinstance(value, kinds):
+            leaves = [
+                is_array(s.raw(x), "float32") for x in s.below(value) if isinstance(x, counted)
+            ]
+            if leaves and all(leaves):
+                found.append((text, value))
     return found
 
 
-def is_float(x: tp.Any) -> bool:
-    return str(getattr(x, "dtype", "")) == "float32"
-
-
-def differentiable(s: Scope) -> Args:
-    """Arrays, Variables and objects of which all leaves are floating point, mostly."""
-    found = []
-    for p in s.places():
-        if isinstance(p.value, (s.lib.Pytree, s.lib.Variable, jax.Array)):
-            leaves = leaf_arrays(s, p.value)
-            if leaves and (s.chance(0.02) or all(map(is_float, leaves))):
-                found.append((p.text, p.value))
-    return found
-
-
-def with_params(s: Scope) -> Args:
-    """Objects with floating Params."""
-    found = []
-    for p in filter(lambda p: s.is_object(p.value), s.places()):
-        inner = [q.value for q in s.below(p.value) if isinstance(q.value, s.lib.Param)]
-        good = [v for v in inner if is_float(v.get_raw_value())]
-        if good and (len(good) == len(inner) or s.chance(0.02)):
-            found.append((p.text, p.value))
-    return found
-
-
-@statement(2.0, body=True)
-def t_grad(s: Scope) -> list[str] | None:
-    options, updating = modes(s)
-    places = differentiable(s) if not updating and s.chance(0.9) else with_params(s)
-    if not places:
-        return None
-    args = [s.one(places) for _ in range(s.one([1, 1, 1, 2]))]
-    argnums = s.one(["", "", ", argnums=0", ", argnums=(0,)", f", argnums={(*range(len(args)),)}"])
-    if s.chance(0.12):  # in a plain container
-        text = f"[{args[0][0]}, {s.one(places)[0]}]"
-        args[0] = (text, s.evaluate(text))
-    if s.chance(0.4):
-        args += arguments(s, 1, 1)
-    if updating and s.chance(0.25):
-        kinds = ["nnx.Param", "nnx.Param", "nnx.PathContains('a')", "nnx.Any(nnx.Param, 'a')"]
-        argnums = f", argnums=nnx.DiffState(0, {s.one([*kinds, 'Scale'])})"
-    result = lambda i: i.scalar(3)
-    if s.chance(0.3):
-        options += ", has_aux=True"
-        result = lambda i: f"({i.scalar(3)}, {any_result(i)})"
-    values_only = not updating or s.chance(0.6)
-    transform = s.one(["grad", "grad", "value_and_grad"])
-    how = {"result": result, "values_only": values_only}
-    return transformed(s, transform, args, options + argnums, **how)
-
-
-@statement(0.7, body=True)
-def t_vjp(s: Scope) -> list[str] | None:
-    places = differentiable(s)
-    if not places:
-        return None
-    args = [s.one(places) for _ in range(s.rng.randint(1, 2))]
-    options = s.one(["", "", ", graph=False"]) + ", graph_updates=False"
-    result = s.one([lambda i: i.array((2,)), lambda i: i.array(()), lambda i: i.scalar(3)])
-    f = Function(s, [v for _, v in args], result, values_only=True)
-    if s.chance(0.5):
-        tangents = ", ".join(f"jax.tree.map(jnp.ones_like, {t})" for t, _ in args)
-        call = f"nnx.jvp({f.name}, ({texts_of(args)},), ({tangents},){options})"
-        return [f.text, f"{s.fresh('r')} = {call}"]
-    y, pull = s.fresh("y"), s.fresh("f")
-    return [
-        f.text,
-        f"{y}, {pull} = nnx.vjp({f.name}, {texts_of(args)}{options})",
-        f"{s.fresh('r')} = {pull}(jnp.ones_like({y}))",
-        f"del {pull}",
-    ]
-
-
-@statement(0.5)
-def t_custom_vjp(s: Scope) -> list[str] | None:
-    """A rule that gives three times the cotangent, or a gradient of ones."""
-    places = differentiable(s)
-    places = [p for p in places if s.is_object(p[1])] or places
-    if not places:
-        return None
-    text, value = s.one(places)
-    is_object = isinstance(value, (s.lib.Pytree, s.lib.Variable))
-    options, updating = modes(s, 0.5)
-    head = f"@nnx.custom_vjp({options.removeprefix(', ')})\n"
-    values, result = [value, s.evaluate("jnp.float32(2.0)")], lambda i: i.scalar(2)
-    f = Function(s, values, result, head=head, values_only=True)
-    name = f.name
-    ones = f"jax.tree.map(jnp.ones_like, {'inputs_g[0]' if updating and is_object else 'res[0]'})"
-    unpack = "inputs_g, g = g\n    " if updating else ""
-    rules = (
-        f"def {name}_fwd(a, x):\n    return {name}(a, x), (a, x)\n"
-        f"def {name}_bwd(res, g):\n    {unpack}return {ones}, 3.0 * g\n"
-        f"{name}.defvjp({name}_fwd, {name}_bwd)"
-    )
-    call, argnums = f"({text}, jnp.float32(2.0))", s.one(["0", "1", "(0, 1)"])
-    direct = [f"{s.fresh('r')} = {name}{call}"] if s.chance(0.4) else []
-    grad = f"{s.fresh('r')} = nnx.grad({name}, argnums={argnums}{options}){call}"
-    return [f.text, rules, *direct, grad]
-
-
-# Mapped transforms ------------------------------------------------------------------------------------
-
-Axis: tp.TypeAlias = tp.Callable[[tp.Any], "int | None"]
-
-
-def axes_of(s: Scope, value: tp.Any, carry: bool = False) -> tuple[str, Axis]:
-    """The text of axes for a value, and which leaf has which axis."""
-    lib = s.lib
-    kinds = (lib.Variable, jax.Array, np.ndarray)
-    leaves = [p.value for p in s.below(value) if isinstance(p.value, kinds)]
-
-    def sliced(x: tp.Any) -> bool:
-        x = x.get_raw_value() if isinstance(x, lib.Variable) else x
-        return bool(getattr(x, "ndim", 0)) and x.shape[0] == 2
-
+def axes_of(s: Scope, value: tp.Any, carry: bool) -> tuple[str, tp.Callable[[tp.Any], bool]]:
+    """The text of axes for a value, and which leaves are mapped."""
+    lib, never = s.lib, lambda x: False
+    leaves = [x for x in s.below(value) if isinstance(x, (lib.Variable, jax.Array))]
+    sliced = lambda x: getattr(s.raw(x), "shape", ())[:1] == (2,)
     if leaves and all(map(sliced, leaves)) and s.chance(0.75):
-        return "0", lambda x: 0
-    if s.is_object(value) and leaves and s.chance(0.7):
+        return "0", lambda x: True
+    if s.is_object(value) and s.chance(0.7):
         for kind in s.some(["Param", "BatchStat", "Variable"], 3, 3):
             cls = getattr(lib, kind)
             mine = [x for x in leaves if isinstance(x, cls)]
             if mine and all(map(sliced, mine)):
                 rest = "nnx.Carry" if carry and s.chance(0.3) else "None"
-                rules = f"{{nnx.{kind}: 0, ...: {rest}}}"
-                return rules, lambda x, cls=cls: 0 if isinstance(x, cls) else None
-    return "None", lambda x: None
+                return f"{{nnx.{kind}: 0, ...: {rest}}}", lambda x, cls=cls: isinstance(x, cls)
+    return "None", never
 
 
-def slice_copy(s: Scope, value: tp.Any, axis: Axis) -> tp.Any:
-    """A copy of a value of which the mapped leaves are one slice."""
+def mapped(s: Scope, carry: bool) -> Call:
+    """Arguments of which some leaves are sliced, and axes for them."""
+    call = Call([])
 
-    def one_slice(x: tp.Any) -> tp.Any:
-        if isinstance(x, s.lib.Variable):
-            return x.replace(x.get_raw_value()[0]) if axis(x) == 0 else x
-        return x[0] if isinstance(x, (jax.Array, np.ndarray)) and axis(x) == 0 else x
+    def add(text: str, value: tp.Any, axes: str, is_mapped: tp.Callable[[tp.Any], bool]) -> None:
+        def one(path: tp.Any, x: tp.Any) -> tp.Any:
+            if not is_mapped(x):
+                return x
+            return x.replace(x.get_raw_value()[0]) if s.is_variable(x) else x[0]
 
-    if isinstance(value, (jax.Array, np.ndarray)):
-        return one_slice(value)
-    return s.lib.map(lambda path, x: one_slice(x), value)
+        slices = one((), value) if isinstance(value, jax.Array) else s.lib.map(one, value)
+        if axes.startswith("{"):
+            axes = f"nnx.StateAxes({axes})"
+        call.args.append((text, slices))
+        call.axes.append(axes)
+        call.frozen.append(axes != "0" and s.chance(0.9))
 
-
-class Mapped(tp.NamedTuple):
-    """Arguments with sliced values, their axes, and which of them must only be read."""
-
-    args: Args
-    axes: list[str]
-    frozen: list[bool]
-
-    def modes(self, s: Scope) -> tuple[str, bool]:
-        """Keywords that suit the axes, mostly."""
-        if any("StateAxes" in a for a in self.axes) and s.chance(0.9):
-            return "", True
-        if any("prefix(" in a for a in self.axes) and s.chance(0.9):
-            return ", graph=False", False
-        return modes(s)
-
-
-def mapped_arguments(s: Scope, carry: bool = False) -> Mapped:
-    found = Mapped([], [], [])
-
-    def add(text: str, value: tp.Any, axes: str, frozen: bool) -> None:
-        found.args.append((text, value)), found.axes.append(axes), found.frozen.append(frozen)
-
-    for text, value in arguments(s, 1, 2):
-        if isinstance(value, (int, float)):
-            continue
-        rules, axis = axes_of(s, value, carry)
-        prefix = rules
-        if rules.startswith("{"):
-            prefix = f"nnx.StateAxes({rules})"
-            if "Carry" not in rules and s.chance(0.25):
-                prefix = f"nnx.prefix({text}, {rules}, graph=False)"
-        try:
-            add(text, slice_copy(s, value, axis), prefix, prefix != "0" and s.chance(0.9))
-        except Exception:
-            continue
-    if all(a == "None" for a in found.axes):
-        two = lambda v: isinstance(v, jax.Array) and v.ndim and v.shape[0] == 2 and v.size < 40
-        name = s.one(s.named(two) or ["jnp.arange(2.0)"])
-        add(name, s.evaluate(name)[0], "0", False)
-    return found
+    for text, value in some(s):
+        if not isinstance(value, (int, float)):
+            try:
+                add(text, value, *axes_of(s, value, carry))
+            except Exception:
+                continue
+    if {"None"}.issuperset(call.axes):
+        pair = s.array((2,))
+        add(pair, s.evaluate(pair), "0", lambda x: True)
+    tree = any("StateAxes" in axes for axes in call.axes)
+    call.modes = "" if tree and s.chance(0.9) else modes_of(s)
+    return call
 
 
-@statement(2.0, body=True)
-def t_vmap(s: Scope) -> list[str] | None:
-    found = mapped_arguments(s)
-    options, updating = found.modes(s)
-    transform = "pmap" if not s.depth and s.chance(0.08) else "vmap"
-    in_axes = f", in_axes=({', '.join(found.axes)},)"
-    if found.axes == ["0"] and s.chance(0.3):
-        in_axes = ", in_axes=0"
-    out = s.one(["", "", "", ", out_axes=0", ", out_axes=(0, 0)"])
-    result = mapped_result
-    if out == ", out_axes=(0, 0)":
-        result = lambda i: f"({i.array((2,))}, {i.scalar()})"
-    return transformed(
-        s, transform, found.args, in_axes + out + options, result=result, frozen=found.frozen,
-        values_only=not updating or s.chance(0.7),
-    )  # fmt: skip
+def call_of(s: Scope, words: list[str]) -> Call | None:
+    """The arguments for a function."""
+    if "mapped" in words:
+        call = mapped(s, "carry" in words)
+        if "carry" in words:
+            model = s.one(s.models()) if s.models() and s.chance(0.3) else s.array((2,))
+            call.args.insert(0, (model, s.evaluate(model)))
+            call.frozen.insert(0, False)
+        return call
+    call = Call([], ", graph_updates=False" if "tree" in words else modes_of(s))
+    if "float" in words:
+        options = floats(s, call.updates)
+        if not options:
+            return None
+        call.args = [s.one(options) for _ in range(s.one([1, 1, 1, 2]))]
+        call.differentiated = len(call.args)
+        call.args += some(s, 0, 1)
+    elif "model" in words:
+        trained = [text for text, _ in floats(s, True) if text in s.roots]
+        models = trained if "scalar" in words else s.models()
+        name = s.one(models) if models else None
+        call.args = [(name, s.env[name])] if name else []
+    else:
+        call.args = some(s)
+    is_loop = "index" in words or "counter" in words
+    call.args = [a for a in call.args if not (is_loop and isinstance(a[1], (int, float)))]
+    return call if call.args else None
 
 
-def mapped_result(s: Scope) -> str:
-    """What a mapped function may return."""
-    if s.chance(0.1):
-        return any_result(s)
-    pair, scalar = s.array((2,)), s.scalar()
-    parts = [scalar, pair, s.array((2, 2)), f"{{'k': {scalar}, 'n': [{pair}]}}"]
-    return s.one([*parts, f"nnx.Param({pair})", f"Box(a=nnx.Param({scalar}), n=3)"])
+# Functions ------------------------------------------------------------------------------------------
 
 
-@statement(1.6, body=True)
-def t_scan(s: Scope) -> list[str] | None:
-    found = mapped_arguments(s, carry=True)
-    options, _ = found.modes(s)
-    shape = s.one([(), (2,)])
-    carry = s.one(s.models()) if s.models() and s.chance(0.3) else None
-    first = carry or f"jnp.zeros({shape})"
-    both = s.chance(0.67)
-    axes = f", in_axes=(nnx.Carry, {', '.join(found.axes)}), out_axes="
-    axes += "(nnx.Carry, 0)" if both else "nnx.Carry"
-    extra = s.one(["", "", "", ", reverse=True", ", unroll=2", ", length=2"])
-    params = [s.fresh("a") for _ in range(1 + len(found.args))]
-
-    def result(i: Scope) -> str:
-        kept = params[0] if carry else i.array(shape)
-        return f"{kept}, {mapped_result(i)}" if both else kept
-
-    return transformed(
-        s, "scan", [(first, s.evaluate(first)), *found.args], axes + extra + options,
-        params=params, result=result, frozen=[False, *found.frozen], values_only=s.chance(0.9),
-    )  # fmt: skip
-
-
-@statement(0.5)
-def t_state_axes(s: Scope) -> list[str] | None:
-    """Axes as nested States, for a State and for its object."""
-    models = [n for n in s.models() if type(s.env[n]).__name__ == "Box"]
-    if not models:
-        return None
-    m, axes = s.one(models), []
-    for key, value in s.lib.state(s.env[m]).raw_mapping.items():
-        sliced = all(x.ndim and x.shape[0] == 2 for x in leaf_arrays(s, value))
-        axes.append(f"{key!r}: {'0' if sliced and s.chance(0.8) else 'None'}")
-    if not any(": 0" in a for a in axes):
-        return None
-    prefix, read = f"nnx.State({{{', '.join(axes)}}})", "[x.sum() for x in jax.tree.leaves({})]"
-    if s.chance(0.6):
-        f = f"lambda t: {read.format('t')}"
-        return [f"{s.fresh('r')} = nnx.vmap({f}, in_axes=({prefix},))(nnx.state({m}))"]
-    f = f"lambda m: {read.format('nnx.state(m)')}"
-    return [f"{s.fresh('r')} = nnx.vmap({f}, in_axes=(nnx.StateAxes({prefix}),))({m})"]
-
-
-# Control flow -------------------------------------------------------------------------------------------
-
-
-@statement(1.4, body=True)
-def t_cond(s: Scope) -> list[str] | None:
-    args = arguments(s, 1, 2)
-    if not args:
-        return None
-    options, shape, count = modes(s)[0], s.one([(), (2,)]), s.one([2, 2, 2, 3])
-    whole = s.chance(0.2) and isinstance(args[0][1], (s.lib.Pytree, s.lib.Variable))
-    functions = []
+def fill(s: Scope, count: int) -> None:
+    """Add some statements to a body."""
+    kinds = [k for k in KINDS if "body" in k.flags]
+    kinds = [k for k in kinds if not (s.values_only and "structural" in k.flags)]
+    is_transform = lambda k: k.name.startswith("t_")
+    if s.depth >= MAX_DEPTH:
+        kinds = [k for k in kinds if not is_transform(k)]
+    weights = [k.weight * (0.35 if is_transform(k) else 1) for k in kinds]
     for _ in range(count):
-        params = [s.fresh("a") for _ in args]
-        result = (lambda p: lambda i: p[0])(params) if whole else (lambda i: i.array(shape))
-        how = {"params": params, "values_only": s.chance(0.95)}
-        functions.append(Function(s, [v for _, v in args], result, **how))
-    names = ", ".join(f.name for f in functions)
-    if count == 2 and s.chance(0.8):
-        pred = s.one(["True", "False", "jnp.array(True)", f"{s.scalar(1)} > 0.5"])
-        call = f"nnx.cond({pred}, {names}, {texts_of(args)}{options})"
-    else:
-        index = s.one(["0", "1", "jnp.array(1)", "jnp.array(5)"])
-        call = f"nnx.switch({index}, [{names}], {texts_of(args)}{options})"
-    return [*[f.text for f in functions], f"{s.fresh('r')} = {call}"]
+        for text in expand(s, s.one(s.rng.choices(kinds, weights)[0].templates)) or []:
+            if not s.attempt(text):
+                break
 
 
-@statement(1.0, body=True)
-def t_loop(s: Scope) -> list[str] | None:
-    args = [(t, v) for t, v in arguments(s, 1, 2) if not isinstance(v, (int, float))]
-    if not args:
+def anything(s: Scope) -> str:
+    """What a function may return where anything goes."""
+    objects = [p.text for p in s.places() if s.is_object(p.value) or s.is_variable(p.value)]
+    options = [s.scalar(), s.array(s.one(SHAPES)), f"({s.array((2,))}, {{'k': {s.scalar()}}})"]
+    options += ["None", f"nnx.Param({s.array((2,))})", f"Box(a=nnx.Param({s.array((2,))}), n=3)"]
+    if objects and s.chance(0.5):
+        x = s.one(objects)
+        options = [x, f"[{x}, {s.scalar()}]", f"Box(inner={x}, b=nnx.Param({s.array(())}))"]
+    return s.one(options)
+
+
+def result_of(s: Scope, words: list[str], params: list[str], call: Call) -> str:
+    """What a function returns."""
+    values = dict(zip(params, call.args))
+    next_of = lambda p: s.array(x.shape) if is_array(x := values[p][1], "float32") else p
+    carried = ", ".join(map(next_of, params))
+    pair, scalar = s.array((2,)), s.scalar()
+    sliced = [scalar, pair, s.array((2, 2)), f"{{'k': {scalar}, 'n': [{pair}]}}"]
+    sliced += [f"nnx.Param({pair})", f"Box(a=nnx.Param({scalar}), n=3)"]
+    options = {
+        "index": f"({carried},)",
+        "counter": f"(i + 1, {carried})",
+        "missing": "{}['missing']",
+        "pair": pair,
+        "scalar": s.scalar(3),
+        "aux": f"({scalar}, {anything(s)})",
+        "sliced": s.one(sliced),
+    }
+    found = next((text for word, text in options.items() if word in words), None) or anything(s)
+    return f"{next_of(params[0])}, {found}" if "carry" in words else found
+
+
+@hole
+def define(s: Scope, number: str, words: list[str]) -> str | None:
+    """A function with a random body."""
+    call = s.filled.get("call") or call_of(s, words)
+    if call is None:
         return None
-    options, values = modes(s)[0], [v for _, v in args]
-    inner, i, c = [s.fresh("a") for _ in args], s.fresh("i"), s.fresh("c")
-    carried = lambda k: ", ".join(
-        k.array(v.shape) if isinstance(v, jax.Array) and is_float(v) else p
-        for p, v in zip(inner, values)
-    )
-    zero, unpack = s.evaluate("jnp.array(0)"), f"{', '.join(inner)}, = {c}"
-    how = {"values_only": s.chance(0.95)}
-    if s.chance(0.5):
-        body = Function(
-            s, [zero, tuple(values)], lambda k: f"({carried(k)},)",
-            params=[i, c], before=unpack, **how,
-        )  # fmt: skip
-        more = s.one(["", "", ", unroll=2"])
-        call = f"nnx.fori_loop(0, 2, {body.name}, ({texts_of(args)},){options}{more})"
-    else:
-        body = Function(
-            s, [(zero, *values)], lambda k: f"({i} + 1, {carried(k)})",
-            params=[c], before=f"{i}, {unpack}", **how,
-        )  # fmt: skip
-        test = f"lambda c: c[0] < {s.rng.randint(0, 3)}"
-        first = f"(jnp.array(0), {texts_of(args)})"
-        call = f"nnx.while_loop({test}, {body.name}, {first}{options})"
-    return [body.text, f"{s.fresh('r')} = {call}"]
+    s.filled["call"] = call
+    s.filled.setdefault("modes", call.modes)
+    params, values = [s.fresh("a") for _ in call.args], [value for _, value in call.args]
+    others = [n for n in s.roots if isinstance(s.env[n], (s.lib.Pytree, jax.Array))]
+    inner = s.child(params, values, s.some(others, 0, 1) if s.chance(0.2) else [])
+    strict = "index" in words or "counter" in words or "pair" in words
+    inner.values_only = not call.updates or s.chance(0.95 if strict else 0.6)
+    for param, is_frozen in zip(params, call.frozen):
+        if is_frozen:
+            inner.freeze(inner.env[param])
+    fill(inner, s.rng.randint(1, 4))
+    name = name_of(s, f"f{number}")
+    lines = [f"TICKS.append({name!r})", *inner.lines]
+    lines.append(f"return {result_of(inner, words, params, call)}")
+    signature = ", ".join([*params, *(["k=1"] if "k" in words else [])])
+    unpack = f"{', '.join(params)}, = c"
+    if "index" in words:
+        signature, lines = "i, c", [unpack, *lines]
+    elif "counter" in words:
+        signature, lines = "c", [f"i, {unpack}", *lines]
+    s.filled["named"] = f"{params[-1]}={call.args[-1][0]}"
+    return f"def {name}({signature}):\n" + textwrap.indent("\n".join(lines), "    ")
 
 
-# Other forms ----------------------------------------------------------------------------------------------
+def from_call(make: tp.Callable[[Scope, Call], str]) -> tp.Any:
+    """A hole for what depends on the arguments of the function at hand."""
+    return lambda s: make(s, s.filled["call"])
 
 
-@statement(0.6)
-def t_failing(s: Scope) -> list[str] | None:
-    """A body that raises in the middle: the objects outside are as they were."""
-    args = arguments(s, 1, 2, arrays=False)
-    if not args:
-        return None
-    f = Function(s, [v for _, v in args], lambda i: "{}['missing']", size=(2, 4))
-    form = s.one(["jit({})({})", "remat({})({})", "grad({})({})", "eval_shape({}, {})"])
-    call = form.format(f.name, texts_of(args))
-    return [f.text, f"{s.fresh('r')} = fails(lambda: nnx.{call})[0]"]
+def argnums(s: Scope, call: Call) -> str:
+    """The keyword `argnums=`, if any."""
+    if call.updates and s.chance(0.25):
+        kinds = ["nnx.Param", "nnx.Param", "nnx.PathContains('a')", "Scale"]
+        return f", argnums=nnx.DiffState(0, {s.one(kinds)})"
+    each = (*range(call.differentiated),)
+    return s.one(["", "", ", argnums=0", ", argnums=(0,)", f", argnums={each}"])
 
 
-@statement(0.6)
-def t_modes_of_a_block(s: Scope) -> list[str] | None:
-    """`set_graph_mode` and `set_graph_updates` as contexts."""
-    args = arguments(s, 1, 2)
-    if not args:
-        return None
-    f = Function(s, [v for _, v in args], values_only=True)
-    forms = ["nnx.jit({f})({x})", "nnx.remat({f})({x})"]
-    if isinstance(args[0][1], s.lib.Pytree):
-        forms += ["nnx.split({y})", "nnx.clone({y})", "nnx.state({y})"]
-    call = s.one(forms).format(f=f.name, x=texts_of(args), y=args[0][0])
-    setting = s.one(["graph_mode(False)", "graph_updates(False)", "graph_mode(True)"])
-    return [f.text, f"with nnx.set_{setting}:\n    {s.fresh('r')} = {call}"]
+def vector(s: Scope) -> str | None:
+    """An Affine of two elements that a body may write."""
+    found = [p for p in s.writable("Affine") if getattr(p.value, "w", None) is not None]
+    return text_of(s, [p for p in found if getattr(p.value.w, "shape", None) == (2,)])
 
 
-@statement(0.7, body=True)
-def t_methods(s: Scope) -> list[str] | None:
-    """Methods, bound and not, partial functions, and transforms of transforms."""
-    return None if s.values_only else expand(s, s.one(METHODS.strip().splitlines()).strip())
+def captured(s: Scope) -> str | None:
+    """A Variable with a floating-point array."""
+    leaves = [p for p in s.places(s.models()) if s.is_variable(p.value)]
+    return text_of(s, [p for p in leaves if is_array(s.raw(p.value), "float32")])
 
 
-METHODS = """
+HOLES.update(
+    {"def": define},
+    args=from_call(lambda s, call: ", ".join(text for text, _ in call.args)),
+    axes=from_call(lambda s, call: ", ".join(call.axes)),
+    ones=from_call(
+        lambda s, call: ", ".join(f"jax.tree.map(jnp.ones_like, {text})" for text, _ in call.args)
+    ),
+    named=lambda s: s.filled["named"],
+    argnums=from_call(argnums),
+    modes=modes_of,
+    vector=vector,
+    captured=captured,
+)
+
+table(r"""
+t_jit 3.0 body
+    $def:any ; $f = nnx.<<jit|jit|jit|remat>>($f$modes) ; $r = $f($args)<<| ; $r2 = $f($args)>>
+    @nnx.<<jit|remat>>\n$def:any ; $r = $f($args)<<| ; $r2 = $f($args)>>
+t_jit_options 0.5 body
+    $def:any ; $f = nnx.jit($f, <<inline=True|keep_unused=True>>) ; $r = $f($args)
+    @nnx.jit(static_argnames=('k',))\n$def:any:k ; $r = $f($args, k=<<1|2>>) ; $r2 = $f($args, k=2)
+    @nnx.jit\n$def:model ; $r = $f($named) ; $r2 = $f($args)
+    @nnx.jit(donate_argnums=0)\n$def:model ; $m = nnx.clone($args, arrays=True) ; $r = $f($m)
+t_eval_shape 0.7
+    $def:any ; $u = nnx.eval_shape($f, $args$modes)
+t_partial 0.4
+    $def:model ; $f = nnx.cached_partial(nnx.jit($f), $args) ; $r = $f() ; $r2 = $f() ; del $f
+    $f = nnx.<<cached_partial(nnx.jit(lambda m, x: m(x)), $affine)|jit_partial(lambda m, x: m(x), $affine, graph_updates=False)>> ; $r = $f($pair) ; $r2 = $f($pair) ; del $f
+t_checkify 0.3 body
+    $r = nnx.checkify(lambda m, x: m(x)$modes)($vector, $pair)[1]
+
+t_grad 2.0 body
+    $def:float:scalar ; $r = nnx.<<grad|value_and_grad>>($f$argnums$modes)($args)
+    $def:float:scalar ; $f = nnx.<<grad|value_and_grad>>($f$argnums$modes) ; $r = $f($args) ; $r2 = $f($args)
+    $def:float:aux ; $r = nnx.<<grad|value_and_grad>>($f, has_aux=True$argnums$modes)($args)
+t_vjp 0.7 body
+    $def:float:tree:pair ; $r = nnx.jvp($f, ($args,), ($ones,)<<|, graph=False>>, graph_updates=False)
+    $def:float:tree:scalar ; $y, $f2 = nnx.vjp($f, $args<<|, graph=False>>, graph_updates=False) ; $r = $f2(jnp.ones_like($y)) ; del $f2
+t_custom_vjp 0.5
+    $f = nnx.custom_vjp(lambda m, x: m(x).sum()) ; $f.defvjp(lambda m, x: ($f(m, x), x), lambda res, g: (jax.tree.map(jnp.ones_like, g[0][0]), 3.0 * g[1] * res)) ; $r = nnx.grad($f, argnums=<<0|1|(0, 1)>>)($vector, $pair) ; $r2 = $f($vector, $pair)
+    $f = nnx.custom_vjp(lambda m, x: (m.w[...] * x).sum(), graph_updates=False) ; $f.defvjp(lambda m, x: ($f(m, x), m), lambda res, g: (jax.tree.map(jnp.zeros_like, res), 3.0 * g * jnp.ones(2))) ; $r = nnx.grad($f, argnums=1, graph_updates=False)($vector, $pair)
+
+t_vmap 2.0 body
+    $def:mapped:sliced ; $r = nnx.vmap($f, in_axes=($axes,)<<||, out_axes=0>>$modes)($args)
+    $def:mapped:any ; $r = nnx.vmap($f, in_axes=($axes,)$modes)($args)
+t_scan 1.6 body
+    $def:mapped:carry:sliced ; $r = nnx.scan($f, in_axes=(nnx.Carry, $axes)<<||, reverse=True|, unroll=2|, length=2>>$modes)($args)
+t_axes 0.5
+    $m = Box(a=nnx.Param(jnp.arange(4.0).reshape(2, 2)), b=nnx.BatchStat(jnp.ones((2, 2)))) ; $r = nnx.vmap(lambda m: m.a.sum() + m.b.sum(), in_axes=(<<nnx.StateAxes(nnx.State({'a': 0, 'b': None}))|nnx.StateAxes(nnx.State({'a': None, 'b': 0}))|nnx.StateAxes({'a': 0, ...: 1})>>,))($m)
+    $m = Box(a=nnx.Param(jnp.arange(4.0).reshape(2, 2)), b=nnx.BatchStat(jnp.ones((2, 2)))) ; $r = nnx.vmap(lambda t: [x.sum() for x in jax.tree.leaves(t)], in_axes=(nnx.State({'a': <<0|1|None>>, 'b': <<0|1>>}),))(nnx.state($m))
+    $m = Box(a=nnx.Param(jnp.arange(4.0).reshape(2, 2)), b=nnx.BatchStat(jnp.ones((2, 2)))) ; $r = nnx.vmap(lambda m: m.a.sum() + m.b.sum(), in_axes=(nnx.prefix($m, {nnx.Param: <<0|1>>, ...: None}, graph=False),), graph=False)($m)
+t_cond 1.4 body
+    $def:any:pair ; $def2:any:pair ; $r = nnx.cond(<<True|False|jnp.array(True)|$scalar > 0.5>>, $f, $f2, $args$modes)
+    $def:any:pair ; $def2:any:pair ; $def3:any:pair ; $r = nnx.switch(<<0|1|jnp.array(1)|jnp.array(5)>>, [$f, $f2, $f3], $args$modes)
+t_loop 1.0 body
+    $def:index ; $r = nnx.fori_loop(0, 2, $f, ($args,)<<|, unroll=2>>$modes)
+    $def:counter ; $r = nnx.while_loop(lambda c: c[0] < <<0|1|2|3>>, $f, (jnp.array(0), $args)$modes)
+
+t_failing 0.6
+    $def:model:missing ; $r = fails(lambda: nnx.<<jit|remat|grad>>($f)($args))[0]
+    $def:model:missing ; $r = fails(lambda: nnx.eval_shape($f, $args))[0]
+t_modes_of_a_block 0.6
+    $def:any ; with nnx.set_graph_<<mode(False)|mode(True)|updates(False)>>:\n    $r = nnx.<<jit|remat>>($f)($args)
+    with nnx.set_graph_<<mode(False)|mode(True)|updates(False)>>:\n    $r = nnx.<<split|clone|state>>($node)
+t_methods 0.7 body structural
     $r = <<nnx.jit|nnx.remat>>(Affine.__call__)($vector, $pair)
     $r = nnx.jit(functools.partial(Affine.__call__, x=$pair))($vector)
     $r = nnx.jit(lambda m, x: m(x))(x=$pair, m=$vector)
@@ -582,28 +342,6 @@ METHODS = """
     $r = nnx.value_and_grad(nnx.remat(lambda m, x: (m(x) ** 2).sum()))($vector, $pair)
     $r = nnx.grad(lambda m, x: nnx.grad(lambda m: (m(x) ** 2).sum())(m)['w'][...].sum())($vector, $pair)
     $r = nnx.jit(nnx.scan(lambda c, m, x: (c + m.w[...].sum() * x, c), in_axes=(nnx.Carry, None, 0)))(0.0, $vector, $pair)
-"""
-
-
-def vector(s: Scope) -> str | None:
-    """An Affine of two elements that a body may write."""
-    found = [p for p in s.places() if type(p.value).__name__ == "Affine"]
-    found = [p for p in found if getattr(getattr(p.value, "w", None), "shape", None) == (2,)]
-    found = [p.text for p in found if id(p.value) not in s.frozen]
-    return s.one(found) if found else None
-
-
-def float_variable(s: Scope) -> str | None:
-    """A Variable with a floating-point array of JAX."""
-    leaves = [p for p in s.places(s.models()) if isinstance(p.value, s.lib.Variable)]
-    raw = [(p.text, p.value.get_raw_value()) for p in leaves]
-    found = [t for t, x in raw if is_float(x) and isinstance(x, jax.Array)]
-    return s.one(found) if found else None
-
-
-HOLES.update(vector=vector, captured=float_variable)
-
-table(r"""
 t_order 1.0
     $r = nnx.scan(lambda c, x: (c * 0.5 + x, c), in_axes=(nnx.Carry, 0)<<|, reverse=True|, reverse=True, unroll=2|, length=3, unroll=3>>$modes)(1.0, jnp.arange(3.0))
     $r = nnx.scan(lambda m, x: m.w[...] * x, in_axes=(None, 0), out_axes=<<0|1|-1>><<|, reverse=True>>$modes)($vector, jnp.arange(3.0))
