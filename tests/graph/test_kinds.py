@@ -135,14 +135,7 @@ def test_foreign_nodes_are_shared_rebuilt_and_part_of_cycles():
         assert back.a.fields["up"] is back
         assert back.a.fields["size"] == 3 and back.a.fields["sizes"] == [1, 2]
     assert nnx.graphdef(back) == graphdef
-    copy = nnx.clone(root)
-    assert copy.a.fields["weight"] is not foreign.fields["weight"]
-
-
-def test_edits_of_foreign_nodes_are_seen():
-    root, foreign = model()
-    nnx.split(root)
-    nnx.split(root)
+    assert nnx.clone(root).a.fields["weight"] is not foreign.fields["weight"]
     foreign.fields["size"] = 4
     foreign.fields["more"] = nnx.Param(ONE)
     assert nnx.merge(*nnx.split(root)).a.fields["size"] == 4
@@ -167,18 +160,8 @@ def test_update_and_pop_reach_into_foreign_nodes():
 def test_walks_pass_through_foreign_nodes():
     root, foreign = model()
     del foreign.fields["up"]
-    paths = [path for path, _ in nnx.iter_graph(root)]
-    assert paths == [
-        ("a", "array"),
-        ("a", "size"),
-        ("a", "sizes", 0),
-        ("a", "sizes", 1),
-        ("a", "sizes"),
-        ("a", "weight"),
-        ("a",),
-        ("b",),
-        (),
-    ]
+    paths = [".".join(map(str, path)) for path, _ in nnx.iter_graph(root)]
+    assert paths == "a.array a.size a.sizes.0 a.sizes.1 a.sizes a.weight a b".split() + [""]
     assert nnx.find_duplicates(root) == [[("a",), ("b", 0)]]
     assert [name for name, _ in nnx.iter_children(root)] == ["a"]
     doubled = nnx.recursive_map(lambda path, x: 2 * x if isinstance(x, int) else x, root)
@@ -239,13 +222,6 @@ def test_array_references_are_shared():
     nnx.update(holder, {"a": 3 * ONE})
     assert holder.a is ref and ref[...].tolist() == [3, 3]
     assert nnx.find_duplicates(holder) == [[("a",), ("b", 0)]]
-
-
-def test_a_pytree_node_that_contains_itself_is_refused():
-    box = Box(ONE)
-    box.content = [box]
-    with pytest.raises(ValueError, match="The Box at 'held.content.0' contains itself"):
-        nnx.split(nnx.Dict(held=nnx.data(box)))
 
 
 @jax.tree_util.register_dataclass

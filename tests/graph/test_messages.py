@@ -360,29 +360,34 @@ def test_tree_mode_takes_shared_objects_without_state():
         apply(model, ONE)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        nnx.split,
-        nnx.state,
-        nnx.clone,
-        lambda m: list(nnx.iter_graph(m)),
-        nnx.find_duplicates,
-        lambda m: nnx.recursive_map(lambda p, x: x, m),
-        lambda m: nnx.pop(m, nnx.Param),
-    ],
-    ids=["split", "state", "clone", "iter_graph", "find_duplicates", "recursive_map", "pop"],
-)
-def test_a_plain_container_that_contains_itself(function):
-    model = nnx.Dict(inner=nnx.Dict(items=[ONE, [ONE]]))
-    model.inner["items"][1].append(model.inner["items"])
-    with pytest.raises(ValueError) as info:
-        function(model)
-    assert "The list at 'inner.items.1.1' contains itself" in str(info.value)
-    assert "put the cycle through a Module, nnx.List or nnx.Dict" in str(info.value)
+CALLS = {
+    "split": nnx.split,
+    "state": nnx.state,
+    "clone": nnx.clone,
+    "iter_graph": lambda m: list(nnx.iter_graph(m)),
+    "find_duplicates": nnx.find_duplicates,
+    "recursive_map": lambda m: nnx.recursive_map(lambda p, x: x, m),
+    "pop": lambda m: nnx.pop(m, nnx.Param),
+}
 
 
-def test_update_of_an_annotated_variable():
+@pytest.mark.parametrize("name", CALLS)
+def test_a_plain_container_that_contains_itself(name):
+    box, items = Box(ONE), [ONE, [ONE]]
+    box.content = [box]
+    items[1].append(items)
+    for held, found in ((items, "list at 'held.1.1'"), (nnx.data(box), "Box at 'held.content.0'")):
+        with pytest.raises(ValueError) as info:
+            CALLS[name](nnx.Dict(held=held))
+        assert f"The {found} contains itself" in str(info.value)
+        assert "put the cycle through a Module, nnx.List or nnx.Dict" in str(info.value)
+
+
+def test_update_of_an_annotated_variable_and_of_a_parameter_that_is_none():
+    bare = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
+    nnx.update(bare, {"bias": None})
+    nnx.update(bare, {"bias": nnx.Param(ONE)})
+    assert bare.bias[...] is ONE
     model = annotated()
     right = model.kernel.replace(jnp.ones((4, 2, 3)), sharding=(None, None, "a"))
     nnx.update(model, {"kernel": right})
@@ -441,10 +446,3 @@ def test_a_sequence_of_leaves_of_another_length(build, leaves):
     )
     with pytest.raises(ValueError, match=re.escape(text)):
         build(nnx.graphdef(Layer()), leaves)
-
-
-def test_a_parameter_that_is_none_takes_a_variable():
-    model = nnx.Linear(2, 2, use_bias=False, rngs=nnx.Rngs(0))
-    nnx.update(model, {"bias": None})
-    nnx.update(model, {"bias": nnx.Param(ONE)})
-    assert model.bias[...] is ONE

@@ -73,16 +73,6 @@ def count(model: tp.Any) -> int:
     return nnx.graphdef(model).num_leaves
 
 
-def merge_parts(model: tp.Any) -> int:
-    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
-    return count(nnx.merge(graphdef, params, rest))
-
-
-def merge_pure(model: tp.Any) -> int:
-    graphdef, values = nnx.flatten(model, with_paths=False)
-    return count(nnx.unflatten(graphdef, values))
-
-
 def update(model: tp.Any) -> int:
     other = nnx.clone(model)
     nnx.update(model, nnx.state(other))  # walking
@@ -106,12 +96,9 @@ def pop(model: tp.Any) -> int:
 
 FUNCTIONS: dict[str, tp.Callable[[tp.Any], int]] = {
     "split": lambda m: nnx.split(m)[0].num_leaves,
-    "split again": lambda m: nnx.split(m)[0].num_leaves,
-    "split by kind": lambda m: nnx.split(m, nnx.BatchStat, ...)[0].num_leaves,
     "split by path": lambda m: nnx.split(m, nnx.PathContains("x"), ...)[0].num_leaves,
     "state": lambda m: view(nnx.state(m)).graphdef.num_leaves,
-    "merge": lambda m: count(nnx.merge(*nnx.split(m))),
-    "merge of parts": merge_parts,
+    "merge": lambda m: count(nnx.merge(*nnx.split(m, nnx.Param, ...))),
     "merge of a GraphState": lambda m: count(nnx.merge(nnx.unpack(m))),
     "update": update,
     "clone": lambda m: count(nnx.clone(m)),
@@ -121,9 +108,7 @@ FUNCTIONS: dict[str, tp.Callable[[tp.Any], int]] = {
     "recursive_map": lambda m: count(nnx.recursive_map(lambda path, x: x, m)),
     "find_duplicates": lambda m: count(m) + len(nnx.find_duplicates(m)),
     "set_metadata": lambda m: (nnx.set_metadata(m, tag=1), count(m))[1],
-    "flatten": lambda m: len(nnx.flatten(m)[1]),
-    "unflatten": lambda m: count(nnx.unflatten(*nnx.flatten(m))),
-    "unflatten values": merge_pure,
+    "unflatten": lambda m: count(nnx.unflatten(*nnx.flatten(m, with_paths=False))),
     "edit and split": edit_and_split,
     "pop": pop,
 }

@@ -75,6 +75,11 @@ def values_in(here):
     return [x for x in jax.tree.leaves(found, is_leaf=lambda x: x is None) if hasattr(x, "dtype")]
 
 
+def raw(refs):
+    """The raw values of Variables; None for objects."""
+    return [x.get_raw_value() if model.is_variable(x) else None for x in refs]
+
+
 def arithmetic(x, number):
     """Another value: modulo 16, so that numbers stay small and exact."""
     if not is_float(x):
@@ -343,7 +348,10 @@ def merged(w, here, a, b, c):
 
 
 def update(w, here, a, b, c):
-    chosen, kind = pick(all_of(here, nnx.Pytree), a), pick(KINDS[::3] + KINDS[1:2], b)
+    chosen, kind = (
+        pick(all_of(here, nnx.Pytree), a),
+        pick((nnx.Param, nnx.BatchStat, nnx.Variable), b),
+    )
     new = jax.tree.map(lambda value: computed(w, value, b), nnx.state(chosen, kind))
     nnx.update(chosen, new)
 

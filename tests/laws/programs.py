@@ -106,7 +106,7 @@ def enter(program, b, *here):
 
 def call(w: World, step: Step, here: tuple[tp.Any, ...]) -> None:
     """Call a transform with some of the objects, and put what it returns into one of them."""
-    name, targets = step.name, targets_of(step, here)
+    name, targets = step.name, targets_of(w, step, here)
     if name in DONATING:  # an array that is in two places cannot be donated in one of them
         own(all_of(targets, nnx.Variable))
         if any(model.is_array(leaf) for _, leaf in model.leaves(targets)):
@@ -125,10 +125,13 @@ def call(w: World, step: Step, here: tuple[tp.Any, ...]) -> None:
         put(targets[0], step.c, result)
 
 
-def targets_of(step: Step, here: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
-    """The objects that a call gets."""
+def targets_of(w: World, step: Step, here: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
+    """The objects that a call gets; under `vmap` some with an axis to map, if there are any."""
     things = all_of(here, nnx.Pytree)
-    if step.c % 3 == 0:
+    if step.name == "vmap":
+        with_axes = [x for x in things if all(v.ndim > w.depth for v in values_in(x))]
+        things = with_axes or things
+    if step.name == "scan" or step.c % 3 == 0:
         return (pick(things, step.a),)
     return pick(things, step.a), pick(things, step.a + step.c)
 
@@ -164,6 +167,10 @@ def in_place(program, b, *here):
     return pick(references(here), b)
 
 
+class Undo(Exception):
+    """Raised to end `undone_on_failure` in any case."""
+
+
 def form_after(program, here, came_in=()):
     """The structure a program would leave, with what became of some references.
 
@@ -172,11 +179,11 @@ def form_after(program, here, came_in=()):
     """
     before = [(x, x.get_raw_value()) for x in all_of(here, nnx.Variable)]
     left, written = None, []
-    with contextlib.suppress(Broken), undone_on_failure(here):
+    with contextlib.suppress(Undo), undone_on_failure(here):
         run(PLAIN, program, here)
         left = form((here, came_in))
         written = [x for x, value in before if x.get_raw_value() is not value]
-        raise Broken(0)
+        raise Undo
     own(written)
     return left
 
@@ -327,7 +334,7 @@ programs = st.lists(edits, max_size=6)
 
 
 def calls(depth: int) -> st.SearchStrategy[Step]:
-    """Calls with programs inside; those in which the structure may not change mostly write values."""
+    """Calls with programs inside; where the structure may not change, these mostly write values."""
     inside = steps([*NAMES_OF_EDITS, "fail"])
     if depth > 1:
         inside |= calls(depth - 1)
@@ -335,7 +342,7 @@ def calls(depth: int) -> st.SearchStrategy[Step]:
     return st.one_of(
         steps(CALLS.keys() - set(KEEPING), program),
         steps(KEEPING, value_programs),
-        steps(CALLS, program),
+        steps(CALLS.keys() - {"scan"}, program),
     )
 
 

@@ -14,8 +14,10 @@ from tests.laws.graphs import roots
 from tests.laws.model import references
 from tests.laws.programs import pairs
 
+few = settings(max_examples=20)
 
-@settings(max_examples=20)
+
+@few
 @given(pairs)
 def test_L6_equal_structure_is_traced_once(pair):
     root, _ = pair
@@ -40,6 +42,7 @@ def leaf_of(data, root):
     return data.draw(st.sampled_from([path for path, _ in model.leaves(root)]))
 
 
+@few
 @given(st.data(), filled)
 def test_L7_a_missing_leaf_is_named(data, root):
     graphdef, state = nnx.flatten(root)
@@ -50,6 +53,7 @@ def test_L7_a_missing_leaf_is_named(data, root):
     assert f"'{path_text(path)}'" in str(caught.value)
 
 
+@few
 @given(st.data(), filled)
 def test_L7_what_no_filter_matches_is_named(data, root):
     path = leaf_of(data, root)
@@ -58,6 +62,7 @@ def test_L7_what_no_filter_matches_is_named(data, root):
     assert path_text(path) in str(caught.value)
 
 
+@few
 @given(st.data(), roots)
 def test_L7_an_unknown_path_is_named_and_nothing_is_written(data, root):
     before = model.canonical(root)
@@ -73,6 +78,7 @@ def test_L7_an_unknown_path_is_named_and_nothing_is_written(data, root):
     assert all(x is y for x, y in zip(references(root), refs, strict=True))
 
 
+@few
 @given(st.data(), filled)
 def test_L7_a_misshapen_value_is_named_with_both_shapes(data, root):
     """Whatever has a shape of its own: here a reference."""
@@ -87,6 +93,7 @@ def test_L7_a_misshapen_value_is_named_with_both_shapes(data, root):
     assert model.canonical(root) == before
 
 
+@few
 @given(st.data(), filled)
 def test_L7_a_value_of_another_shape_goes_where_it_belongs(data, root):
     pairs = [(p, x) for p, x in model.leaves(root) if model.is_variable(x)]

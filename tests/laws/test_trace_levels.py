@@ -133,8 +133,12 @@ WRITES = {
 """The owner and attribute that an exception has as its fields, and writes that raise it."""
 
 
-@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad], ids=["jit", "vmap", "grad"])
-@pytest.mark.parametrize("where, write", [(k, w) for k, ws in WRITES.items() for w in ws])
+CASES = [(jax.jit, where, write) for where, writes in WRITES.items() for write in writes]
+CASES += [(jax.vmap, where, writes[0]) for where, writes in WRITES.items()]
+CASES += [(jax.grad, where, writes[-1]) for where, writes in WRITES.items()]
+
+
+@pytest.mark.parametrize("transform, where, write", CASES)
 def test_L7_a_write_to_what_is_captured_is_refused(transform, where, write):
     def inside(x):
         write(model, jnp.broadcast_to(x, (4,)))
