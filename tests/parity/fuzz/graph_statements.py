@@ -286,6 +286,7 @@ graphdefs 0.5 body
 pop 0.9 body structural
     $s = nnx.pop($written, <<$present|$present|nnx.All($present, nnx.PathContains('a'))>>)
     $s1, $s2 = nnx.pop($written, $present, $present2)
+    $m = Box(a=nnx.Param($array), b=Count($scalar), c=nnx.BatchStat($pair)) ; $s = nnx.pop($m, <<Count|nnx.BatchStat|nnx.Param>>)
 clone 1.0 body
     $m = nnx.clone($node<<||, variables=False|, arrays=True|, variables=True>>$mode)
 map_leaves 0.9 body
