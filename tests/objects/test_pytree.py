@@ -526,9 +526,10 @@ def test_a_setattr_of_the_user_that_writes_around_ours_is_noticed(assign, inheri
     net.x = jnp.ones(2)  # no other structure
     assert read(net).tolist() == [13.0, 13.0] and traces == [1.0, 3.0]
     net.more = nnx.Param(0.0)
+    kept = net.more
     assert [*nnx.state(net)] == ["more", "w", "x"]
     del net.more
-    assert [*nnx.state(net)] == ["w", "x"]
+    assert [*nnx.state(net)] == ["w", "x"] and kept.value == 0.0
 
 
 BEHIND = {
