@@ -144,6 +144,12 @@ def test_files_of_a_package_are_in_order(package):
         assert not late, f"{package}/{name}.py imports {sorted(late)}, which come after it"
 
 
+def test_a_file_is_read_in_one_sitting():
+    files = [*structure.FILES, *(ROOT.parent / "tests").rglob("*.py")]
+    lines = {path: path.read_text().count("\n") for path in files}
+    assert {path: count for path, count in lines.items() if count > 600} == {}
+
+
 def test_every_room_is_on_the_map_and_one_of_them_uses_private_names_of_jax():
     numbers = [int(number) for number, _ in ROWS if number]
     assert numbers == list(range(len(numbers), 0, -1))
