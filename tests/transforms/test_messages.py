@@ -178,6 +178,12 @@ def test_jit(line, message):
         TypeError: has_aux=True ... must return a pair (value, aux), got float
     nnx.grad(lambda m: (1.0, 2.0, 3.0), has_aux=True)(m)
         ValueError: has_aux=True ... must return a pair (value, aux), got tuple of 3
+    nnx.grad(lambda m: {"loss": m.x, "note": "text"})(m)
+        TypeError: scalar-output functions, and this one returned a value of type 'dict'. Return a
+    nnx.vjp(lambda m: {"a": m.x, "b": ["text"]}, m)
+        TypeError: returned a value of type 'str' at 'b.0', which is not ... Return arrays
+    nnx.jvp(lambda x: "text", (1.0,), (1.0,))
+        TypeError: returned a value of type 'str', which is not a valid JAX type. Return arrays
     nnx.vjp(two, 1.0, 1.0, has_aux=True)
         TypeError: must return a pair (value, aux), got
     nnx.grad(lambda a, b: a.x * b.x)(m, m)
