@@ -162,9 +162,19 @@ def attempt(world, step, here):
         return [error]
 
 
+def sessions(count):
+    """Settings for so many sessions, the same in every run."""
+    return settings(
+        max_examples=int(os.environ.get("NNXLITE_MACHINE", count)),
+        stateful_step_count=12,
+        derandomize=True,
+    )
+
+
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(
-    max_examples=int(os.environ.get("NNXLITE_MACHINE", "4")),
-    stateful_step_count=12,
-    derandomize=True,
-)
+TestMachine.settings = sessions(5)
+
+
+@pytest.mark.slow
+class TestMoreSessions(Machine.TestCase):
+    settings = sessions(30)
