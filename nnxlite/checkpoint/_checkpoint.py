@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import typing as tp
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 import jax
 import numpy as np
 
 from nnxlite._base.errors import short_type
-from nnxlite._base.text import human_bytes
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._contents import KINDS, Contents, below, name_of, other_names
+from nnxlite.checkpoint._contents import Contents
 from nnxlite.checkpoint._loading import Renaming, load
-from nnxlite.checkpoint._report import CheckpointError, Report, printable, together
+from nnxlite.checkpoint._orbax import Info
+from nnxlite.checkpoint._report import CheckpointError, Report, together
 from nnxlite.filters import Filter
 from nnxlite.graph._kinds import is_graph_node
 
-__all__ = ["Info", "info", "restore", "save", "values"]
+__all__ = ["Info", "info", "restore", "save"]
 
 if tp.TYPE_CHECKING:
     from etils import epath
@@ -81,18 +81,14 @@ def check_options(call: str, **options: tp.Any) -> None:
         if name == "only":
             parts = value if isinstance(value, (list, tuple)) else [value]
             good = not any(isinstance(x, Mapping) or is_graph_node(x) for x in parts)
-        elif isinstance(value, Mapping) and not is_graph_node(value):
-            texts = all(isinstance(new, str) for new in value.values())
-            numbers = all(np.size(number) == 1 for number in value.values())
-            good = (name == "rename" and texts) or (name == "metrics" and numbers)
-        if not good:
-            way = (
-                f'Restore such an item under another name: rename={{"{name}.**": "other.**"}}, other=...'
-                if "restore" in call
-                else f"Save an item under another name, such as `other_{name}=`."
+        elif name in ("rename", "metrics") and isinstance(value, Mapping):
+            good = all(
+                isinstance(x, str) if name == "rename" else np.size(x) == 1 for x in value.values()
             )
+        if not good or is_graph_node(value):
             raise CheckpointError(
-                f"{call}: `{name}` is an option, and got {short_type(value)}. {way}"
+                f"{call}: `{name}` is an option, and got {short_type(value)}. Save an item under "
+                f'another name; restore it under one by rename={{"{name}.**": "other.**"}}.'
             )
 
 
@@ -136,7 +132,7 @@ def contents_of(items: dict[str, tp.Any], only: Filter = ...) -> Contents:
     """The contents of named items; CheckpointError without any, and for what cannot be stored."""
     if not items:
         raise CheckpointError("Pass what is to be saved or restored by name: model=model, step=3.")
-    return Contents(items, only, items=True)
+    return Contents(items, only)
 
 
 def restore(
@@ -167,10 +163,10 @@ def restore(
             None: nothing is cast, and the object takes the dtypes that were saved. Without x64 JAX has
             no arrays of 64 bits: those are cast to 32 bits then, and listed under `cast` in the report,
             unless their values are outside of that range, which is an error.
-        items: the objects, by the names they were saved by; a number, as in `step=0`, or another item
-            that cannot be changed in place is in the `values` of the report, as are all items that are
-            not passed. Plain data (None, text, bytes, dictionaries, lists and tuples of these and of
-            numbers) comes back as it was saved, whatever is passed; dictionaries and lists in place.
+        items: the objects, by the names they were saved by; one that cannot be changed in place, such as
+            a frozen module, is in the `values` of the report. So is plain data (None, numbers, text,
+            bytes, dictionaries, lists and tuples of these), passed or not: it comes back as it was
+            saved; dictionaries and lists that are passed are changed in place.
 
     Returns:
         A `Report`: what was restored, renamed, cast, and, without `strict`, what was not restored.
@@ -198,53 +194,18 @@ def restore(
     check_options("nnx.checkpoint.restore", only=only, rename=rename, strict=strict, cast=cast)
     place = locate(_orbax.folder(path))
     with together(f"nnx.checkpoint.restore: {place}"):
-        contents = contents_of(dict(items), only)
-        source = _orbax.Folder(place, items).with_keys(contents)
-        new, report = load(source, contents, rename=rename, strict=strict, cast=cast, within=items)
+        contents = contents_of(items, only)
+        source = Info(place, items)
+        new, report = load(source, contents, rename=rename, strict=strict, cast=cast)
     contents.write(new)
-    return dataclasses.replace(report, values=Values(source, contents.root))
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Info:
-    """The contents of a checkpoint, without its arrays.
-
-    Attributes:
-        path: of the folder.
-        leaves: shape and dtype of each leaf, as text, by name.
-        values: the numbers, texts and plain data, by name.
-        aliases: further names of what is shared, with the names it is stored by.
-        classes: the classes of objects and Variables, by name.
-        nbytes: the size of the arrays.
-
-    >>> from nnxlite.checkpoint import Info
-    >>> Info("/runs/1", {"step": "Python int"}, {"step": 3}, {}, {}, 0)
-    /runs/1: 1 leaves, 0 B
-    step: 3
-    """
-
-    path: str
-    leaves: dict[str, str]
-    values: dict[str, tp.Any]
-    aliases: dict[str, str]
-    classes: dict[str, str]
-    nbytes: int
-
-    def __repr__(self) -> str:
-        lines = [f"{self.path}: {len(self.leaves):,} leaves, {human_bytes(self.nbytes)}"]
-        for item in _orbax.items_of(self.leaves):
-            names = [name for name in self.leaves if name.partition(".")[0] == item]
-            if names == [item]:
-                lines.append(f"{item}: {self.values.get(item, self.leaves[item])!r}")
-            else:
-                kind = self.classes.get(item, "pytree")
-                count = "1 leaf" if len(names) == 1 else f"{len(names):,} leaves"
-                lines.append(f"{item}: {kind} with {count}")
-        return "\n".join(map(printable, lines))
+    values = {unquote(name): value for name, value in source.values.items() if "." not in name}
+    return dataclasses.replace(report, values={**values, **contents.root})
 
 
 def info(path: tp.Any, /) -> Info:
-    """The contents of a checkpoint: names, shapes and dtypes, numbers and classes.
+    """The contents of a checkpoint: names, shapes and dtypes, numbers, plain data and classes.
+
+    Its arrays are the item `arrays` for Orbax's own functions, a flat dictionary by name.
 
     Args:
         path: of the folder.
@@ -262,105 +223,7 @@ def info(path: tp.Any, /) -> Info:
     >>> found = nnx.checkpoint.info(folder)
     >>> found.leaves["model.kernel"], found.values["step"], found.classes["model"]
     ('float32[2,3]', 7, 'Linear')
+    >>> found.nbytes
+    36
     """
-    found = _orbax.Folder(locate(_orbax.folder(path)))
-    return Info(
-        str(found.path),
-        {name: str(spec) for name, spec in found.specs.items()},
-        found.values,
-        found.aliases,
-        found.classes,
-        sum(spec.nbytes for spec in found.specs.values()),
-    )
-
-
-def values(path: tp.Any, /) -> tp.Mapping[str, tp.Any]:
-    """The contents of a checkpoint, by item, without the objects that were saved.
-
-    Args:
-        path: of the folder.
-
-    Returns:
-        A mapping of the items. Plain data is as it was saved. Of a container around arrays there are
-        lists, tuples and dictionaries, whose keys are text, with arrays of NumPy; of an object its
-        arrays, in dictionaries by attribute. The arrays of an item are read when it is first asked for.
-
-    Raises:
-        nnxlite.checkpoint.NotFoundError: if the folder has no checkpoint.
-        nnxlite.checkpoint.DamagedError: if it cannot be read.
-
-    >>> import nnxlite as nnx, tempfile
-    >>> folder = tempfile.mkdtemp() + "/weights"
-    >>> settings = {"features": (2, 3), "seed": None}
-    >>> nnx.checkpoint.save(folder, model=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), settings=settings)
-    >>> found = nnx.checkpoint.values(folder)
-    >>> found["settings"], found["model"]["kernel"].shape
-    ({'features': (2, 3), 'seed': None}, (2, 3))
-    """
-    return Values(_orbax.Folder(locate(_orbax.folder(path))))
-
-
-class Values(Mapping[str, tp.Any]):
-    """The items of a checkpoint, by name; the arrays of one are read when it is first asked for.
-
-    Args:
-        source: the folder.
-        ready: items whose values are known.
-    """
-
-    def __init__(self, source: _orbax.Folder, ready: tp.Mapping[str, tp.Any] = {}) -> None:
-        self._source = source
-        self._ready = dict(ready)
-        self._items = dict.fromkeys([*map(_item, source.specs), *ready])
-
-    def __getitem__(self, name: str) -> tp.Any:
-        if name not in self._ready and name in self._items:
-            self._ready[name] = self._read(name)
-        return self._ready[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __repr__(self) -> str:
-        shown = (f"{n!r}: {self._ready[n]!r}" if n in self._ready else f"{n!r}: ..." for n in self)
-        return f"{{{', '.join(shown)}}}"
-
-    def _read(self, item: str) -> tp.Any:
-        source = self._source
-        names = ((n, other_names(n, source.aliases)) for n in source.specs)
-        mine = {n: name for name, others in names for n in (name, *others) if _item(n) == item}
-        read = source.open(dict.fromkeys(mine.values()))
-        leaves = {n: read(name) for n, name in mine.items()}
-        return _tree(name_of((item,)), leaves, source.classes)
-
-
-def _item(name: str) -> str:
-    """The item that a leaf belongs to; where keys of two types are alike, its name is quoted."""
-    return unquote(name.partition(".")[0].strip("'"))
-
-
-def _tree(name: str, leaves: tp.Mapping[str, tp.Any], classes: tp.Mapping[str, str]) -> tp.Any:
-    """A leaf; or a container by key, and an object by attribute, as dictionaries, lists and tuples."""
-    if name in leaves:
-        return leaves[name]
-    tree: dict[str, tp.Any] = {}
-    for full, leaf in leaves.items():
-        if below(full, name):
-            *path, last = full[len(name) + 1 :].split(".")
-            node = tree
-            for key in path:
-                node = node.setdefault(key, {})
-            node[last] = leaf
-    return _typed(tree, name, classes)
-
-
-def _typed(tree: tp.Any, name: str, classes: tp.Mapping[str, str]) -> tp.Any:
-    if not isinstance(tree, dict):
-        return tree
-    parts = {unquote(key): _typed(child, f"{name}.{key}", classes) for key, child in tree.items()}
-    if (kind := classes.get(name)) in ("list", "tuple"):
-        return KINDS[kind]([(i, parts.get(str(i))) for i in range(1 + max(map(int, parts)))])
-    return parts
+    return Info(locate(_orbax.folder(path)))

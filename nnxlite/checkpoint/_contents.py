@@ -20,7 +20,7 @@ import collections
 import dataclasses
 import math
 import typing as tp
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,8 @@ import numpy as np
 
 from nnxlite._base.errors import filter_text
 from nnxlite._base.interning import Writes
-from nnxlite._base.jax import Tracer, current_mesh, is_ref, key_name
+from nnxlite._base.jax import Tracer, current_mesh, is_deleted, is_ref, key_name
+from nnxlite._base.text import mesh_text
 from nnxlite._state._flat import FlatState, content
 from nnxlite.checkpoint._report import CheckpointError
 from nnxlite.filters import Filter, to_predicate
@@ -45,13 +46,6 @@ NUMBERS_AND_TEXT = {f"Python {t.__name__}": t for t in (bool, int, float, comple
 
 PLAIN = "plain data"
 """The name of all other leaves that are values of Python."""
-
-KINDS: dict[str, Callable[[Sequence[tuple[tp.Any, tp.Any]]], tp.Any]] = {
-    "dict": dict,
-    "list": lambda pairs: [value for _, value in pairs],
-    "tuple": lambda pairs: tuple(value for _, value in pairs),
-}
-"""The kinds of plain containers, and how one is made of its entries."""
 
 _KIND_OF = {dict: "dict", collections.OrderedDict: "dict", collections.defaultdict: "dict"}
 _KIND_OF |= {list: "list", tuple: "tuple"}
@@ -90,24 +84,16 @@ def plain_of_json(value: tp.Any) -> tp.Any:
             return base64.b64decode(text)
         case [float(), float()]:
             return complex(*value)
-        case [kind, pairs]:
-            return KINDS[kind]([(key, plain_of_json(child)) for key, child in pairs])
+        case ["dict", pairs]:
+            return {key: plain_of_json(child) for key, child in pairs}
+        case ["list" | "tuple" as kind, pairs]:
+            values = [plain_of_json(child) for _, child in pairs]
+            return values if kind == "list" else tuple(values)
     return value
 
 
 def _json_key(key: tp.Any) -> tp.Any:
     return key if isinstance(key, (str, int, float, bool, type(None))) else str(key)
-
-
-def refused(value: tp.Any) -> tp.Any:
-    """The part because of which a checkpoint cannot contain a value without leaves; None if it can."""
-    if is_graph_node(value) or isinstance(value, Variable):
-        return None
-    if kind_of(value) == Kind.OTHER:
-        return value
-    if leaves := jax.tree.leaves(value):
-        return leaves[0]
-    return value if getattr(value, "__dict__", None) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,14 +137,10 @@ class Spec:
         return data.dtype.name, (*self.shape, *data.shape)
 
     @property
-    def itemsize(self) -> int:
-        """The size of an element of the array."""
-        return 0 if self.is_python else jnp.dtype(self.raw[0]).itemsize
-
-    @property
     def nbytes(self) -> int:
         """The size of the array."""
-        return math.prod(self.raw[1]) * self.itemsize
+        dtype, shape = self.raw
+        return 0 if self.is_python else math.prod(shape) * jnp.dtype(dtype).itemsize
 
     def __str__(self) -> str:
         return self.dtype if self.is_python else f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -197,6 +179,7 @@ class Leaf:
         position: among the leaves of the owner's value; None where the value is the leaf.
         value: an array, number or text.
         spec: its shape and dtype.
+        plain: whether it is an item of plain data, which comes back as it was saved.
     """
 
     name: str
@@ -205,6 +188,7 @@ class Leaf:
     position: int | None
     value: tp.Any
     spec: Spec
+    plain: bool
 
     @property
     def sharding(self) -> jax.sharding.Sharding | None:
@@ -236,15 +220,12 @@ def _with_devices(
     mesh = current_mesh()
     if not isinstance(mesh, jax.sharding.Mesh) or mesh.shape_tuple != abstract.shape_tuple:
         raise CheckpointError(
-            f"'{name}' is abstract, on a mesh of {_axes(abstract)} whose devices are not known, and the "
-            f"mesh in use is {_axes(mesh)}. Restore inside `with jax.set_mesh(mesh):`, with such a mesh."
+            f"'{name}' is abstract, on a mesh of {mesh_text(abstract)} whose devices are not known, and "
+            f"the mesh in use is {mesh_text(mesh) if mesh else 'none'}. Restore inside "
+            "`with jax.set_mesh(mesh):`, with such a mesh."
         )
     sharding = tp.cast(jax.sharding.NamedSharding, sharding)
     return jax.sharding.NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
-
-
-def _axes(mesh: tp.Any) -> str:
-    return "none" if mesh is None else ", ".join(f"{n}={size}" for n, size in mesh.shape_tuple)
 
 
 def new_dtype(stored: Spec, leaf: Leaf, cast: bool | None) -> str:
@@ -254,128 +235,142 @@ def new_dtype(stored: Spec, leaf: Leaf, cast: bool | None) -> str:
     32 bits.
     """
     if leaf.spec.is_python or leaf.spec.key_impl:
-        return leaf.spec.dtype
+        return stored.dtype if leaf.plain and stored.is_python else leaf.spec.dtype
     dtype = leaf.spec.dtype if cast is not None or stored.is_python else stored.dtype
     if isinstance(leaf.value, (np.ndarray, np.generic)):
         return dtype
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype)).name
 
 
-def placed(value: tp.Any, leaf: Leaf, stored: Spec, cast: bool | None) -> tp.Any:
-    """A value that was read in the form and sharding of a leaf, see `new_dtype`; a copy.
+def placed(value: tp.Any, leaf: Leaf, dtype: str) -> tp.Any:
+    """A value that was read in the form and sharding of a leaf; a copy.
 
     Args:
         value: an array of NumPy, or one of JAX in the sharding already; of random keys, also their data;
             or a value of Python.
         leaf: what it is for.
-        stored: what it is.
-        cast: None keeps its dtype. Raises CheckpointError if that cannot be, and values change by it.
+        dtype: see `new_dtype`.
     """
     spec = leaf.spec
     if spec.is_python:
-        return spec.as_python(value.item() if hasattr(value, "item") else value)
+        number = value.item() if hasattr(value, "item") else value
+        return value if leaf.plain and number is value else spec.as_python(number)
     if spec.key_impl:
-        data = np.array(jax.random.key_data(value) if isinstance(value, jax.Array) else value)
-        return jax.random.wrap_key_data(_on_devices(data, leaf.sharding), impl=spec.key_impl)
-    array = value if hasattr(value, "dtype") else np.asarray(value)
-    dtype = jnp.dtype(new_dtype(stored, leaf, cast))
-    if isinstance(array, jax.Array):
-        return array.astype(dtype)
+        return jax.random.wrap_key_data(_on_devices(value, leaf.sharding), impl=spec.key_impl)
+    if isinstance(value, jax.Array):
+        return value.astype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):  # the report says what is cast
-        new = array.astype(dtype, copy=False)
-        if cast is None and new is not array:
-            whole = np.issubdtype(array.dtype, np.integer)
-            same = (
-                new.astype(array.dtype) == array
-                if whole
-                else np.isfinite(new) == np.isfinite(array)
-            )
-            if not same.all():
-                raise CheckpointError(
-                    f"'{leaf.name}' is stored as {array.dtype}, with values that {dtype} does not have, "
-                    f"and without x64 JAX has no arrays of {array.dtype}. Nothing was changed. Set "
-                    "jax.config.update('jax_enable_x64', True), or pass cast=True to cast nonetheless."
-                )
+        array = np.asanyarray(value).astype(jnp.dtype(dtype), copy=False)
     if isinstance(leaf.value, (np.ndarray, np.generic)):
-        copied = np.array(new)
-        return copied if isinstance(leaf.value, np.ndarray) else copied[()]
-    return _on_devices(new, leaf.sharding)
+        return np.array(array) if isinstance(leaf.value, np.ndarray) else np.array(array)[()]
+    return _on_devices(array, leaf.sharding)
 
 
 def _on_devices(array: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
     """A copy of an array on its devices, of which only their parts are read."""
-    copied = lambda part: np.array(part, order="C")
+    copied = lambda index: np.array(array[index], order="C")
     if sharding is None:
-        new = jnp.asarray(copied(array))
+        new = jnp.asarray(copied(...))
     else:
-        part = lambda index: copied(array[index])
-        new = jax.make_array_from_callback(array.shape, sharding, part, dtype=array.dtype)
+        new = jax.make_array_from_callback(array.shape, sharding, copied, dtype=array.dtype)
     return new.block_until_ready()  # or the memory of several transfers adds up
 
 
 class Contents:
-    """The leaves of an object, or of a pytree of objects, by name.
+    """The leaves of named items, by name.
 
     Attributes:
-        root: the object. `write` changes it, or puts another one here where it cannot be changed: a
-            frozen module, or one of Equinox.
-        leaves: by name, in the order of their paths; those of plain data that no array can be come last.
+        root: the items. `write` changes them, or puts others here where they cannot be changed: frozen
+            modules, those of Equinox, numbers and text.
+        leaves: by name, in the order of their paths; those of plain data come last.
         chosen: those that the filter matches.
         aliases: further paths of shared references, as text, with the first path of each.
 
     Args:
-        root: the object, or a dictionary of named items.
+        items: by name.
         only: a filter, which sees paths within the items; what it does not match may be something that
             cannot be stored.
-        items: whether the root is a dictionary of items, in which plain data is stored or refused.
+        named: whether names begin with that of the item, and what cannot be stored is refused; if not,
+            the leaves of one model are the arrays and numbers in it.
 
     Raises CheckpointError for what a checkpoint cannot contain, unless `only` leaves it out, and for a
     filter that matches nothing.
     """
 
-    def __init__(self, root: tp.Any, only: Filter = ..., items: bool = False) -> None:
-        self.root = root
-        predicate = to_predicate(only)
-        seen = view(root, trees=Leaves.EVERY if items else Leaves.NUMBERS)
-        found = list(_leaves(zip(seen.graphdef.each_path(), seen.leaves)))
-        if items:
-            found = list(_of_items(root, found))
-        counts = collections.Counter(name_of(f[0]) for f in found)
+    def __init__(
+        self, items: tp.Mapping[str, tp.Any], only: Filter = ..., named: bool = True
+    ) -> None:
+        self.root = dict(items)
         self.leaves: dict[str, Leaf] = {}
         self.chosen: dict[str, Leaf] = {}
+        self._start = 0 if named else 1
+        predicate = to_predicate(only)
+        found = list(self._leaves())
+        counts = collections.Counter(self._name(f[0]) for f in found)
         for whole, path, owner, position, value in found:
-            if isinstance(value, str) and not items and not isinstance(owner, Variable):
-                continue  # a setting of a module of another library
             # Both 0 and "0" are keys.
-            name = name_of(whole, quoted=counts[name_of(whole)] > 1)
-            spec = _spec_or_problem(value, items and len(path) == 1)
-            wanted = predicate(path[1:] if items else path, owner)
+            name = self._name(whole, quoted=counts[self._name(whole)] > 1)
+            wanted, plain = predicate(path[1:], owner), path in self._plain
+            spec = _spec_or_problem(value, plain)
             if isinstance(spec, Spec):
-                self.leaves[name] = Leaf(name, path, owner, position, value, spec)
+                self.leaves[name] = Leaf(name, path, owner, position, value, spec, plain)
             elif wanted:
                 raise CheckpointError(f"'{name}' {spec}")
             if wanted:
                 self.chosen[name] = self.leaves[name]
         if self.leaves and not self.chosen:
-            name, of = next(iter(self.leaves)), ", ".join(root) if items else type(root).__name__
+            of = ", ".join(items if named else (type(x).__name__ for x in items.values()))
             raise CheckpointError(
                 f"only={filter_text(only)} matches none of the {len(self.leaves):,} leaves of {of}, "
-                f"such as '{name}'."
+                f"such as '{next(iter(self.leaves))}'."
             )
         self.aliases: dict[str, str] = {}
         for first, *others in find_duplicates(self.root, only=_is_shared):
-            self.aliases.update((name_of(path), name_of(first)) for path in others)
+            self.aliases.update((self._name(path), self._name(first)) for path in others)
+
+    def _name(self, path: Path, quoted: bool = False) -> str:
+        return name_of(path[self._start :], quoted)
+
+    def _leaves(self) -> Iterator[Found]:
+        """The leaves, with what is to be refused, and with plain data whole."""
+        items, named = self.root, not self._start
+        plain = {name: value for name, value in items.items() if named and is_plain(value)}
+        self._plain = {(name,) for name in plain}
+        objects = {name: value for name, value in items.items() if name not in plain}
+        static = dict(objects)  # without a leaf
+        seen = view(objects, trees=Leaves.EVERY if named else Leaves.NUMBERS)
+        for path, owner in zip(seen.graphdef.each_path(), seen.leaves):
+            value = content(owner)
+            parts, treedef = jax.tree_util.tree_flatten_with_path(value)
+            if not jax.tree_util.treedef_is_leaf(treedef):
+                for position, (keys, part) in enumerate(parts):
+                    yield (*path, *map(key_name, keys)), path, owner, position, part
+            elif _is_setting(items, path, owner, named):
+                continue
+            else:
+                yield path, path, owner, None, value
+            static.pop(path[0], None)
+        for name, value in static.items() if named else ():
+            if is_graph_node(value):
+                continue
+            if jax.tree.leaves(value) or getattr(value, "__dict__", None):
+                plain[name] = value
+        yield from (((name,), (name,), value, None, value) for name, value in plain.items())
+
+    def has_item(self, name: str) -> bool:
+        """Whether a stored name begins with that of an item, where names do."""
+        return self._start > 0 or name.partition(".")[0] in {name_of((item,)) for item in self.root}
 
     def also_named(self, name: str) -> list[str]:
         """The other names of a leaf."""
         return other_names(name, self.aliases)
 
     def classes(self) -> dict[str, str]:
-        """The classes of objects, Variables and plain lists and tuples, by name."""
+        """The classes of objects and Variables, by name."""
         return {
-            name_of(path): type(value).__name__
+            self._name(path): type(value).__name__
             for path, value in iter_graph(self.root)
-            if is_graph_node(value) or type(value) in (list, tuple)
+            if is_graph_node(value)
         }
 
     def write(self, new: tp.Mapping[str, tp.Any]) -> None:
@@ -386,12 +381,12 @@ class Contents:
 
         Raises CheckpointError for a reference of another dtype.
         """
-        by_owner: dict[Path, list[Leaf]] = collections.defaultdict(list)
+        by_path: dict[Path, list[Leaf]] = collections.defaultdict(list)
         for leaf in map(self.leaves.__getitem__, new):
-            if leaf.spec.dtype != PLAIN or isinstance(leaf.owner, Variable):
-                by_owner[leaf.path].append(leaf)
+            by_path[leaf.path].append(leaf)
+        plain = {path[0]: new[by_path.pop(path)[0].name] for path in self._plain & by_path.keys()}
         pairs: list[tuple[Path, tp.Any]] = []
-        for path, leaves in by_owner.items():
+        for path, leaves in by_path.items():
             owner, value = leaves[0].owner, new[leaves[0].name]
             ref = owner.get_raw_value() if isinstance(owner, Variable) else owner
             if leaves[0].position is not None:
@@ -404,42 +399,42 @@ class Contents:
                     f"'{leaves[0].name}' is a reference to {ref.dtype}, which cannot become "
                     f"{value.dtype}. Nothing was changed. Pass cast=True."
                 )
-            pairs.append(((0, *path), value))
-        writes, holder = Writes(), [self.root]
-        note_update(writes, holder, FlatState(pairs, sort=False))
+            pairs.append((path, value))
+        writes = Writes()
+        note_update(writes, self.root, FlatState(pairs, sort=False))
         writes.make()
-        (self.root,) = holder
-        for leaf in map(self.leaves.__getitem__, new):
-            if leaf.path not in by_owner:  # plain data; dictionaries and lists stay the same
-                (item,), value = leaf.path, new[leaf.name]
-                if isinstance(leaf.value, dict) and isinstance(value, dict):
-                    leaf.value.clear()
-                    leaf.value.update(value)
-                elif isinstance(leaf.value, list) and isinstance(value, list):
-                    leaf.value[:] = value
-                else:
-                    self.root[item] = value
-
-
-def _is_shared(path: Path, value: tp.Any) -> bool:
-    return is_graph_node(value) or is_ref(value)
+        for name, value in plain.items():  # dictionaries and lists stay the same
+            old = self.root[name]
+            if isinstance(old, dict) and isinstance(value, dict):
+                old.clear()
+                old.update(value)
+            elif isinstance(old, list) and isinstance(value, list):
+                old[:] = value
+            else:
+                self.root[name] = value
 
 
 Found: tp.TypeAlias = tuple[Path, Path, tp.Any, int | None, tp.Any]
 """The path of a leaf, also within its owner; that of the owner; and the rest of a `Leaf`."""
 
 
-def _leaves(pairs: tp.Iterable[tuple[Path, tp.Any]]) -> tp.Iterator[Found]:
-    for path, owner in pairs:
-        value = content(owner)
-        below, treedef = jax.tree_util.tree_flatten_with_path(value)
-        if jax.tree_util.treedef_is_leaf(treedef):
-            known = isinstance(owner, Variable) or spec_of(owner) is not None
-            if known or kind_of(owner) != Kind.OTHER:
-                yield path, path, owner, None, value
-            continue
-        for position, (keys, part) in enumerate(below):
-            yield (*path, *map(key_name, keys)), path, owner, position, part
+def _is_shared(path: Path, value: tp.Any) -> bool:
+    return is_graph_node(value) or is_ref(value)
+
+
+def _is_setting(items: tp.Any, path: Path, value: tp.Any, named: bool) -> bool:
+    """Whether the value at a path is not a leaf, but a function or the like within an object."""
+    if isinstance(value, Variable) or kind_of(value) != Kind.OTHER:
+        return False
+    if not named:  # text is a setting of a module of another library
+        return isinstance(value, str) or spec_of(value) is None
+    if spec_of(value) is not None:
+        return False
+    for key in path:
+        if type(items) not in _KIND_OF:
+            return True
+        items = items[key]
+    return False
 
 
 def name_of(path: tp.Iterable[tp.Any], quoted: bool = False) -> str:
@@ -472,34 +467,17 @@ def below(name: str, above: str) -> bool:
     return name == above or name.startswith(above + ".") or not above
 
 
-def _of_items(items: dict[str, tp.Any], found: list[Found]) -> Iterator[Found]:
-    """The leaves of items, with plain data whole, and with what is refused."""
-    plain = {n: value for n, value in items.items() if is_plain(value) and spec_of(value) is None}
-    yield from (leaf for leaf in found if leaf[0][0] not in plain)
-    yield from (((name,), (name,), value, None, value) for name, value in plain.items())
-    above = {path[:n] for path, *_ in found for n in range(1, len(path) + 1)}
-    todo: list[tuple[Path, tp.Any]] = [((n,), x) for n, x in items.items() if n not in plain]
-    while todo:
-        path, value = todo.pop()
-        if type(value) in _KIND_OF:
-            todo += [((*path, key), child) for key, child in entries(value)]
-        elif path not in above and (part := refused(value)) is not None:
-            yield path, path, value, None, part
-
-
-def _spec_or_problem(value: tp.Any, is_item: bool) -> Spec | str:
+def _spec_or_problem(value: tp.Any, plain: bool) -> Spec | str:
     """The spec of a leaf; or what is said of one that cannot be stored."""
     if isinstance(value, Tracer):
         return "is traced: save and restore outside of transforms, with concrete values."
-    if isinstance(value, jax.Array) and value.is_deleted():
+    if is_deleted(value):
         return (
             "has been deleted, probably donated to a jitted function. Save the objects that hold its "
             "results, or do not donate it."
         )
-    if (spec := spec_of(value)) is not None:
-        return spec
-    if is_item and is_plain(value):
-        return Spec((), PLAIN)
+    if (spec := spec_of(value)) is not None or plain:
+        return spec or Spec((), PLAIN)
     return (
         f"is a {type(value).__name__}, which a checkpoint cannot contain here. Beside objects and "
         "arrays it stores random keys, numbers and text; in items of their own also None, bytes, "

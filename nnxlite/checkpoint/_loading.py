@@ -8,10 +8,11 @@ been read are the objects changed.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import difflib
 import typing as tp
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ import numpy as np
 from nnxlite._base.errors import MOST_PATHS
 from nnxlite.checkpoint._contents import PLAIN, Contents, Leaf, Spec, new_dtype, other_names, placed
 from nnxlite.checkpoint._report import CheckpointError, Mismatch, MismatchError, Report, near_text
-from nnxlite.checkpoint._rules import Conversion, Entry, Ignore, any_matches, conversions, same_bits
+from nnxlite.checkpoint._rules import Conversion, Entry, Ignore, Rule, any_matches, conversions
 from nnxlite.filters import Filter
 from nnxlite.training.patterns import Pattern
 
@@ -28,7 +29,7 @@ Renaming: tp.TypeAlias = tp.Mapping[str, str]
 """Patterns of stored names, and what each becomes: `{"encoder.**": "backbone.**"}`."""
 
 
-class Source(tp.Protocol):
+class Source:
     """Where arrays come from.
 
     Attributes:
@@ -39,7 +40,7 @@ class Source(tp.Protocol):
 
     text: str
     specs: dict[str, Spec]
-    aliases: dict[str, str]
+    aliases: tp.Mapping[str, str] = {}
 
     def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], tp.Any]:
         """A function from the name of an array to its value, which is copied if it is to stay.
@@ -48,15 +49,19 @@ class Source(tp.Protocol):
             wanted: the names that will be asked for, each with the sharding it will have, or None. A
                 value may have this sharding already.
         """
-        ...
+        return self.read
+
+    def read(self, name: str) -> tp.Any:
+        """One array; of random keys, their data."""
+        raise NotImplementedError
 
 
 def load_model(source: Source, model: tp.Any, only: Filter, **options: tp.Any) -> Report:
     """Load what a source has into a model; options are those of `load`."""
-    contents = Contents(model, only)
+    contents = Contents({"model": model}, only, named=False)
     new, report = load(source, contents, **options)
     contents.write(new)
-    return dataclasses.replace(report, values={"model": contents.root})
+    return dataclasses.replace(report, values=contents.root)
 
 
 def load(
@@ -67,7 +72,6 @@ def load(
     rename: Renaming | None = None,
     strict: bool,
     cast: bool | None,
-    within: tp.Mapping[str, tp.Any] | None = None,
 ) -> tuple[dict[str, tp.Any], Report]:
     """What `contents.write` has to write, by name, and a report of it.
 
@@ -78,13 +82,12 @@ def load(
         rename: see `Renaming`.
         strict: whether an incomplete report is an error.
         cast: whether a value may lose precision or range by a cast; None for no casts at all.
-        within: the items; of stored names, only those that begin with the name of one have to be used.
 
     Raises:
         MismatchError: for an incomplete report; also without `strict` for a leaf that has no value yet.
     """
     if entries is None:
-        made, missing, left_over = by_name(source, contents, rename)
+        made, missing, left_over = by_name(source, contents, rename or {})
     elif rename is not None:
         raise ValueError("Pass `mapping` or `rename`, not both: the rules of a mapping rename.")
     else:
@@ -92,146 +95,162 @@ def load(
         used = {name for conversion in made for name in conversion.foreign}
         ignored = [entry.foreign for entry in entries if isinstance(entry, Ignore)]
         left_over = [n for n in source.specs if n not in used and not any_matches(ignored, n)]
-    reads, report, remedies = compare(source, contents, made, missing, left_over, within, cast)
+    reads, report, remedies = compare(source, contents, made, missing, left_over, cast)
     kept = [*report.missing, *(m.name for m in report.misshapen)]
     abstract = [n for n in kept if isinstance(contents.leaves[n].value, jax.ShapeDtypeStruct)]
     if abstract or (strict and not report.complete):
-        raise MismatchError(_refusal(report, remedies, within or {}, abstract), report)
-    return _read(source, reads, report, contents, cast), report
+        raise MismatchError(_refusal(report, remedies, abstract), report)
+    return _read(source, reads, contents, cast), report
 
 
 def by_name(
-    source: Source, wanted: Contents, rename: Renaming | None
+    source: Source, wanted: Contents, rename: Renaming
 ) -> tuple[list[Conversion], list[str], list[str]]:
     """Match stored names with those of some objects, after a renaming.
 
     Args:
         source: what has arrays.
         wanted: the objects; leaves that are not chosen are left alone, as are those of their names.
-        rename: see `Renaming`; the first pattern that matches a stored name counts.
+        rename: see `Renaming`; the first one whose result matches a name of ours counts.
 
     Returns:
         How stored arrays become ours; names of ours that none is for; stored names for none of ours.
 
-    Raises CheckpointError for a renaming that matches no stored name, or that leads two to one.
+    Raises CheckpointError for a renaming that matches no stored name.
     """
-    names = renamed(source.specs, rename or {})
-    targets = {name: old for old, name in names.items()}
-    for name, old in list(targets.items()):
-        for other in other_names(name, source.aliases):
-            targets.setdefault(other, old)
+    stored = {other: n for n in source.specs for other in other_names(n, source.aliases)}
+    stored |= {name: name for name in source.specs}
+    rules = [Rule(old, new) for old, new in rename.items()]
+    patterns = [(Pattern(rule.foreign[0]), Pattern(rule.ours[0])) for rule in rules]
+    moved: set[str] = set()
+    for old, _ in patterns:
+        found = [name for name in stored if old.match(name) is not None]
+        if not found:
+            near = near_text(old.text, stored, cutoff=0.3)
+            raise CheckpointError(f"rename: no stored name matches {old.text!r}{near}.")
+        moved.update(found)
+
+    def sought(name: str) -> Iterator[str]:
+        """The stored names that could be for one of ours."""
+        for ours in (name, *wanted.also_named(name)):
+            matches = ((old, new.match(ours)) for old, new in patterns)
+            yield from (old.fill(bindings) for old, bindings in matches if bindings is not None)
+            if ours not in moved:
+                yield ours
+
     made: list[Conversion] = []
     missing: list[str] = []
     used: set[str] = set()
     for name, leaf in wanted.leaves.items():
-        known = [targets[n] for n in (name, *wanted.also_named(name)) if n in targets]
+        known = [stored[old] for old in sought(name) if old in stored]
         if name not in wanted.chosen:
             used.update(known)
         elif known:  # further ones are left over, unless they are this one
             used.add(known[0])
-            shape = leaf.spec.shape
-            made.append(Conversion({known[0]: shape}, {name: shape}))
-        elif leaf.spec.dtype != PLAIN or leaf.value:  # None, an empty list: nothing is lost
+            made.append(Conversion({known[0]: leaf.spec.shape}, {name: leaf.spec.shape}))
+        elif not leaf.plain or leaf.value not in (None, {}, [], ()):  # of these, nothing is lost
             missing.append(name)
-    return made, missing, [name for old, name in names.items() if old not in used]
+    return made, missing, [name for name in source.specs if name not in used]
 
 
 def compare(
     source: Source,
-    wanted: Contents,
+    contents: Contents,
     made: list[Conversion],
     missing: list[str],
     left_over: list[str],
-    within: tp.Container[str] | None,
     cast: bool | None,
-) -> tuple[list[tuple[Conversion, list[str]]], Report, list[str]]:
-    """Compare shapes and dtypes.
-
-    Returns:
-        What is to be read, with the stored names that there are; what that will have done; remedies for
-        what does not match.
-    """
-    stored = source.specs
-    missing, foreign = [*missing], dict[str, str]()
-    restored, renamings = list[str](), list[tuple[str, str]]()
-    misshapen, casts = list[Mismatch](), list[Mismatch]()
-    reads: list[tuple[Conversion, list[str]]] = []
-    remedies: dict[str | None, None] = {}
+) -> tuple[list[tuple[Conversion, list[Leaf]]], Report, list[str]]:
+    """Compare shapes and dtypes: what is to be read for which leaves, a report of it, and remedies."""
+    found = collections.defaultdict[str, list[tp.Any]](list, missing=[*missing])
+    foreign: dict[str, str] = {}  # what was looked for in place of what is missing
+    reads: list[tuple[Conversion, list[Leaf]]] = []
+    remedies: list[str] = []
     for conversion in made:
-        names = [name for name in conversion.ours if name in wanted.chosen]
-        present = [name for name in conversion.foreign if name in stored]
-        absent = [name for name in conversion.foreign if name not in stored]
-        if absent and not (present and conversion.rule.tie):
-            missing += names
+        names = [name for name in conversion.ours if name in contents.chosen]
+        if absent := [name for name in conversion.foreign if name not in source.specs]:
+            found["missing"] += names
             foreign.update(dict.fromkeys(names, absent[0]))
             continue
-        first = stored[present[0]]
-        changed = not conversion.rule.renames
-        needed = conversion.foreign.items()
-        forms = {name: Spec(shape, first.dtype) for name, shape in needed}
-        odd = next((name for name in present if stored[name] != forms[name]), None)
-        good: list[str] = []
-        for name in names:
-            leaf = wanted.leaves[name]
-            then = Spec(leaf.spec.shape, first.dtype) if changed else first
-            if changed and odd is not None:
-                misshapen.append(Mismatch(name, f"{stored[odd]} as {odd}", str(forms[odd])))
-            elif not compatible(then, leaf.spec, cast):
-                misshapen.append(Mismatch(name, str(then), str(leaf.spec)))
-                remedies[_remedy(then, leaf.spec)] = None
+        specs = {name: source.specs[name] for name in conversion.foreign}
+        first, renames = next(iter(specs.values())), conversion.rule.renames
+        forms = {name: Spec(shape, first.dtype) for name, shape in conversion.foreign.items()}
+        odd = [name for name in specs if specs[name] != forms[name] and not renames]
+        good: list[Leaf] = []
+        for leaf in map(contents.leaves.__getitem__, names):
+            stored = first if renames else Spec(leaf.spec.shape, first.dtype)
+            new = Spec(leaf.spec.shape, new_dtype(stored, leaf, cast))
+            if odd:
+                texts = f"{specs[odd[0]]} as {odd[0]}", str(forms[odd[0]])
+                found["misshapen"].append(Mismatch(leaf.name, *texts))
+            elif not compatible(stored, leaf, cast):
+                found["misshapen"].append(Mismatch(leaf.name, str(stored), str(leaf.spec)))
+                remedies.append(_remedy(stored, leaf, cast))
             else:
-                good.append(name)
-                if (dtype := new_dtype(then, leaf, cast)) != then.dtype:
-                    casts.append(Mismatch(name, str(then), str(Spec(leaf.spec.shape, dtype))))
-        restored += good
-        renamings += [(old, name) for old in present for name in good if old != name]
-        if good:
-            reads.append((conversion, present))
-    sought = {name: foreign.get(name, name) for name in missing[:MOST_PATHS]}
-    near = {n: difflib.get_close_matches(old, left_over[:500], 1) for n, old in sought.items()}
-    report = Report(
-        source.text,
-        restored=tuple(restored),
-        missing=tuple(missing),
-        unexpected=tuple(n for n in left_over if within is None or n.partition(".")[0] in within),
-        misshapen=tuple(misshapen),
-        cast=tuple(casts),
-        renamed=tuple(renamings),
-        near={name: found[0] for name, found in near.items() if found},
-        foreign=foreign,
-    )
-    return reads, report, list(filter(None, remedies))
+                good.append(leaf)
+                if new.dtype != stored.dtype and not leaf.spec.key_impl:
+                    found["cast"].append(Mismatch(leaf.name, str(stored), str(new)))
+        found["restored"] += [leaf.name for leaf in good]
+        found["renamed"] += [(o, leaf.name) for o in specs for leaf in good if o != leaf.name]
+        reads += [(conversion, good)] if good else []
+    found["unexpected"] = [name for name in left_over if contents.has_item(name)]
+    hints: dict[str, str] = {}
+    for name in found["missing"][:MOST_PATHS]:
+        sought: str = foreign.get(name, name)
+        near = difflib.get_close_matches(sought, left_over[:500], 1)
+        texts = [f"as {sought}"] if name in foreign else []
+        if texts := [*texts, *(f"near: {old}" for old in near)]:
+            hints[name] = ", ".join(texts)
+        if near and not foreign and "rename=" not in str(remedies):
+            remedies.append(f"{renaming(near[0], name)} restores by another name")
+    fields: dict[str, tp.Any] = {field: tuple(values) for field, values in found.items()}
+    report = Report(source.text, **fields, hints=hints)
+    return reads, report, [*dict.fromkeys(filter(None, remedies))]
+
+
+def renaming(old: str, new: str) -> str:
+    """The option that restores one stored name, and those beside it, by another.
+
+    >>> from nnxlite.checkpoint._loading import renaming
+    >>> renaming("a.first.kernel", "b.kernel")
+    'rename={"a.first.**": "b.**"}'
+    """
+    olds, news, rest = old.split("."), new.split("."), ""
+    while len(olds) > 1 and len(news) > 1 and olds[-1] == news[-1]:
+        del olds[-1], news[-1]
+        rest = ".**"
+    return f'rename={{"{".".join(olds)}{rest}": "{".".join(news)}{rest}"}}'
+
+
+def _refusal(report: Report, remedies: list[str], abstract: list[str]) -> str:
+    last = "strict=False restores what matches and reports the rest"
+    if abstract:
+        some = f"{len(abstract):,} abstract leaves, such as {abstract[0]}, have no value to keep"
+        last = f"{some}: restore into objects that have values"
+    lines = [f"{report.source} does not match the objects, and nothing was changed."]
+    return "\n  ".join([*lines, *report.problems(), f"{'; '.join([*remedies, last])}."])
 
 
 def _read(
     source: Source,
-    reads: list[tuple[Conversion, list[str]]],
-    report: Report,
+    reads: list[tuple[Conversion, list[Leaf]]],
     contents: Contents,
     cast: bool | None,
 ) -> dict[str, tp.Any]:
-    """The new values by name; MismatchError for ties that differ."""
-    restored, new = set(report.restored), dict[str, tp.Any]()
+    """The new values by name."""
     wanted: dict[str, tp.Any] = {}
-    for conversion, names in reads:
-        for name in restored.intersection(conversion.ours):
-            check_sharding(leaf := contents.leaves[name])
-            wanted.update(dict.fromkeys(names, leaf.sharding if conversion.rule.renames else None))
-    read = source.open(wanted)
-    for conversion, names in reads:
-        arrays = [read(name) for name in names]
-        for name, array in zip(names, arrays):
-            if conversion.rule.tie and not same_bits(arrays[0], array):
-                raise MismatchError(
-                    f"{source.text} has different values for '{names[0]}' and '{name}', which "
-                    f"{conversion.rule} ties. Nothing was changed. To load only '{names[0]}', leave the "
-                    f"other to Ignore({name!r}).",
-                    report,
-                )
-        for name, array in zip(conversion.ours, conversion.load(arrays)):
-            leaf = contents.leaves[name]
-            if name in restored:
-                new[name] = placed(array, leaf, source.specs[names[0]], cast)
+    for conversion, leaves in reads:
+        for leaf in leaves:
+            check_sharding(leaf)
+            sharding = leaf.sharding if conversion.rule.renames else None
+            wanted.update(dict.fromkeys(conversion.foreign, sharding))
+    read, new = source.open(wanted), dict[str, tp.Any]()
+    for (foreign, ours, rule), leaves in reads:
+        stored = source.specs[next(iter(foreign))]
+        parts = rule.to_ours([read(name) for name in foreign], [*ours.values()])
+        arrays = dict(zip(ours, parts))
+        for leaf in leaves:
+            new[leaf.name] = placed(arrays[leaf.name], leaf, new_dtype(stored, leaf, cast))
     return new
 
 
@@ -255,45 +274,21 @@ def check_sharding(leaf: Leaf) -> None:
         ) from error
 
 
-def renamed(stored: tp.Iterable[str], rename: Renaming) -> dict[str, str]:
-    """The new name of each stored one."""
-    rules = [(Pattern(old), Pattern(new)) for old, new in rename.items()]
-    for old, new in rules:
-        if unknown := sorted(new.wildcards - old.wildcards):
-            raise CheckpointError(
-                f"rename: {new.text!r} has {', '.join(unknown)}, which {old.text!r} does not have. "
-                "Each wildcard of the new name has to be one of the old name."
-            )
-    matched: set[str] = set()
-    names: dict[str, str] = {}
-    for name in stored:
-        names[name] = name
-        for old, new in rules:
-            if (found := old.match(name)) is not None:
-                names[name] = new.fill(found)
-                matched.add(old.text)
-                break
-    for old, _ in rules:
-        if old.text not in matched:
-            near = near_text(old.text, names, cutoff=0.3)
-            raise CheckpointError(f"rename: no stored name matches {old.text!r}{near}.")
-    by_new: dict[str, str] = {}
-    for old, new in names.items():
-        if (first := by_new.setdefault(new, old)) != old:
-            raise CheckpointError(
-                f"rename: both '{first}' and '{old}' would become '{new}'. Give each a name of its own."
-            )
-    return names
-
-
-def compatible(stored: Spec, wanted: Spec, cast: bool | None) -> bool:
-    """Whether a stored leaf can take the place of another."""
+def compatible(stored: Spec, leaf: Leaf, cast: bool | None) -> bool:
+    """Whether a stored leaf can take the place of another: plain data always does."""
+    wanted = leaf.spec
+    if leaf.plain and stored.is_python:
+        return True
+    if wanted.key_impl and (stored.dtype, stored.shape) == wanted.raw:  # its data
+        return True
     if stored.shape != wanted.shape:
         return False
     if stored.dtype == wanted.dtype:
         return True
     if stored.key_impl or wanted.key_impl or NOT_CAST.intersection((stored.dtype, wanted.dtype)):
         return False
+    if cast is None and not stored.is_python and not wanted.is_python:
+        return new_dtype(stored, leaf, cast) == stored.dtype
     return cast is None or cast or lossless(stored.dtype, wanted.dtype)
 
 
@@ -318,9 +313,9 @@ def lossless(stored: str, wanted: str) -> bool:
     return np.can_cast(jnp.dtype(stored), jnp.dtype(wanted))
 
 
-def _remedy(stored: Spec, wanted: Spec) -> str | None:
-    """What can be done about a leaf that is stored in another form than it is wanted in."""
-    impl, other = stored.key_impl, wanted.key_impl
+def _remedy(stored: Spec, leaf: Leaf, cast: bool | None) -> str:
+    """What can be done about a leaf that is stored in another form than it is wanted in, if anything."""
+    impl, other = stored.key_impl, leaf.spec.key_impl
     if impl and other and impl != other:
         return (
             f"random keys of {impl} cannot be cast to {other}: make the streams with keys of the stored "
@@ -330,27 +325,13 @@ def _remedy(stored: Spec, wanted: Spec) -> str | None:
     if bool(impl) != bool(other):
         return (
             "a random key and other values are not cast to each other: jax.random.wrap_key_data makes "
-            "a key of its data"
+            "a key of its data, only=nnx.Not(nnx.RngKey) leaves keys as they are"
         )
-    if not compatible(stored, wanted, True):
-        return None
+    if not compatible(stored, leaf, True):
+        return ""
+    if cast is None:
+        return (
+            f"without x64 JAX has no arrays of {stored.dtype}: cast=True casts, or set "
+            "jax.config.update('jax_enable_x64', True)"
+        )
     return "cast=True casts with loss of precision, cast=None keeps the stored dtypes"
-
-
-def _refusal(
-    report: Report, remedies: list[str], items: tp.Mapping[str, tp.Any], abstract: list[str]
-) -> str:
-    lines = [f"{report.source} does not match the objects, and nothing was changed."]
-    lines += [f"  {line}" for line in report.problems()]
-    wrong = [*report.missing, *report.unexpected, *(m.name for m in report.misshapen)]
-    for item in dict.fromkeys(name.partition(".")[0] for name in wrong):
-        if isinstance(items.get(item), (dict, list, tuple)):
-            remedies.append(f"without {item}=, report.values[{item!r}] has what was saved")
-    if remedy := report.remedy():
-        remedies.append(f"{remedy} restores by another name")
-    if abstract:
-        some = f"{len(abstract):,} abstract leaves, such as {abstract[0]}, have no value to keep"
-        remedies.append(f"{some}: restore into objects that have values")
-    else:
-        remedies.append("strict=False restores what matches and reports the rest")
-    return "\n".join([*lines, "  " + "; ".join(remedies) + "."])

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import json
 import math
 import os
 import threading
@@ -32,10 +33,8 @@ _opened: weakref.WeakSet[tp.Any] = weakref.WeakSet()
 
 def _finish(process: int) -> None:
     """Complete what is being written when the program ends; raises what could not be written."""
-    if os.getpid() != process:  # a fork has none of the threads
-        return
-    errors = []
-    for manager in tuple(_opened):
+    errors: list[Exception] = []
+    for manager in tuple(_opened) if os.getpid() == process else ():  # a fork has no threads
         try:
             manager.wait_until_finished()
         except Exception as error:
@@ -68,12 +67,10 @@ class Manager:
     Args:
         directory: the folder of the run, which is made by the first `save`.
         keep: how many of the newest checkpoints are kept; None for all.
-        best: the name of the metric by which checkpoints are compared, if any.
+        best: the name of the metric by which checkpoints are compared, if any; the best one is kept.
         mode: "min" where smaller is better, "max" where larger is.
-        keep_best: how many of the best ones are kept in addition.
         keep_every: checkpoints whose step is a multiple of this are never deleted.
         every: `save` ignores steps that are not multiples of this.
-        asynchronous: whether arrays are written in the background.
 
     Raises:
         ValueError: for a number below one, or another mode.
@@ -98,13 +95,10 @@ class Manager:
         keep: int | None = 3,
         best: str | None = None,
         mode: tp.Literal["min", "max"] = "min",
-        keep_best: int = 1,
         keep_every: int | None = None,
         every: int = 1,
-        asynchronous: bool = True,
     ) -> None:
-        numbers = {"keep": keep, "keep_best": keep_best, "keep_every": keep_every, "every": every}
-        for name, number in numbers.items():
+        for name, number in {"keep": keep, "keep_every": keep_every, "every": every}.items():
             if number is not None and number < 1:
                 raise ValueError(f"Manager: {name} has to be at least 1, got {number}.")
         if mode not in ("min", "max"):
@@ -112,23 +106,26 @@ class Manager:
         self.directory = _orbax.folder(directory)
         self.best_metric = best
         self.mode = mode
-        self._policies = (keep, keep_best, keep_every)
+        self._keep = keep
+        self._keep_every = keep_every
         self._every = every
-        self._asynchronous = asynchronous
         self._orbax: tp.Any = None
-        self._saved = False
         self._unfinished: dict[int, dict[str, float]] = {}  # metrics of a step, until `wait`
         self._at: int | None = None  # the step that this manager saved or restored last
 
     def _open(self) -> tp.Any:
-        """Orbax's manager."""
+        """Orbax's manager, for saving; it removes what a process that was ended has left."""
         if self._orbax is None:
             ocp = _orbax.orbax()
             _finish_at_exit(os.getpid())
+            for other in tuple(_opened):  # another one of this process may still write
+                if other.directory == self.directory:
+                    with contextlib.suppress(Exception):  # for those who use that one
+                        other.wait_until_finished()
             options = ocp.CheckpointManagerOptions(
                 save_interval_steps=self._every,
                 preservation_policy=types.SimpleNamespace(should_preserve=self._kept),
-                enable_async_checkpointing=self._asynchronous,
+                cleanup_tmp_directories=True,
                 best_fn=self._rank,  # without one Orbax keeps no metrics
             )
             handlers = _orbax.registry() if jax.process_count() > 1 else None
@@ -143,17 +140,16 @@ class Manager:
 
         Orbax's own policy keeps the last.
         """
-        keep, keep_best, keep_every = self._policies
         steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = set(steps if keep is None else steps[-keep:])
+        kept = set(steps if self._keep is None else steps[-self._keep :])
         if self.best_metric is not None:
-            ranked = [
-                (self._rank(c.metrics), -c.step) for c in checkpoints if c.metrics is not None
-            ]
-            kept |= {-step for _, step in sorted(ranked)[-keep_best:]}
-        if keep_every is not None:
-            kept |= {step for step in steps if step % keep_every == 0}
-        return [step in kept for step in steps]
+            kept.add(self._best_of({c.step: c.metrics for c in checkpoints}))
+        every = self._keep_every
+        return [step in kept or (every is not None and step % every == 0) for step in steps]
+
+    def _best_of(self, metrics: tp.Mapping[int, tp.Any]) -> int | None:
+        """The step with the best of some metrics, the first of equally good ones."""
+        return max(metrics, key=lambda step: (self._rank(metrics[step]), -step), default=None)
 
     def _rank(self, metrics: tp.Any) -> float:
         """A number that is larger for a better checkpoint; the lowest for one that has none."""
@@ -214,16 +210,6 @@ class Manager:
                 f"{max(later)}. Each save needs a later step. To go back, restore the checkpoint to go "
                 "on from first (Manager.restore, nnx.training.resume); or save into another folder."
             )
-        if not self._saved:
-            with together(f"nnx.checkpoint.Manager: {self.directory}"):
-                for other in tuple(_opened):  # another one of this process may still write
-                    if other.directory == self.directory:
-                        with contextlib.suppress(Exception):  # for those who use that one
-                            other.wait_until_finished()
-                if jax.process_index() == 0:
-                    for unfinished in self.directory.glob("*.orbax-checkpoint-tmp*"):
-                        unfinished.rmtree()  # of a process that was ended
-            self._saved = True
         with together(f"nnx.checkpoint.Manager.save: step {step}"):
             contents = contents_of(items, only)
         args = _orbax.content_of(contents).as_arguments()
@@ -271,7 +257,7 @@ class Manager:
         Warns:
             UserWarning: if a damaged checkpoint is passed over for the one before it.
         """
-        check_options("Manager.restore", only=only, rename=rename, strict=strict, cast=cast)
+        options: dict[str, tp.Any] = {"only": only, "rename": rename, "strict": strict, "cast": cast}
         self.wait()
         steps = self.steps
         if not steps or (step is not None and step not in steps):
@@ -280,14 +266,7 @@ class Manager:
             raise NotFoundError(f"{what} in {self.directory}: there is {there}.")
         for number in reversed(steps) if step is None else [step]:
             try:
-                report = restore(
-                    self.directory / str(number),
-                    only=only,
-                    rename=rename,
-                    strict=strict,
-                    cast=cast,
-                    **items,
-                )
+                report = restore(self.directory / str(number), **options, **items)
                 self._at = number
                 return dataclasses.replace(report, step=number)
             except (DamagedError, NotFoundError) as error:
@@ -319,8 +298,7 @@ class Manager:
         """
         if self.best_metric is None:
             raise ValueError("Manager.best: name the metric first, Manager(..., best='loss').")
-        ranks = {step: self._rank(self.metrics(step)) for step in self.steps}
-        return max(ranks, key=lambda step: (ranks[step], -step), default=None)
+        return self._best_of({step: self.metrics(step) for step in self.steps})
 
     def metrics(self, step: int, /) -> dict[str, float]:
         """The numbers that were saved with a step; empty if there were none.
@@ -328,7 +306,9 @@ class Manager:
         Args:
             step: its number.
         """
-        return dict(self._unfinished.get(step) or self._open().metrics(step) or {})
+        file = self.directory / str(step) / "metrics" / "metrics"  # as Orbax writes them
+        stored = json.loads(file.read_text()) if file.exists() else {}
+        return self._unfinished.get(step) or stored
 
     def should_stop(self, patience: int) -> bool:
         """Whether training has gone on for too long since the best checkpoint.
@@ -352,7 +332,7 @@ class Manager:
         except Exception as error:
             with contextlib.suppress(Exception):  # its threads may still write
                 self._orbax.close()
-            self._orbax, self._saved = None, False
+            self._orbax = None
             self._unfinished.clear()
             raise _orbax.not_written(self.directory, error) from error
 

@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import typing as tp
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec, spec_of
-from nnxlite.checkpoint._loading import load_model
+from nnxlite._base.jax import key_name
+from nnxlite.checkpoint._contents import Contents, Leaf, spec_of
+from nnxlite.checkpoint._loading import Source, load_model
 from nnxlite.checkpoint._report import CheckpointError, Report
-from nnxlite.checkpoint._rules import Conversion, Entry, MappingError, conversions, same_bits
+from nnxlite.checkpoint._rules import Conversion, Entry, MappingError, conversions
 from nnxlite.filters import Filter
-
-_PYTHON = {"Python bool": "bool", "Python int": "int64", "Python float": "float64"}
-"""The dtypes that Python numbers are written in."""
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -102,52 +100,38 @@ class Mapping:
             only: a filter for the Variables to be exported.
 
         Returns:
-            A dictionary of NumPy arrays (bfloat16 and the like are dtypes of `ml_dtypes`), and of typed
-            random keys.
+            A dictionary of NumPy arrays (bfloat16 and the like are dtypes of `ml_dtypes`); of random
+            keys, of their data.
 
         Raises:
             MappingError: if the mapping does not suit the model, or has no rule for an array of it.
 
         See the example of the class.
         """
-        specs, arrays = exported(model, only, self.entries)
-        return {
-            name: jax.random.wrap_key_data(jnp.asarray(array), impl=impl) if impl else array
-            for name, array in arrays
-            for impl in [specs[name].key_impl]
-        }
+        return exported(model, only, self.entries)
 
 
-class Arrays:
-    """Arrays in memory, a `Source`; CheckpointError for a value that is not an array."""
+class Arrays(Source):
+    """Arrays in memory; CheckpointError for a value that is not an array."""
 
     text = "The dictionary"
-    aliases: dict[str, str] = {}
 
     def __init__(self, arrays: tp.Mapping[str, tp.Any]) -> None:
-        self._arrays = dict(_flattened(arrays, ""))
-        self.specs: dict[str, Spec] = {}
+        pairs = jax.tree_util.tree_leaves_with_path(dict(arrays))
+        self._arrays = {
+            ".".join(str(key_name(key)) for key in keys): _as_array(value) for keys, value in pairs
+        }
+        self.specs = {}
         for name, array in self._arrays.items():
             spec = spec_of(array)
             if spec is None or spec.dtype == "Python str":
                 raise CheckpointError(f"'{name}' is a {type(array).__name__}, not an array.")
             self.specs[name] = spec
 
-    def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], np.ndarray]:
-        """See `Source`; of random keys, their data."""
-        return self._read
-
-    def _read(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> np.ndarray:
+        """See `Source`."""
         array = self._arrays[name]
         return np.asarray(jax.random.key_data(array) if self.specs[name].key_impl else array)
-
-
-def _flattened(arrays: tp.Mapping[str, tp.Any], prefix: str) -> Iterator[tuple[str, tp.Any]]:
-    for key, value in arrays.items():
-        if isinstance(value, tp.Mapping):
-            yield from _flattened(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", _as_array(value)
 
 
 def _as_array(value: tp.Any) -> tp.Any:
@@ -162,84 +146,50 @@ def _as_array(value: tp.Any) -> tp.Any:
 
 def exported(
     model: tp.Any, only: Filter, entries: tuple[Entry, ...] | None
-) -> tuple[dict[str, Spec], Iterator[tuple[str, np.ndarray]]]:
-    """What leaves a model, under foreign names if there are entries of a mapping.
+) -> dict[str, np.ndarray]:
+    """The arrays of a model, under foreign names if there are entries of a mapping.
 
-    Returns:
-        Shape and dtype of each array, by name, those with the largest items first; and the arrays in
-        the same order, each made when it is asked for; of random keys, their data.
+    Of random keys there is their data.
     """
-    contents = Contents(model, only)
+    contents = Contents({"model": model}, only, named=False)
     leaves = contents.leaves
-    for name, leaf in contents.chosen.items():
-        _check_concrete(name, leaf)
-    made, left = (
-        ([Conversion({n: x.spec.shape}, {n: x.spec.shape}) for n, x in leaves.items()], [])
-        if entries is None
-        else conversions(entries, contents)
-    )
+    if entries is None:
+        made, left = [Conversion({name: ()}, {name: ()}) for name in leaves], []
+    else:
+        made, left = conversions(entries, contents)
+    made = [c for c in made if not contents.chosen.keys().isdisjoint(c.ours)]
     problems = [f"{name}: no rule is for it; add one, or Keep({name!r})." for name in left]
-    owners: dict[str, Conversion] = {}
-    specs: dict[str, Spec] = {}
-    tied: list[Conversion] = []
-    wanted = [c for c in made if not contents.chosen.keys().isdisjoint(c.ours)]
-    for conversion in sorted(wanted, key=lambda c: c.is_tied):  # what an array belongs to is first
-        first = next(iter(conversion.foreign))
-        if conversion.is_tied and first in owners:
-            tied.append(conversion)
-            continue
-        found = {leaves[name].spec.dtype for name in conversion.ours}
-        dtypes = sorted(_PYTHON.get(dtype, dtype) for dtype in found)
+    for conversion in made:
+        dtypes = sorted({leaves[name].spec.dtype for name in conversion.ours})
         if len(dtypes) > 1:
-            problems.append(f"{first}: ours are of {' and '.join(dtypes)}.")
-        owners.update(dict.fromkeys(conversion.foreign, conversion))
-        specs.update((name, Spec(shape, dtypes[0])) for name, shape in conversion.foreign.items())
-    if problems:
-        raise MappingError(
-            f"The mapping cannot save {type(contents.root).__name__}; nothing was written:",
-            problems,
-        )
-
-    def arrays_of(conversion: Conversion) -> Iterator[tuple[str, np.ndarray]]:
-        hosts = [_host(leaves[name]) for name in conversion.ours]
-        return zip(conversion.foreign, conversion.save(hosts))
-
-    for conversion in tied:
-        ((name, array),) = arrays_of(conversion)
-        owner = owners[name]
-        if not same_bits(array, dict(arrays_of(owner))[name]):
-            raise MappingError(
-                f"'{next(iter(conversion.ours))}' and '{next(iter(owner.ours))}' are tied, as both are "
-                f"saved as '{name}', and differ. Nothing was written. Share one Variable between them, "
-                "or save one of them under another foreign name."
+            problems.append(
+                f"{next(iter(conversion.foreign))}: ours are of {' and '.join(dtypes)}."
             )
-    size = lambda c: specs[next(iter(c.foreign))].itemsize
-    order = sorted(dict.fromkeys(owners.values()), key=size, reverse=True)  # all are aligned
-    specs = {name: specs[name] for c in order for name in c.foreign}
-    return specs, (pair for c in order for pair in arrays_of(c))
-
-
-def _check_concrete(name: str, leaf: Leaf) -> None:
-    if isinstance(leaf.value, jax.ShapeDtypeStruct):
-        raise CheckpointError(f"'{name}' is abstract, and has no value to be saved.")
-    if isinstance(leaf.value, jax.Array) and not (
-        leaf.value.is_fully_addressable or leaf.value.is_fully_replicated
-    ):
-        raise CheckpointError(
-            f"'{name}' is spread over several processes. Gather it first "
-            "(jax.experimental.multihost_utils.process_allgather), or use nnx.checkpoint.save, "
-            "with which every process writes its part."
-        )
+    if problems:
+        message = f"The mapping cannot save {type(model).__name__}; nothing was written:"
+        raise MappingError(message, problems)
+    arrays: dict[str, np.ndarray] = {}
+    for foreign, ours, rule in made:
+        arrays.update(zip(foreign, rule.to_foreign([_host(leaves[name]) for name in ours])))
+    return arrays
 
 
 def _host(leaf: Leaf) -> np.ndarray:
     """The value as NumPy's; the model does not keep this copy."""
     value = leaf.value
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise CheckpointError(f"'{leaf.name}' is abstract, and has no value to be saved.")
     if leaf.spec.is_python:
-        return np.asarray(value, _PYTHON[leaf.spec.dtype])
+        return np.asarray(value)
     if leaf.spec.key_impl:
         value = jax.random.key_data(value)
     if isinstance(value, jax.Array):
+        if not (value.is_fully_addressable or value.is_fully_replicated):
+            raise CheckpointError(
+                f"'{leaf.name}' is spread over several processes. Gather it first "
+                "(jax.experimental.multihost_utils.process_allgather), or use nnx.checkpoint.save, "
+                "with which every process writes its part."
+            )
         if not value.is_fully_addressable:
             value = value.addressable_data(0)
         with contextlib.suppress(RuntimeError):  # where JAX was told to do without the CPU

@@ -20,6 +20,7 @@ import numpy as np
 
 from nnxlite._base.errors import importing
 from nnxlite._base.jax import key_name
+from nnxlite._base.text import human_bytes
 from nnxlite.checkpoint._contents import (
     NUMBERS_AND_TEXT,
     PLAIN,
@@ -30,7 +31,14 @@ from nnxlite.checkpoint._contents import (
     plain_as_json,
     plain_of_json,
 )
-from nnxlite.checkpoint._report import CheckpointError, DamagedError, NotFoundError, together
+from nnxlite.checkpoint._loading import Source
+from nnxlite.checkpoint._report import (
+    CheckpointError,
+    DamagedError,
+    NotFoundError,
+    printable,
+    together,
+)
 from nnxlite.checkpoint._safetensors import PICKLES
 from nnxlite.distributed import agreed, exchange
 
@@ -81,17 +89,16 @@ def content_of(contents: Contents) -> Content:
     arrays: dict[str, tp.Any] = {}
     leaves: dict[str, tp.Any] = {}
     same: dict[str, str] = {}  # what each process describes alike
-    mine: list[str] = []  # arrays of which each process has a copy of its own
+    mine: dict[str, tp.Any] = {}  # arrays of which each process has a copy of its own
     with together("nnx.checkpoint: what is to be saved"):
         for name, leaf in contents.chosen.items():
             value, spec = leaf.value, leaf.spec
             leaves[name] = {"dtype": spec.dtype, "shape": list(spec.shape)}
-            same[name] = str(spec)
+            same[name] = f"{spec} {value!r}" if spec.is_python else str(spec)
             if isinstance(value, jax.ShapeDtypeStruct):
                 raise CheckpointError(f"'{name}' is abstract: it has no value to save.")
             if spec.is_python:
                 leaves[name]["value"] = plain_as_json(value)
-                same[name] += f" {value!r}"
             if spec.is_python or 0 in spec.shape:
                 continue
             value = jax.random.key_data(value) if spec.key_impl else value
@@ -101,19 +108,14 @@ def content_of(contents: Contents) -> Content:
                     "process has a part. Build its mesh from jax.devices()."
                 )
             if not isinstance(value, jax.Array) or value.is_fully_addressable:
-                mine.append(name)
+                mine[name] = value
             elif value.is_fully_replicated:
                 value = np.asarray(value.addressable_data(0))
             arrays[name] = value if isinstance(value, jax.Array) else np.asarray(value)
-    about = {
-        "format": FORMAT,
-        "leaves": leaves,
-        "aliases": contents.aliases,
-        "classes": contents.classes(),
-    }
     if jax.process_count() > 1:
-        check_same_in_all(same, {name: arrays[name] for name in mine})
-    return Content(arrays, about)
+        check_same_in_all(same, mine)
+    named = {"aliases": contents.aliases, "classes": contents.classes()}
+    return Content(arrays, {"format": FORMAT, "leaves": leaves, **named})
 
 
 def check_same_in_all(parts: dict[str, str], mine: tp.Mapping[str, tp.Any]) -> None:
@@ -124,8 +126,8 @@ def check_same_in_all(parts: dict[str, str], mine: tp.Mapping[str, tp.Any]) -> N
         mine: arrays that are on no mesh of all processes, so that each has a copy of its own.
     """
     for name, array in mine.items():
-        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        parts[name] += f" of hash {hashlib.sha256(content.data).hexdigest()[:16]}"
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        parts[name] += f" of hash {hashlib.sha256(data).hexdigest()[:16]}"
     whole = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     hashes = exchange("nnx.checkpoint: what is saved", whole)
     other = next((index for index, text in enumerate(hashes) if text != hashes[0]), None)
@@ -235,15 +237,16 @@ def complete_steps(path: epath.Path) -> list[int]:
     return sorted(found.step for found in orbax().path.step.standard_name_format().find_all(path))
 
 
-class Folder:
-    """A checkpoint: what a folder contains, without its arrays, which `open` reads.
+class Info(Source):
+    """The contents of a checkpoint, without its arrays.
 
     Attributes:
         path: of the folder.
-        text: what it is, for messages.
-        specs: shape and dtype of each leaf, by name.
-        values: numbers, texts and plain data, by name.
-        aliases, classes: see `Contents`.
+        leaves: shape and dtype of each leaf, as text, by name.
+        values: the numbers, texts and plain data, by name.
+        aliases: further names of what is shared, with the names it is stored by.
+        classes: the classes of objects and Variables, by name.
+        nbytes: the size of the arrays.
 
     Args:
         path: of the folder.
@@ -256,11 +259,10 @@ class Folder:
     """
 
     def __init__(self, path: epath.Path, items: tp.Collection[str] = ()) -> None:
-        self.path = path
-        self.specs: dict[str, Spec] = {}
+        self.path = str(path)
         self.values: dict[str, tp.Any] = {}
-        self.aliases: dict[str, str] = {}
         self.classes: dict[str, str] = {}
+        self._folder = path
         self._arrays: dict[str, tp.Any] | None = None  # all of them, of a tree that Orbax wrote
         about = path / ABOUT / "metadata"
         if about.exists():
@@ -286,31 +288,35 @@ class Folder:
                 f"this version reads {FORMAT}). Upgrade nnxlite."
             )
         leaves = given["leaves"] if given["format"] == FORMAT else _upgraded(given)
-        for name, entry in leaves.items():
-            self.specs[name] = spec = Spec(tuple(entry["shape"]), entry["dtype"])
+        self.specs = {n: Spec(tuple(x["shape"]), x["dtype"]) for n, x in leaves.items()}
+        for name, spec in self.specs.items():
             if spec.is_python:
-                self.values[name] = spec.as_python(plain_of_json(entry["value"]))
+                self.values[name] = spec.as_python(plain_of_json(leaves[name]["value"]))
         self.aliases, self.classes = given["aliases"], given["classes"]
 
-    def with_keys(self, contents: Contents) -> tp.Self:
-        """The same, with random keys in place of their data, which Orbax does not tell apart."""
-        for name in self._arrays or ():
-            leaf, data = contents.leaves.get(name), self.specs[name]
-            form = leaf.spec.shape if leaf is not None and leaf.spec.key_impl else None
-            if leaf is not None and data.dtype == "uint32" and data.shape[:-1] == form:
-                self.specs[name] = leaf.spec
-        return self
+    @property
+    def leaves(self) -> dict[str, str]:
+        """Shape and dtype of each leaf, as text, by name."""
+        return {name: str(spec) for name, spec in self.specs.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the arrays."""
+        return sum(spec.nbytes for spec in self.specs.values())
+
+    def __repr__(self) -> str:
+        lines = [f"{self.path}: {len(self.specs):,} leaves, {human_bytes(self.nbytes)}"]
+        for item in items_of(self.specs):
+            count = sum(name.partition(".")[0] == item for name in self.specs)
+            if item in self.specs:
+                lines.append(f"{item}: {self.values.get(item, str(self.specs[item]))!r}")
+            else:
+                kind, leaves = self.classes.get(item, "pytree"), "leaf" if count == 1 else "leaves"
+                lines.append(f"{item}: {kind} with {count:,} {leaves}")
+        return "\n".join(map(printable, lines))
 
     def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], tp.Any]:
-        """Read some of the leaves, in the dtypes that they were stored in.
-
-        Args:
-            wanted: their names, each with a sharding, or None for a NumPy array.
-
-        Returns:
-            A function from a name to its value. It raises DamagedError, naming an array, for one that is
-            not what the description says.
-        """
+        """See `Source`. The function raises DamagedError for what is not as the description says."""
         ocp = orbax()
         args: dict[str, tp.Any] = {}
         several = jax.process_count() > 1
@@ -327,7 +333,7 @@ class Folder:
         if args and self._arrays is None:
             item = dict.fromkeys(args, 0)
             partial = ocp.args.PyTreeRestore(item, restore_args=args, partial_restore=True)
-            arrays = _read(self.path, self.path / ARRAYS, lambda _: partial)
+            arrays = _read(self._folder, self._folder / ARRAYS, lambda _: partial)
         return lambda name: self._checked(name, arrays.get(name))
 
     def _checked(self, name: str, array: tp.Any) -> tp.Any:
@@ -335,43 +341,37 @@ class Folder:
         spec = self.specs[name]
         if spec.is_python:
             return self.values[name]
+        dtype, shape = spec.raw
         if 0 in spec.shape:
-            return np.zeros(spec.shape, jax.numpy.dtype(spec.dtype))
-        if not hasattr(array, "dtype"):  # Orbax leaves what it was given where it found nothing
-            array = None
-        form = (spec.shape, jax.numpy.dtype(spec.dtype)) if not spec.key_impl else None
-        if array is None or (form and (array.shape, array.dtype) != form):
-            got = "" if array is None else f" ({array.dtype}{list(array.shape)}, saved as {spec})"
+            return np.zeros(shape, jax.numpy.dtype(dtype))
+        # Orbax leaves what it was given where it found nothing.
+        found = Spec(array.shape, array.dtype.name) if hasattr(array, "dtype") else None
+        if found != Spec(shape, dtype):
+            got = f" ({found}, saved as {spec})" if found else ""
             raise DamagedError(f"{self.path} is damaged: '{name}' is not what was saved{got}.")
-        if spec.key_impl and array.dtype == np.uint32:
-            return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=spec.key_impl)
         return array
 
 
 def _upgraded(given: dict[str, tp.Any]) -> dict[str, tp.Any]:
     """The leaves of a former format as this one has them: the parts of plain data as one."""
     leaves, table = dict(given["leaves"]), given.get("containers", {})
-    objects = [*given["classes"]]
-    given["classes"] |= {name: kind for name, (kind, _) in table.items()}
 
     def whole(name: str) -> tp.Any:
         if name in table:
             kind, children = table[name]
             return [kind, [(key, whole(child)) for key, child in children]]
-        entry = given["leaves"][name]
-        match entry["dtype"].split():
-            case ["empty", kind]:
-                return [kind, []]
-            case ["Python", "bytes"]:
-                return ["bytes", entry["value"]]
-        return entry["value"]
+        kind, _, rest = given["leaves"][name]["dtype"].partition(" ")
+        if kind == "empty":
+            return [rest, []]
+        value = given["leaves"][name]["value"]
+        return ["bytes", value] if rest == "bytes" else value
 
     for item in items_of(leaves):
-        parts = {name: given["leaves"][name] for name in leaves if below(name, item)}
-        number = item in parts and parts[item]["dtype"] in NUMBERS_AND_TEXT
-        plain = (item in table or item in parts) and not number
-        plain = plain and all("value" in entry for entry in parts.values())
-        plain = plain and not any(below(name, item) for name in objects)
+        parts = {name: entry for name, entry in leaves.items() if below(name, item)}
+        if item in parts and parts[item]["dtype"] in NUMBERS_AND_TEXT:
+            continue
+        plain = item in {*table, *parts} and all("value" in entry for entry in parts.values())
+        plain = plain and not any(below(name, item) for name in given["classes"])
         for name, entry in parts.items():
             if plain or entry["dtype"].startswith(("None", "empty")):
                 del leaves[name]

@@ -8,7 +8,7 @@ import difflib
 import typing as tp
 from collections.abc import Iterator
 
-from nnxlite._base.errors import MOST_PATHS, NnxError
+from nnxlite._base.errors import NnxError, listed
 from nnxlite.distributed import ProcessError, agreed
 
 __all__ = ["CheckpointError", "DamagedError", "Mismatch", "MismatchError", "NotFoundError"]
@@ -49,16 +49,16 @@ class Report:
         cast: leaves that were stored in another dtype and have been cast, also from 64 bits to 32
             without x64; those that are restored only with `cast=True` are in `misshapen` without it.
         renamed: pairs of a stored name and the name it was restored by.
-        near: for the first missing names, the stored name left over that is most like it.
+        hints: for the first missing names, the stored name that is most like it; with a `Mapping`, also
+            the foreign name that was looked for.
         step: that of the checkpoint, where a `Manager` restored it.
-        values: all items by name. Those that were passed: the objects, changed in place, and a new
-            value for what cannot be changed, such as a number, text or a frozen module. Others are as
-            `nnx.checkpoint.values` gives them.
-        foreign: with a `Mapping`, the foreign name that was looked for in place of one that is missing.
+        values: items by name. Those that were passed: the objects, changed in place, and a new value
+            for what cannot be changed, such as a number, text or a frozen module. Also the numbers,
+            text and plain data that were not passed.
 
     >>> from nnxlite.checkpoint import Report
     >>> report = Report("weights", ("a.kernel",), missing=("a.bias",), unexpected=("a.biases",),
-    ...                 near={"a.bias": "a.biases"})
+    ...                 hints={"a.bias": "near: a.biases"})
     >>> report.complete
     False
     >>> report
@@ -74,10 +74,9 @@ class Report:
     misshapen: tuple[Mismatch, ...] = ()
     cast: tuple[Mismatch, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
-    near: tp.Mapping[str, str] = dataclasses.field(default_factory=dict)
+    hints: tp.Mapping[str, str] = dataclasses.field(default_factory=dict)
     step: int | None = None
     values: tp.Mapping[str, tp.Any] = dataclasses.field(default_factory=dict)
-    foreign: tp.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -86,44 +85,23 @@ class Report:
 
     def problems(self) -> list[str]:
         """A line for each kind of problem, with the first names."""
+        hints = {name: f" ({hint})" for name, hint in self.hints.items()}
         kinds = {
-            "missing": [self._missing_text(name) for name in self.missing],
+            "missing": [name + hints.get(name, "") for name in self.missing],
             "unexpected": self.unexpected,
             "misshapen": self.misshapen,
         }
         return [_line(title, names) for title, names in kinds.items() if names]
 
-    def _missing_text(self, name: str) -> str:
-        known = [f"as {self.foreign[name]}"] if name in self.foreign else []
-        known += [f"near: {self.near[name]}"] if name in self.near else []
-        return f"{name} ({', '.join(known)})" if known else name
-
-    def remedy(self) -> str | None:
-        """The renaming that brings the first missing name and the stored one like it together."""
-        for name, near in self.near.items():
-            if name in self.foreign:
-                return None
-            old, new = near.split("."), name.split(".")
-            while len(old) > 1 and len(new) > 1 and old[-1] == new[-1]:
-                del old[-1], new[-1]
-            deeper = "" if len(old) == near.count(".") + 1 else ".**"
-            return f'rename={{"{".".join(old)}{deeper}": "{".".join(new)}{deeper}"}}'
-        return None
-
     def __repr__(self) -> str:
-        lines = [f"{printable(self.source)}: {len(self.restored):,} restored"]
-        lines += self.problems()
-        if self.cast:
-            lines.append(_line("cast", self.cast))
-        if self.renamed:
-            lines.append(_line("renamed", [f"{old} to {new}" for old, new in self.renamed]))
-        return "\n".join(lines)
+        renamed = [f"{old} to {new}" for old, new in self.renamed]
+        lines = [f"{printable(self.source)}: {len(self.restored):,} restored", *self.problems()]
+        lines += [_line("cast", self.cast)] if self.cast else []
+        return "\n".join([*lines, _line("renamed", renamed)] if renamed else lines)
 
 
 def _line(title: str, names: tp.Sequence[tp.Any]) -> str:
-    more = f" and {len(names) - MOST_PATHS:,} more" if len(names) > MOST_PATHS else ""
-    shown = ", ".join(printable(str(name)) for name in names[:MOST_PATHS])
-    return f"{title}, {len(names):,}: {shown}{more}"
+    return f"{title}, {len(names):,}: {listed(names, text=lambda name: printable(str(name)))}"
 
 
 def near_text(name: str, names: tp.Iterable[str], cutoff: float = 0.5) -> str:

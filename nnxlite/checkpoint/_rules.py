@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from nnxlite._base.errors import importing
-from nnxlite.checkpoint._contents import Contents, Leaf
+from nnxlite.checkpoint._contents import Contents
 from nnxlite.checkpoint._report import CheckpointError, near_text
 from nnxlite.training.patterns import Pattern
 
@@ -62,9 +62,6 @@ class Rule:
             `pip install "nnxlite[checkpoint]"`.
         split: an axis along which one foreign array is split into several of ours. Each part is as
             large as ours needs, and `axes` are those of one part.
-        tie: whether the names are of equal arrays. Of several foreign ones one is enough to load, and
-            all are saved; several of ours, and several rules for one foreign array of which all but one
-            have `tie`, are loaded from one, and must be equal when they are saved.
         sizes: sizes of axes that do not follow from the shapes of ours; needed only where the right
             side has parentheses.
 
@@ -77,14 +74,12 @@ class Rule:
     Rule('h.{i}.mlp.weight', 'blocks.{i}.mlp.kernel', 'out in -> in out')
     >>> experts = Rule([f"experts.{e}.w1.weight" for e in range(8)], "w1", "e out in -> e in out")
     >>> gates = Rule("gate_up.weight", ["gate.kernel", "up.kernel"], split=-1)
-    >>> embedding = Rule(["wte.weight", "lm_head.weight"], "wte.embedding", tie=True)
     """
 
     foreign: tuple[str, ...]
     ours: tuple[str, ...]
     axes: str | None
     split: int | None
-    tie: bool
     sizes: tuple[tuple[str, int], ...]
 
     def __init__(
@@ -95,11 +90,10 @@ class Rule:
         /,
         *,
         split: int | None = None,
-        tie: bool = False,
         **sizes: int,
     ) -> None:
         sides = [(side,) if isinstance(side, str) else tuple(side) for side in (foreign, ours)]
-        values = (*sides, axes, split, tie, tuple(sorted(sizes.items())))
+        values = (*sides, axes, split, tuple(sorted(sizes.items())))
         for field, value in zip(dataclasses.fields(self), values):
             object.__setattr__(self, field.name, value)
         if not all(sides):
@@ -113,46 +107,28 @@ class Rule:
     @property
     def renames(self) -> bool:
         """Whether it does nothing else."""
-        several = len(self.foreign) > 1 or len(self.ours) > 1
-        return not several and self.axes is None and not self.tie
+        return len(self.foreign) == len(self.ours) == 1 and self.axes is None
 
-    def _to_ours(self, arrays: Sequence[np.ndarray], ours: Sequence[Shape]) -> list[np.ndarray]:
+    def to_ours(self, arrays: Sequence[np.ndarray], ours: Sequence[Shape]) -> list[np.ndarray]:
         """Our arrays, of these shapes, from the foreign ones; views of them where possible."""
-        if self.tie:
-            parts = [arrays[0]] * len(ours)
-        elif self.split is not None:
+        if self.split is not None:
             sizes = [self._back(blank(shape)).shape[self.split] for shape in ours]
             parts = np.split(arrays[0], np.cumsum(sizes)[:-1], self.split)
-        else:
-            whole = self._forth(_joined(arrays), (len(ours), *ours[0]) if ours[1:] else ours[0])
-            return list(whole) if ours[1:] else [whole]
-        return [self._forth(part, shape) for part, shape in zip(parts, ours)]
+            return [self._forth(part, shape) for part, shape in zip(parts, ours)]
+        whole = self._forth(_joined(arrays), (len(ours), *ours[0]) if ours[1:] else ours[0])
+        return list(whole) if ours[1:] else [whole]
 
-    def _to_foreign(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The foreign arrays from ours.
-
-        Raises:
-            MappingError: for arrays that are tied, and not equal.
-            ValueError: (or IndexError) if no arrays give such ones.
-        """
-        count = len(self.foreign)
-        if self.tie:
-            made = [self._back(array) for array in arrays]
-            if not all(same_bits(made[0], other) for other in made):
-                raise MappingError(
-                    f"{', '.join(self.ours)} are tied by {self}, and differ. Nothing was written. "
-                    "Share one Variable among them, or give each a foreign name and a rule of its own."
-                )
-            return made[:1] * count
+    def to_foreign(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The foreign arrays from ours; ValueError (or IndexError) if no arrays give such ones."""
         if self.split is not None:
             made = [np.concatenate([self._back(array) for array in arrays], self.split)]
         else:
             whole = self._back(_joined(arrays))
-            made = list(whole) if count > 1 else [whole]
-        if len(made) != count:
+            made = list(whole) if len(self.foreign) > 1 else [whole]
+        if len(made) != len(self.foreign):
             raise ValueError(
-                f"it is made from {len(made)} arrays, not {count}. Write axes, of which the first "
-                "counts the arrays of a side with several names; or split=, or tie=True for equal ones."
+                f"it is made from {len(made)} arrays, not {len(self.foreign)}. Write axes, of which the "
+                "first counts the arrays of a side with several names; or split=."
             )
         return made
 
@@ -162,10 +138,9 @@ class Rule:
             return x
         right = self.axes.partition("->")[2]
         names = re.findall(r"[A-Za-z_]\w*", right)
-        sizes = self._rearranged(
-            blank(shape), f"{right} -> {' '.join(names)}", dict(self.sizes)
-        ).shape
-        return self._rearranged(x, self.axes, dict(zip(names, sizes)))
+        every = f"{right} -> {' '.join(names)}"
+        sizes = _rearranged(blank(shape), every, dict(self.sizes)).shape
+        return _rearranged(x, self.axes, dict(zip(names, sizes)))
 
     def _back(self, x: np.ndarray) -> np.ndarray:
         """An array of ours as one of the foreign side."""
@@ -174,31 +149,28 @@ class Rule:
         left, arrow, right = self.axes.partition("->")
         if not arrow:
             raise ValueError(f"{self.axes!r} has one side. Write both, as in 'o i -> i o'.")
-        return self._rearranged(x, f"{right} -> {left}", dict(self.sizes))
-
-    def _rearranged(self, x: np.ndarray, axes: str, sizes: tp.Mapping[str, int]) -> np.ndarray:
-        with importing(
-            'Axes of a Rule need einops: pip install "nnxlite[checkpoint]".', name="einops"
-        ):
-            import einops
-        try:
-            with warnings.catch_warnings():  # `in` is a fine name of an axis
-                warnings.filterwarnings(
-                    "ignore", "It is discouraged to use axes names that are keywords"
-                )
-                return einops.rearrange(x, axes, **sizes)
-        except einops.EinopsError as error:
-            raise ValueError(
-                f"{str(error).splitlines()[-1].strip()} (Sizes that do not follow from our arrays are "
-                "passed by name, as in Rule('q', 'query', '(heads d) o -> o heads d', d=64).)"
-            ) from error
+        return _rearranged(x, f"{right} -> {left}", dict(self.sizes))
 
     def __repr__(self) -> str:
         sides = [side[0] if len(side) == 1 else side for side in (self.foreign, self.ours)]
         shown = [repr(value) for value in (*sides, self.axes) if value is not None]
-        options = {"split": self.split, "tie": self.tie or None, **dict(self.sizes)}
+        options = {"split": self.split, **dict(self.sizes)}
         shown += [f"{name}={value!r}" for name, value in options.items() if value is not None]
         return f"Rule({', '.join(shown)})"
+
+
+def _rearranged(x: np.ndarray, axes: str, sizes: tp.Mapping[str, int]) -> np.ndarray:
+    with importing('Axes of a Rule need einops: pip install "nnxlite[checkpoint]".', name="einops"):
+        import einops
+    try:
+        with warnings.catch_warnings():  # `in` is a fine name of an axis
+            warnings.filterwarnings("ignore", "It is discouraged to use axes names that are keyw")
+            return einops.rearrange(x, axes, **sizes)
+    except einops.EinopsError as error:
+        raise ValueError(
+            f"{str(error).splitlines()[-1].strip()} (Sizes that do not follow from our arrays are "
+            "passed by name, as in Rule('q', 'query', '(heads d) o -> o heads d', d=64).)"
+        ) from error
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -208,16 +180,6 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def blank(shape: Shape) -> np.ndarray:
     """An array that has a shape and no bytes, as has all that is made of such."""
     return np.empty(shape, "V0")
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays are equal, NaNs included."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.nbytes:
-        return True
-    a, b = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
-    return np.array_equal(a, b)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,36 +218,12 @@ def any_matches(patterns: Iterable[str], name: str) -> bool:
     return any(Pattern(text).match(name) is not None for text in patterns)
 
 
-RENAME = Rule("*", "*")
-"""Relates one array to one of another name."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Conversion:
-    """What relates certain foreign arrays to certain ones of ours.
-
-    Attributes:
-        foreign: the names of the foreign arrays, with their shapes.
-        ours: the names of ours, with their shapes.
-        rule: where it comes from.
-    """
+class Conversion(tp.NamedTuple):
+    """A rule with the names and shapes of certain arrays: the foreign ones, and ours."""
 
     foreign: dict[str, Shape]
     ours: dict[str, Shape]
-    rule: Rule = RENAME
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether its foreign array may belong to another rule as well."""
-        return self.rule.tie and len(self.foreign) == 1
-
-    def load(self, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Our arrays from the foreign ones."""
-        return self.rule._to_ours(arrays, [*self.ours.values()])
-
-    def save(self, arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """The foreign arrays from ours."""
-        return self.rule._to_foreign(arrays)
+    rule: Rule = Rule("*", "*")
 
 
 def conversions(
@@ -305,28 +243,32 @@ def conversions(
             names.setdefault(other, name)
     made: list[Conversion] = []
     problems: list[str] = []
+    owners: dict[tuple[str, str], Rule] = {}
     for rule in (entry for entry in entries if isinstance(entry, Rule)):
         try:
-            found = list(_applied_rule(rule, names, contents.leaves))
-        except ValueError as error:
+            found = list(_applied_rule(rule, names, contents))
+        except (ValueError, IndexError) as error:
             problems.append(f"{rule}: {error}")
             continue
         if not found and strict:
             problems.append(f"{rule} matches none of our names{near_text(rule.ours[0], names)}.")
+        for conversion in found:
+            for side, name in [(s, n) for s in ("foreign", "ours") for n in getattr(conversion, s)]:
+                if (other := owners.setdefault((side, name), rule)) is not rule:
+                    problems.append(
+                        f"{name}: both {other} and {rule} are for it. Remove one of them."
+                    )
         made += found
-    problems += _conflicts(made)
     if problems:
-        name = type(contents.root).__name__
-        raise MappingError(f"The mapping does not suit {name}:", problems)
+        of = ", ".join(type(item).__name__ for item in contents.root.values())
+        raise MappingError(f"The mapping does not suit {of}:", problems)
     ruled = {name for conversion in made for name in conversion.ours}
     keep = [entry.ours for entry in entries if isinstance(entry, Keep)]
     rest = [name for name in contents.chosen if name not in ruled]
     return made, [name for name in rest if not any_matches(keep, name)]
 
 
-def _applied_rule(
-    rule: Rule, names: dict[str, str], leaves: tp.Mapping[str, Leaf]
-) -> Iterator[Conversion]:
+def _applied_rule(rule: Rule, names: dict[str, str], contents: Contents) -> Iterator[Conversion]:
     """One conversion for each binding of the wildcards."""
     first, *others = map(Pattern, rule.ours)
     seen: set[str] = set()
@@ -338,32 +280,15 @@ def _applied_rule(
         written = [name, *(pattern.fill(bindings) for pattern in others)]
         if absent := [name for name in written if name not in names]:
             raise ValueError(f"{absent[0]!r} does not exist{near_text(absent[0], names)}.")
-        ours = {names[name]: leaves[names[name]].spec for name in written}
+        ours = {names[name]: contents.leaves[names[name]].spec for name in written}
         if not rule.renames and any(spec.key_impl for spec in ours.values()):
             raise ValueError(f"{names[name]} is a random key, which can only be renamed.")
         shapes = {name: spec.shape for name, spec in ours.items()}
         try:  # with arrays of no bytes
-            foreign = rule._to_foreign([blank(shape) for shape in shapes.values()])
+            foreign = rule.to_foreign([blank(shape) for shape in shapes.values()])
         except (ValueError, IndexError) as error:
             raise ValueError(
                 f"our shapes are {', '.join(map(str, shapes.values()))}: {error}"
             ) from None
         filled = (Pattern(text).fill(bindings) for text in rule.foreign)
         yield Conversion({n: x.shape for n, x in zip(filled, foreign)}, shapes, rule)
-
-
-def _conflicts(made: Sequence[Conversion]) -> Iterator[str]:
-    """A line for each array that two rules claim."""
-    for side in ("ours", "foreign"):
-        owners: dict[str, Conversion] = {}
-        for conversion in made:
-            for name in getattr(conversion, side):
-                if side == "foreign" and conversion.is_tied:
-                    continue
-                other = owners.setdefault(name, conversion)
-                if other is not conversion:
-                    remedy = "Remove one of them."
-                    if side == "foreign":
-                        tied = Rule(name, (*other.ours, *conversion.ours), tie=True)
-                        remedy += f" Where ours have the same values, write {tied}."
-                    yield f"{name}: both {other.rule} and {conversion.rule} are for it. {remedy}"

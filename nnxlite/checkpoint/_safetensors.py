@@ -1,9 +1,8 @@
 """`save_safetensors`, `load_safetensors`: plain files of named arrays.
 
-Arrays are written one at a time; the package `safetensors` would need all of them in the memory of the
-host. It checks the header of a file, sizes included, before anything else is read. Arrays are then
-mapped one at a time, so that what is not used is not read, also those of dtypes that the package cannot
-give to NumPy.
+The package `safetensors` writes them, and checks the header of a file, sizes included, before anything
+else is read. Arrays are then mapped one at a time, so that what is not used is not read, also those of
+dtypes that the package cannot give to NumPy.
 
 Checkpoints of several files have an index (JSON) that says which file has which array.  A file that is
 saved takes the place of the old one in one step.
@@ -12,11 +11,8 @@ saved takes the place of the old one in one step.
 from __future__ import annotations
 
 import json
-import math
 import os
-import struct
 import typing as tp
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -25,7 +21,7 @@ import numpy as np
 
 from nnxlite._base.errors import importing
 from nnxlite.checkpoint._contents import Spec
-from nnxlite.checkpoint._loading import load_model
+from nnxlite.checkpoint._loading import Source, load_model
 from nnxlite.checkpoint._mapping import Mapping, exported
 from nnxlite.checkpoint._report import CheckpointError, DamagedError, NotFoundError, Report
 from nnxlite.filters import Filter
@@ -33,33 +29,16 @@ from nnxlite.filters import Filter
 __all__ = ["load_safetensors", "save_safetensors"]
 
 SUFFIX, INDEX, HUB = ".safetensors", ".safetensors.index.json", "hf://"
-KEYS = "nnxlite.keys"
-"""Where a header has the implementations of random keys, by name."""
-
-CODES = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "uint8": "U8",
-    "int16": "I16",
-    "uint16": "U16",
-    "int32": "I32",
-    "uint32": "U32",
-    "int64": "I64",
-    "uint64": "U64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-}
-"""The code of each dtype in a header."""
-
-_DTYPES = {code: name for name, code in CODES.items()}
+NAMES = (
+    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 "
+    "float8_e4m3fn float8_e5m2 float8_e8m0fnu float8_e4m3fnuz float8_e5m2fnuz"
+).split()
+CODES = (
+    "BOOL I8 U8 I16 U16 I32 U32 I64 U64 F16 BF16 F32 F64 C64 "
+    "F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ"
+).split()
+DTYPES = dict(zip(CODES, NAMES))
+"""The dtypes of this format by their codes in a header."""
 
 
 def save_safetensors(
@@ -102,11 +81,15 @@ def save_safetensors(
     target = Path(path)
     if target.is_dir() or target.suffix != SUFFIX:
         target = target / f"model{SUFFIX}"
-    specs, arrays = exported(model, only, None if mapping is None else mapping.entries)
-    check_specs(specs)
+    arrays = exported(model, only, None if mapping is None else mapping.entries)
+    for name, array in arrays.items():
+        if array.dtype.name not in NAMES:
+            raise CheckpointError(
+                f"'{name}' is {Spec(array.shape, array.dtype.name)}; safetensors files have arrays of "
+                f"{', '.join(NAMES)}. Cast it, or leave it out by `only=`."
+            )
     if jax.process_index() == 0:
-        texts = {"format": "pt"} if metadata is None else metadata
-        write(target, specs, arrays, texts)
+        write(target, arrays, {"format": "pt"} if metadata is None else dict(metadata))
 
 
 def load_safetensors(
@@ -173,18 +156,14 @@ Stored: tp.TypeAlias = tuple[Path, int, Spec]
 """An array in a file, with the position where it begins."""
 
 
-class Files:
+class Files(Source):
     """The arrays of a safetensors file, a folder with one, an index and its files, or a repository.
-
-    It is a `Source`.
 
     Raises:
         NotFoundError: if there is nothing at the path, or a file of the index is missing.
         DamagedError: for anything but valid files.
         ImportError: without the package `safetensors`.
     """
-
-    aliases: dict[str, str] = {}
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         name = os.fspath(path)
@@ -193,16 +172,12 @@ class Files:
         self._stored = indexed(found) if found.name.endswith(".json") else stored_in(found)
         self.specs = {name: spec for name, (_, _, spec) in self._stored.items()}
 
-    def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], np.ndarray]:
-        """See `Source`; an array is mapped from its file when it is asked for."""
-        return self._read
-
-    def _read(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> np.ndarray:
+        """See `Source`; an array is mapped from its file."""
         path, offset, spec = self._stored[name]
-        dtype, shape = spec.raw
-        if math.prod(shape) == 0:
-            return np.empty(shape, jnp.dtype(dtype))
-        return np.memmap(path, jnp.dtype(dtype), "r", offset, shape)
+        if not spec.nbytes:
+            return np.empty(spec.shape, jnp.dtype(spec.dtype))
+        return np.memmap(path, jnp.dtype(spec.dtype), "r", offset, spec.shape)
 
 
 def _downloaded(name: str) -> Path:
@@ -240,41 +215,36 @@ def located(path: Path) -> Path:
     raise NotFoundError(f"No such file: {path}.")
 
 
-def _safetensors() -> tp.ContextManager[None]:
-    return importing('Files of safetensors need the package: pip install "nnxlite[checkpoint]".')
-
-
 def stored_in(path: Path) -> dict[str, Stored]:
     """What the header of a file says."""
-    with _safetensors():
+    with importing(NEEDED):
         from safetensors import SafetensorError, safe_open
     with path.open("rb") as file:
         start = file.read(8)
         try:
-            with safe_open(path, framework="np") as opened:
-                impls = json.loads((opened.metadata() or {}).get(KEYS, "{}"))
-            (length,) = struct.unpack("<Q", start)
-            header = json.loads(file.read(length))
+            with safe_open(path, framework="np"):  # which checks it
+                length = int.from_bytes(start, "little")
+                header = json.loads(file.read(length))
         except (SafetensorError, OSError, ValueError) as error:
             pickled = start[:1] in (b"\x80", b"P")  # or a zip archive of some
-            remedy = f" {PICKLES}" if pickled else ""
             raise DamagedError(
-                f"{path} is not a safetensors file, or only a part of one: {error}.{remedy}"
+                f"{path} is not a safetensors file, or only a part of one: {error}."
+                f"{f' {PICKLES}' if pickled else ''}"
             ) from error
     header.pop("__metadata__", None)
     found: dict[str, Stored] = {}
     for name, entry in header.items():
-        shape, dtype = tuple(entry["shape"]), _DTYPES.get(entry["dtype"])
-        if dtype is None:
+        if entry["dtype"] not in DTYPES:
             raise DamagedError(
                 f"{path} has {name!r} in the dtype {entry['dtype']}, which JAX has no arrays of; known "
-                f"are {', '.join(_DTYPES)}."
+                f"are {', '.join(DTYPES)}."
             )
-        spec = Spec(shape[:-1], f"key<{impls[name]}>") if name in impls else Spec(shape, dtype)
+        spec = Spec(tuple(entry["shape"]), DTYPES[entry["dtype"]])
         found[name] = path, 8 + length + entry["data_offsets"][0], spec
     return found
 
 
+NEEDED = 'Files of safetensors need the package: pip install "nnxlite[checkpoint]".'
 PICKLES = (
     "Pickles, such as files of PyTorch (.bin, .pt), can run any code and are never read here: save them "
     "again with safetensors."
@@ -306,44 +276,16 @@ def indexed(path: Path) -> dict[str, Stored]:
     return found
 
 
-def write(
-    path: Path,
-    specs: tp.Mapping[str, Spec],
-    arrays: Iterator[tuple[str, np.ndarray]],
-    metadata: tp.Mapping[str, str],
-) -> None:
-    """Write arrays, in the order of their specs, to a file that takes its place when it is complete."""
-    header: dict[str, tp.Any] = {"__metadata__": dict(metadata)}
-    if impls := {name: spec.key_impl for name, spec in specs.items() if spec.key_impl}:
-        header["__metadata__"][KEYS] = json.dumps(impls)
-    end = 0
-    for name, spec in specs.items():
-        start, end = end, end + spec.nbytes
-        dtype, shape = spec.raw
-        header[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+def write(path: Path, arrays: tp.Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Write arrays to a file that takes its place when it is complete."""
+    with importing(NEEDED):
+        from safetensors.numpy import save_file
     temporary = path.with_name(f".{path.name}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with temporary.open("wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            for _, array in arrays:
-                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        save_file({n: np.asarray(x, order="C") for n, x in arrays.items()}, temporary, metadata)
         os.replace(temporary, path)
-        path.with_name(path.name.removesuffix(SUFFIX) + INDEX).unlink(
-            missing_ok=True
-        )  # of other files
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def check_specs(specs: tp.Mapping[str, Spec]) -> None:
-    """Raise CheckpointError for what safetensors files cannot contain."""
-    for name, spec in specs.items():
-        if spec.raw[0] not in CODES:
-            raise CheckpointError(
-                f"'{name}' is {spec}; safetensors files have arrays of {', '.join(CODES)}. Cast it, or "
-                "leave it out by `only=`."
-            )
+    path.with_name(path.name.removesuffix(SUFFIX) + INDEX).unlink(missing_ok=True)  # of other files

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 import nnxlite as nnx
 from nnxlite.checkpoint import CheckpointError, DamagedError, MismatchError, NotFoundError
 from nnxlite.checkpoint._contents import Contents
+from nnxlite.checkpoint._loading import renaming
 from tests.checkpoint.models import READ, SAVE, batch, bits, build, linear, params, step
 from tests.laws.graphs import roots
 
@@ -83,16 +84,11 @@ def test_names_are_readable_and_do_not_depend_on_the_order_of_attributes(trained
     forward, backward = nnx.Dict(), nnx.Dict()
     for first, second in ("ab", "ba"):
         forward[first], backward[second] = linear(), linear()
-    assert list(Contents(forward).leaves) == list(Contents(backward).leaves)
-
-
-def test_names_of_unusual_keys_are_told_apart():
-    model = nnx.Dict(table=nnx.Variable(dict.fromkeys(["a.b", "%"], 1.0)))
-    assert set(Contents(model).leaves) == {"table.a%2Eb", "table.%25"}
+    names = lambda **items: list(Contents(items).leaves)
+    assert names(m=forward) == names(m=backward)
     tables = {key: nnx.Variable(jnp.zeros(1)) for key in ("0", "a.b", "", "a/b", "%")}
-    assert list(Contents(tables).leaves) == ["%", "%25", "0", "a%2Eb", "a%2Fb"]
-    both = Contents([{0: jnp.zeros(1)}, {"0": jnp.zeros(2)}])
-    assert list(both.leaves) == ["0.0", "1.0"]
+    found = names(m=tables, both=[{0: jnp.zeros(1)}, {"0": jnp.zeros(2)}])
+    assert found == ["both.0.0", "both.1.0", "m.%", "m.%25", "m.0", "m.a%2Eb", "m.a%2Fb"]
 
 
 def test_the_summary_of_a_checkpoint(trained, folder):
@@ -133,7 +129,7 @@ def test_random_graphs_come_back_with_their_sharing(folder, root):
         return
     contents = Contents({"root": root})
     contents.write({name: zero(leaf.value) for name, leaf in contents.leaves.items()})
-    report = checkpoint.restore(folder, root=contents.root["root"])
+    report = checkpoint.restore(folder, **contents.root)
     assert report.complete and not report.cast
     assert not nnx.diff(before, report.values["root"])
 
@@ -150,16 +146,12 @@ def zero(value):
 # sharing
 
 
-def test_a_tied_layer_comes_back_into_a_model_that_does_not_tie_it(trained):
+def test_a_tied_layer_comes_back_into_two_but_two_not_into_one(trained, folder):
     items, path = trained
     model, _ = build(1, tied=False)
     assert checkpoint.restore(path, model=model).complete
     np.testing.assert_array_equal(model.last.kernel, items["model"].blocks[0].kernel)
-    assert model.last is not model.blocks[0]
-
-
-def test_two_layers_do_not_come_back_into_one_unnoticed(folder):
-    checkpoint.save(folder, model=build(1, tied=False)[0])
+    checkpoint.save(folder, model=model)
     tied, _ = build(2)
     before = bits(tied)
     with pytest.raises(MismatchError, match=r"unexpected, 2: model\.last\.bias, model\.l"):
@@ -294,47 +286,24 @@ def test_dtypes(tmp_path, file):
     np.testing.assert_array_equal(half.kernel, full.kernel.astype("bfloat16"))
 
 
-WIDE = [
-    (np.array([7, -(2**31)]), True),
-    (np.array([2**40 + 5]), False),
-    (np.array([2**32 - 1], "uint64"), True),
-    (np.array([2**32], "uint64"), False),
-    (np.array([1 / 3, np.inf, np.nan]), True),
-    (np.array([1e300]), False),
-]
-PLACES = {
-    "free": jnp.asarray,
-    "committed": lambda x: jax.device_put(x, jax.devices()[3]),
-    "abstract": lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
-    "NumPy": lambda x: x,
-}
-
-
-@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("file", READ)
-@pytest.mark.parametrize(("values", "fits"), WIDE)
-def test_64_bits_without_x64(tmp_path, values, fits, file, place):
-    """`cast=None` keeps dtypes; where JAX has none of 64 bits the report says so, or it is refused."""
-    SAVE[file](tmp_path, nnx.Dict(v=nnx.Variable(values)))
-    small = jax.dtypes.canonicalize_dtype(values.dtype)
-    model = nnx.Dict(v=nnx.Variable(PLACES[place](np.zeros(values.shape, small))))
-    before = model.v.get_value()
-    if place == "NumPy":
-        assert not READ[file](tmp_path, model, cast=None).cast
-        assert model.v.get_value().dtype == values.dtype
-        np.testing.assert_array_equal(model.v.get_value(), values)
-        return
-    if not fits:
-        message = f"v' is stored as {values.dtype}, with values that {small} does not have, .*x64"
-        with pytest.raises(CheckpointError, match=message):
+@pytest.mark.parametrize("value", [np.array([2**40 + 5]), np.array([1 / 3, np.inf])], ids=str)
+def test_64_bits_without_x64(tmp_path, value, file):
+    """`cast=None` keeps dtypes, or says that JAX does not have this one."""
+    SAVE[file](tmp_path, nnx.Dict(v=nnx.Variable(value)))
+    small = jax.dtypes.canonicalize_dtype(value.dtype)
+    for old in (jnp.zeros(len(value), small), jax.ShapeDtypeStruct(value.shape, small)):
+        model = nnx.Dict(v=nnx.Variable(old))
+        message = f"v: stored {value.dtype}.*without x64 JAX has no arrays of {value.dtype}: cast=T"
+        with pytest.raises(MismatchError, match=f"(?s){message}"):
             READ[file](tmp_path, model, cast=None)
-        assert model.v.get_value() is before
-    for cast in (None, True) if fits else (True,):
-        (change,) = READ[file](tmp_path, model, cast=cast).cast
-        assert change[1:] == (f"{values.dtype}[{len(values)}]", f"{small}[{len(values)}]")
-        assert model.v.dtype == small
-        with np.errstate(over="ignore"):
-            np.testing.assert_array_equal(model.v, values.astype(small))
+        assert model.v.get_value() is old
+        (change,) = READ[file](tmp_path, model, cast=True).cast
+        assert change[1:] == (f"{value.dtype}[{len(value)}]", f"{small}[{len(value)}]")
+        np.testing.assert_array_equal(model.v, value.astype(small))
+    model = nnx.Dict(v=nnx.Variable(np.zeros(len(value), small)))
+    assert not READ[file](tmp_path, model, cast=None).cast
+    np.testing.assert_array_equal(model.v.get_value(), value, strict=True)
 
 
 def test_a_stored_number_has_the_dtype_of_the_array_that_it_becomes(folder):
@@ -354,25 +323,23 @@ def test_keys_are_not_arrays(folder):
         assert ("wrap_key_data makes a key" in str(caught.value)) is (other is not other_key)
 
 
-@pytest.mark.parametrize("file", READ)
-def test_keys_of_another_implementation_are_not_cast(tmp_path, file):
+def test_keys_of_another_implementation_are_not_cast(folder):
     """The message says what to do, which works."""
     saved = nnx.Rngs(0)
     saved()
-    SAVE[file](tmp_path, saved)
+    checkpoint.save(folder, streams=saved)
 
     def read(impl, **options):
         streams = nnx.Rngs(jax.random.key(5, impl=impl))
-        READ[file](tmp_path, streams, **options)
+        checkpoint.restore(folder, streams=streams, **options)
         return streams
 
     message = r"random keys of threefry2x32 cannot be cast to rbg: .*, impl='threefry2x32'\)\), .*R"
-    for cast in (False, True, None):
-        with pytest.raises(MismatchError, match=message) as caught:
-            read("rbg", cast=cast)
-        assert "cast=True casts" not in str(caught.value)
-        drawn = nnx.clone(saved)()
-        assert read("threefry2x32", cast=cast)() == drawn
+    with pytest.raises(MismatchError, match=message) as caught:
+        read("rbg", cast=True)
+    assert "cast=True casts" not in str(caught.value)
+    drawn = nnx.clone(saved)()
+    assert read("threefry2x32")() == drawn
     assert read("rbg", only=nnx.Not(nnx.RngKey)).default.count.value == 1
 
 
@@ -383,28 +350,29 @@ def test_keys_of_another_implementation_are_not_cast(tmp_path, file):
     ("rename", "message"),
     [
         ({"model.kernle": "model.x"}, r"no stored name matches 'model\.kernle' \(near: model\.ker"),
-        ({"*.kernel": "model.bias"}, r"both 'model\.\w+' and 'model\.\w+' would become 'model\.b"),
-        ({"model.*": "model.{i}"}, r"'model\.\{i\}' has i, which 'model\.\*' does not have"),
+        (
+            {"model.kernel": "model.bias"},
+            r"(?s)missing, 1: model\.kernel.*unexpected, 1: model\.bias",
+        ),
+        ({"model.*": "model.{i}"}, r"'model\.\*', 'model\.\{i\}'.*must have the same wildcards"),
     ],
 )
 def test_renamings_that_are_wrong(folder, rename, message):
     model = linear()
     checkpoint.save(folder, model=model)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(ValueError, match=message):
         checkpoint.restore(folder, model=model, rename=rename)
 
 
 @pytest.mark.parametrize(
     ("near", "name", "remedy"),
     [
-        ("a.kernel", "b.kernel", 'rename={"a.**": "b.**"}'),
-        ("a.first.kernel", "b.kernel", 'rename={"a.first.**": "b.**"}'),
         ("a.kernel", "kernel", 'rename={"a.kernel": "kernel"}'),
         ("kernel", "a.kernel", 'rename={"kernel": "a.kernel"}'),
     ],
 )
 def test_the_remedy_renames_what_differs(near, name, remedy):
-    assert checkpoint.Report("c", (), (name,), (near,), near={name: near}).remedy() == remedy
+    assert renaming(near, name) == remedy
 
 
 def test_without_strict_what_matches_is_restored_and_nothing_is_left_without_a_value(folder):
@@ -467,7 +435,9 @@ def test_an_item_with_the_name_of_an_option_is_refused(tmp_path, call):
     manager = checkpoint.Manager(tmp_path)
     function = getattr(manager if "Manager" in call else checkpoint, call.split(".")[-1])
     for name in OPTIONS[call]:
-        message = f"{call}: `{name}` is an option, and got .* under another name"
+        message = (
+            f"{call.replace('Manager.re', 'nnx.checkpoint.re')}: `{name}` is an option, and got "
+        )
         if name == "only":
             message += "|is not a filter|only='x' matches none of the 2 leaves of model, such as"
         for item in (*objects, 3, "x", {"a": jnp.ones(3)}):
@@ -544,25 +514,8 @@ def test_trees_that_orbax_wrote_by_hand(folder, form):
     assert checkpoint.restore(folder, model=new, only=selected).complete
     assert bits(nnx.state(new, selected)) == bits(state)
     assert checkpoint.info(folder).leaves["blocks.1.kernel"] == "float32[4,4]"
-    found = checkpoint.values(folder)
-    np.testing.assert_array_equal(found["blocks"]["1"]["kernel"], model.blocks[1].kernel)
     with pytest.raises(CheckpointError, match="as one tree: restore one item of it, not mod"):
         checkpoint.restore(folder, model=new, optimizer=optimizer)
-
-
-def test_what_orbax_wrote_is_a_key_only_in_the_form_of_its_data(tmp_path):
-    ocp = pytest.importorskip("orbax.checkpoint")
-    data = {"right": jnp.arange(2, dtype="uint32"), "more": jnp.zeros((3, 2), "uint32")}
-    with ocp.StandardCheckpointer() as checkpointer:
-        for name, value in {**data, "real": jnp.zeros(2)}.items():
-            checkpointer.save(tmp_path / name, {"key": value})
-    streams = nnx.Dict(key=nnx.Variable(jax.random.key(5)))
-    for name, stored in (("more", r"uint32\[3,2\]"), ("real", r"float32\[2\]")):
-        with pytest.raises(MismatchError, match=f"stored {stored}, wanted key"):
-            checkpoint.restore(tmp_path / name, streams=streams)
-    assert streams.key.value == jax.random.key(5)
-    checkpoint.restore(tmp_path / "right", streams=streams)
-    assert jax.random.key_data(streams.key.value).tolist() == [0, 1]
 
 
 # devices
@@ -801,7 +754,7 @@ def test_a_checkpoint_of_format_2_stays_readable():
     """`format_2` was written before checkpoints had no checksums; it has plain data."""
     model = linear(1)
     report = checkpoint.restore(HERE / "format_2", model=model, settings={}, z=0j)
-    for found in (report.values, checkpoint.values(HERE / "format_2")):
+    for found in (report.values, checkpoint.info(HERE / "format_2").values):
         assert found["settings"] == {"a": [1, None, b"xy", (2.5, "t")], "empty": {}}
         assert found["z"] == 1 + 2j
     np.testing.assert_array_equal(model.kernel, linear().kernel)

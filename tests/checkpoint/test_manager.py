@@ -40,11 +40,9 @@ def run(directory, losses, **options):
         ({"keep": 2}, [4, 5]),
         ({"keep": None}, [1, 2, 3, 4, 5]),
         ({"keep": 1, "best": "loss"}, [2, 5]),
-        ({"keep": 1, "best": "loss", "keep_best": 2}, [2, 4, 5]),
         ({"keep": 1, "best": "loss", "mode": "max"}, [3, 5]),
         ({"keep": 1, "keep_every": 2}, [2, 4, 5]),
         ({"keep": 1, "every": 2}, [4]),
-        ({"keep": 2, "asynchronous": False}, [4, 5]),
     ],
 )
 def test_which_checkpoints_are_kept(tmp_path, options, kept):
@@ -90,7 +88,6 @@ def test_steps_between_are_passed_over_unless_forced(tmp_path):
         ({"keep": 1}, [15], [5, 15]),
         ({"keep": 1, "keep_every": 5}, [6, 10, 11], [5, 10, 11]),
         ({"keep": 3, "every": 5}, [8, 10], [5, 10]),  # 8 is not a multiple
-        ({"keep": 2, "asynchronous": False}, [6, 10], [5, 6, 10]),
     ],
 )
 def test_a_run_that_goes_back_is_saved_from_there(tmp_path, again, options, steps, kept):

@@ -116,53 +116,6 @@ def test_axes_are_rearranged_and_back(axes, sizes, ours, foreign):
         assert np.array_equal(array, expected)
 
 
-def test_several_foreign_names_of_one_array():
-    model = params(embedding=(2, 2))
-    mapping = Mapping([Rule(["wte", "head"], "embedding", tie=True)])
-    foreign = round_trip(model, *mapping.entries)
-    assert foreign["wte"].tolist() == foreign["head"].tolist() == [[0, 1], [2, 3]]
-    del foreign["wte"]
-    loaded = zeros_like(model)
-    assert mapping.load(foreign, loaded).renamed == (("head", "embedding"),)
-    assert values(loaded) == values(model)
-    foreign["wte"] = foreign["head"] + 1
-    loaded = zeros_like(model)
-    with pytest.raises(MismatchError, match="dictionary has different values for 'wte' and 'head'"):
-        mapping.load(foreign, loaded)
-    assert not loaded.embedding[...].any()
-    with pytest.raises(MismatchError, match=r"missing, 1: embedding \(as wte\)"):
-        mapping.load({}, loaded)
-
-
-def test_several_of_our_arrays_under_one_foreign_name():
-    model = params(embedding=(2, 3), kernel=(3, 2))
-    model.kernel[...] = model.embedding[...].T
-    kernel = Rule("wte", "kernel", "v d -> d v", tie=True)
-    differs = "tied, as both are saved as 'wte', and differ.* Share"
-    for embedding in (Rule("wte", "embedding"), Rule("wte", "embedding", tie=True)):
-        assert round_trip(model, kernel, embedding)["wte"].shape == (2, 3)
-        changed = nnx.clone(model)
-        changed.kernel[...] = 0
-        with pytest.raises(MappingError, match=differs):
-            Mapping([kernel, embedding]).export(changed)
-    model = params(table=(2, 3), double=(3,))
-    rules = [Rule("b", "double", tie=True), Rule(["a", "b"], "table")]
-    with pytest.raises(MappingError, match="'double' and 'table' are tied"):
-        Mapping(rules).export(model)
-    model.double[...] = model.table[1]
-    assert round_trip(model, *rules)["b"].tolist() == [3, 4, 5]
-    model = params(a=(2,), b=(2,))
-    both = Rule("both", ["a", "b"], tie=True)
-    with pytest.raises(
-        MappingError, match=r"a, b are tied by Rule\('both'.*, and differ\. .* Share"
-    ):
-        Mapping([both]).export(model)
-    model.b[...] = model.a[...]
-    round_trip(model, both)
-    model.a[...] = model.b[...] = jnp.array([jnp.nan, 1])
-    assert np.isnan(Mapping([both]).export(model)["both"][0])  # NaNs are equal
-
-
 def test_a_shared_array_is_one_whatever_name_a_rule_uses():
     model = params(wte__w=(2,))
     model["head"] = model["wte"]
@@ -177,6 +130,7 @@ def test_random_keys_keep_their_kind():
     model, other, every = streams(3), streams(4), Mapping([Rule("**", "**")])
     every.load(every.export(model), other)
     assert (other.default.key[...] == model.default.key[...]).all()
+    assert every.export(model)["default.key"].dtype == "uint32"
     with pytest.raises(MappingError, match=r"default.key is a random key, which can only be renam"):
         Mapping([Rule("default.key", "default.key", "-> "), Rule("*.count", "*.count")]).export(
             model
@@ -217,13 +171,12 @@ def test_what_does_not_match_is_reported_by_name():
     assert str(caught.value) == (
         "The dictionary does not match the objects, and nothing was changed.\n"
         "  missing, 2: other, fc0.bias (as net.0.bias, near: net.0.bais)\n"
-        "  unexpected, 2: net.0.bais, more\n"
+        "  unexpected, 2: more, net.0.bais\n"
         "  misshapen, 2: fc0.kernel: stored float32[2,3] as net.0.weight, wanted float32[3,2], "
         "head: stored float64[1], wanted float32[1]\n"
         "  cast=True casts with loss of precision, cast=None keeps the stored dtypes; strict=False "
         "restores what matches and reports the rest."
     )
-    assert caught.value.report.near == {"fc0.bias": "net.0.bais"}
     assert values(model) == before
     report = mapping.load(foreign, model, strict=False, cast=True)
     assert report.restored == ("head",) and model.head[...] == 0
@@ -246,13 +199,12 @@ BIAS = Rule("x", "bias")
         ([BIAS, Rule("*", "*as")], "bias: both Rule('x', 'bias') and Rule('*', '*as')"),
         (
             [BIAS, Rule("x", "bias2")],
-            "for it. Remove one of them. Where ours have the same values, write Rule('x', ('bias', ",
+            "bias') and Rule('x', 'bias2') are for it. Remove one of them.",
         ),
         (
             [BIAS, Rule(["x", "y"], "kernel", "n o -> n o")],
             "and Rule(('x', 'y'), 'kernel', 'n o -> n o') are for it. Remove one",
         ),
-        ([Rule("x", ["bias", "kernel"], tie=True)], "(3,), (2, 3): bias, kernel are tied by Rule"),
         ([Rule("x", ["bias", "baes"])], "'baes' does not exist (near: bias)"),
         ([Rule("x", ["bias", "kernel"])], "our shapes are (3,), (2, 3): all input arrays must have"),
         ([Rule("x", ["bias", "kernel"], split=0)], "are (3,), (2, 3): all the input arrays must have"),
@@ -319,8 +271,8 @@ def test_a_rule_that_makes_no_sense(names, message):
 
 
 def test_text_forms_and_equality():
-    rule = Rule("a.{i}", ["b.{i}", "c.{i}"], "(a b) -> b a", split=0, tie=True, b=2)
-    text = "Rule('a.{i}', ('b.{i}', 'c.{i}'), '(a b) -> b a', split=0, tie=True, b=2)"
+    rule = Rule("a.{i}", ["b.{i}", "c.{i}"], "(a b) -> b a", split=0, b=2)
+    text = "Rule('a.{i}', ('b.{i}', 'c.{i}'), '(a b) -> b a', split=0, b=2)"
     assert repr(rule) == text and rule == eval(text)
     assert Mapping([rule]) == Mapping((rule,)) and hash(Mapping([rule])) == hash(Mapping([rule]))
     assert repr(Mapping([Keep("a")])) == "Mapping(entries=(Keep(ours='a'),))"

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nnxlite as nnx
-from nnxlite.checkpoint import CheckpointError, DamagedError, MismatchError
+from nnxlite.checkpoint import CheckpointError, MismatchError
 from tests.checkpoint.models import bits, linear
 
 checkpoint = nnx.checkpoint
@@ -81,15 +81,14 @@ def test_plain_data_comes_back_as_it_was(tmp_path, items):
     shutil.rmtree(tmp_path / "c", ignore_errors=True)
     model = linear()
     checkpoint.save(tmp_path / "c", model=model, **items)
-    found = checkpoint.values(tmp_path / "c")
+    found = checkpoint.info(tmp_path / "c").values
     report = checkpoint.restore(tmp_path / "c", model=linear(1))
     given = checkpoint.restore(tmp_path / "c", model=linear(1), **blank(items))
     assert given.complete
     for values in (found, report.values, given.values):
-        assert set(values) == {"model", *items} and len(values) == 1 + len(items)
+        assert {*values, "model"} == {*items, "model"}
         for name, value in items.items():
             assert repr(values[name]) == repr(value)  # tells 1 from True, 0.0 from -0.0
-    np.testing.assert_array_equal(found["model"]["kernel"], model.kernel)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_plain_data_comes_back_as_it_was(tmp_path, items):
         ((1, len), "x.1", "builtin_function_or_method"),
         ({"seen": {1, 2}}, "x.seen", "set"),
         (frozenset(), "x", "frozenset"),
-        (optax.adam(0.1), "x", "function"),
+        (optax.adam(0.1), "x", "GradientTransformationExtraArgs"),
         (collections.Counter("ab"), "x", "Counter"),
         ([Mode.FAST], "x.0", "Mode"),
         (Text("abc"), "x", "Text"),
@@ -139,10 +138,10 @@ def saved(tmp_path_factory):
 
 def test_a_filter_leaves_out_what_cannot_be_stored(tmp_path):
     checkpoint.save(tmp_path / "c", only=nnx.Param, model=linear(), x={"a": len, "b": None})
-    assert set(checkpoint.values(tmp_path / "c")) == {"model"}
+    assert set(checkpoint.info(tmp_path / "c").leaves) == {"model.bias", "model.kernel"}
     items = {"x": {"f": len, "b": None}, "v": nnx.Dict(f=nnx.Variable(len)), "y": None}
     checkpoint.save(tmp_path / "d", only=nnx.Not(nnx.PathContains("f")), **items)
-    assert dict(checkpoint.values(tmp_path / "d")) == {"y": None}
+    assert checkpoint.info(tmp_path / "d").leaves == {"y": "plain data"}
 
 
 def test_structure_of_optimizers_and_objects_is_no_plain_data(tmp_path):
@@ -160,32 +159,10 @@ def test_structure_of_optimizers_and_objects_is_no_plain_data(tmp_path):
         "state": optax.chain(optax.clip(1.0), optax.adam(0.1)).init({"w": jnp.ones(2)}),
         "both": [linear(), {"n": 3}, nnx.Dropout(0.5), State()],
         "average": nnx.metrics.Average(),
+        "empty": nnx.state(linear(), nnx.LoRAParam),
     }
     checkpoint.save(tmp_path / "c", **items)
     assert checkpoint.restore(tmp_path / "c", **items).complete
-    found = checkpoint.values(tmp_path / "c")
-    assert repr(found) == "{'average': ..., 'both': ..., 'model': ..., 'state': ...}"
-    assert found["both"][1] == {"n": 3} and found["both"][0]["kernel"].shape == (2, 3)
-    assert "'both': [{'bias': array(" in repr(found)
-    assert found["model"]["table"]["w"].tolist() == [1, 1]
-
-
-def test_an_item_is_read_when_it_is_asked_for(tmp_path, monkeypatch):
-    model = linear()
-    items = {"model": model, "again": [model], "arr": jnp.arange(3), "key": jax.random.key(3)}
-    checkpoint.save(tmp_path / "c", **items, step=np.int64(3))
-    report = checkpoint.restore(tmp_path / "c", model=linear(1))
-    found = checkpoint.values(tmp_path / "c")
-    assert found["step"] == report.values["step"] == 3
-    assert report.values["arr"].tolist() == [0, 1, 2]
-    np.testing.assert_array_equal(found["again"][0]["kernel"], model.kernel)
-    assert found["key"] == items["key"]
-    with pytest.raises(KeyError):
-        found["other"]
-    shutil.rmtree(tmp_path / "c/arrays")
-    assert found["step"] == 3
-    with pytest.raises(DamagedError, match="c is damaged"):
-        found["arr"]
 
 
 def test_data_that_has_another_form_now_comes_back_as_it_was_saved(tmp_path):
@@ -199,16 +176,17 @@ def test_data_that_has_another_form_now_comes_back_as_it_was_saved(tmp_path):
 
 
 def test_what_differs_is_named(tmp_path):
-    checkpoint.save(tmp_path / "c", x=[jnp.ones(1), None, 2, "1"], y=None)
+    checkpoint.save(tmp_path / "c", x=[jnp.ones(1), None, 2, "1"], y=jnp.ones(2), z=None)
     with pytest.raises(MismatchError) as caught:
-        checkpoint.restore(tmp_path / "c", x=[jnp.ones(2), 1, "t", jnp.ones(1)], y=1, cast=True)
+        new = {"x": [jnp.ones(2), 1, "t", jnp.ones(1)], "y": {}, "z": jnp.ones(2)}
+        checkpoint.restore(tmp_path / "c", **new, cast=True)
     for text in (
         "missing, 1: x.1",
         "x.0: stored float32[1], wanted float32[2]",
         "x.3: stored Python str, wanted float32[1]",
-        "y: stored plain data, wanted Python int",
+        "y: stored float32[2], wanted plain data",
+        "z: stored plain data, wanted float32[2]",
         "x.2: stored Python int, wanted Python str",
-        "without x=, report.values['x'] has what was saved; ",
     ):
         assert text in str(caught.value)
 
@@ -225,4 +203,3 @@ def test_former_formats_have_a_leaf_for_each_part(tmp_path):
     report = checkpoint.restore(tmp_path / "c", x=x, y=y)
     assert report.complete and report.values["x"][1:] == [2, None]
     assert x[0].n.value == 3 and y.n.value == 4
-    assert dict(checkpoint.values(tmp_path / "c")) == {"x": [{"n": 3}, 2], "y": {"n": 4}}

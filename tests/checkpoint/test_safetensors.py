@@ -22,7 +22,6 @@ import nnxlite as nnx
 from nnxlite.checkpoint import (
     CheckpointError,
     DamagedError,
-    Keep,
     Mapping,
     MismatchError,
     NotFoundError,
@@ -54,7 +53,7 @@ def files_of(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_has_plain_names_and_the_kind_of_random_keys(tmp_path):
+def test_a_file_has_plain_names_and_the_data_of_random_keys(tmp_path):
     model, other = Model(), Model(1)
     nnx.save_safetensors(tmp_path / "m.safetensors", model)
     assert files_of(tmp_path) == ["m.safetensors"]
@@ -65,8 +64,7 @@ def test_a_file_has_plain_names_and_the_kind_of_random_keys(tmp_path):
     assert sorted(stored) == names.split()
     assert np.array_equal(stored["again.kernel"], model.layers[0].kernel[...])
     with safetensors.safe_open(tmp_path / "m.safetensors", "np") as file:
-        keys = '{"dropout.rngs.key": "threefry2x32"}'
-        assert file.metadata() == {"format": "pt", "nnxlite.keys": keys}
+        assert file.metadata() == {"format": "pt"}
     assert not same(model, other)
     report = nnx.load_safetensors(tmp_path / "m.safetensors", other)
     assert report.complete and len(report.restored) == 6
@@ -81,7 +79,7 @@ def zero(value):
 
 
 def test_every_dtype(tmp_path):
-    names = [name for name in files.CODES if "64" not in name]
+    names = [name for name in files.NAMES if "64" not in name]
     model = nnx.Dict({
         name: nnx.Variable(jnp.asarray(np.array([[1, 0, 1]]).astype(jnp.dtype(name)))) for name in names
     })  # fmt: skip
@@ -92,7 +90,7 @@ def test_every_dtype(tmp_path):
     model.update(flag=nnx.Variable(True), generic=nnx.Variable(np.float64(1 / 3)))
     nnx.save_safetensors(tmp_path, model)
     for _, offset, spec in files.stored_in(tmp_path / "model.safetensors").values():
-        assert offset % spec.itemsize == 0
+        assert offset % jnp.dtype(spec.dtype).itemsize == 0
     other = nnx.map(lambda path, leaf: leaf.replace(zero(leaf.get_value())), nnx.clone(model))
     report = nnx.load_safetensors(tmp_path, other)
     assert report.complete and {entry.name for entry in report.cast} == {"number", "part", "flag"}
@@ -110,7 +108,7 @@ def test_what_the_format_does_not_have(tmp_path):
     for model, message in (
         (nnx.Dict(x=nnx.Variable(np.array([1j]))), f"'x' is complex128[1]{unknown}"),
         (nnx.Dict(x=nnx.Variable(jnp.zeros(2, "int4"))), f"'x' is int4[2]{unknown}"),
-        (nnx.Dict(x=nnx.Variable("a")), f"'x' is Python str{unknown}"),
+        (nnx.Dict(x=nnx.Variable("a")), f"'x' is str32[]{unknown}"),
         (abstract, "'kernel' is abstract, and has no value to be saved."),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
@@ -214,14 +212,6 @@ def test_a_mapping_for_files(tmp_path):
     assert same(model, other)
 
 
-def test_tied_arrays_that_differ_are_not_half_saved(tmp_path):
-    model = one(a=jnp.zeros(2), b=jnp.ones(2), c=jnp.ones(2))
-    mapping = Mapping([Rule("x", ["a", "b"], tie=True), Rule("c", "c")])
-    with pytest.raises(nnx.checkpoint.MappingError, match="a, b are tied by .*, and differ"):
-        nnx.save_safetensors(tmp_path, model, mapping=mapping)
-    assert files_of(tmp_path) == []
-
-
 @jax.tree_util.register_pytree_node_class
 class Small:
     """A container that refuses large values when it is put together."""
@@ -254,15 +244,19 @@ def test_a_value_that_cannot_be_put_together_changes_nothing(tmp_path):
         assert not array.any()
 
 
-def test_raw_data_of_a_key_is_not_a_key(tmp_path):
-    save_file({"default.count": np.uint32([0])[0:1].reshape(()), "default.key": np.zeros(2, "u4")},
-              tmp_path / "m.safetensors")  # fmt: skip
-    wanted = r"default.key: stored uint32\[2\], wanted key<threefry2x32>\[\]"
-    with pytest.raises(MismatchError, match=wanted):
-        nnx.load_safetensors(tmp_path, nnx.Rngs(0))
-    kept = Mapping([Rule("default.count", "default.count"), Keep("default.key")])
-    with pytest.raises(MismatchError, match="unexpected, 1: default.key"):
-        nnx.load_safetensors(tmp_path, nnx.Rngs(0), mapping=kept)
+def test_data_is_a_key_in_the_form_of_its_data_alone(tmp_path):
+    keys = nnx.Dict(key=nnx.Variable(jax.random.key(5)))
+    data = np.array([0, 1], "u4"), np.zeros((3, 2), "u4"), np.zeros(2, "f4"), np.zeros(4, "u4")
+    for index, stored in enumerate(data):
+        save_file({"key": stored}, tmp_path / f"{index}.safetensors")
+        if index:
+            with pytest.raises(
+                MismatchError, match=r"key: stored .*, wanted key<threefry2x32>\[\]"
+            ):
+                nnx.load_safetensors(tmp_path / f"{index}.safetensors", keys)
+    assert keys.key.value == jax.random.key(5)
+    assert not nnx.load_safetensors(tmp_path / "0.safetensors", keys).cast
+    assert jax.random.key_data(keys.key.value).tolist() == [0, 1]
 
 
 def header(entries: dict, data: bytes = b"") -> bytes:
@@ -379,49 +373,38 @@ def test_without_the_package(tmp_path, monkeypatch):
 
 MEMORY = """
 import re, resource, sys
-import jax, jax.numpy as jnp
+import jax, jax.numpy as jnp, numpy as np
 import nnxlite as nnx
 from nnxlite.checkpoint import Mapping, Rule
-
-def peak():
-    # Not ru_maxrss, which a process inherits from the one that started it.
-    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
-
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+from safetensors.numpy import save_file
 
 count, array = 24, 2**23  # 24 arrays of 8 MiB
 mapping = Mapping([Rule("{i}", "{i}", "a b -> b a")])
-model = nnx.List([nnx.Param(jnp.full((2048, 1024), i, "float32")) for i in range(count)])
-small = sys.argv[1] + ".small.safetensors"  # imports and the like are not counted
-nnx.save_safetensors(small, nnx.Dict(a=model[0]))
-nnx.load_safetensors(small, nnx.Dict(a=nnx.clone(model[0])))
-jax.block_until_ready(nnx.state(model))
-start = resident()
-nnx.save_safetensors(sys.argv[1], model, mapping=mapping)
-saved = peak()
+save_file({str(i): np.full((1024, 2048), i, "f4") for i in range(count)}, sys.argv[1])
 
-on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-other = nnx.List(
-    [
-        nnx.Param(jax.ShapeDtypeStruct((2048, 1024), "float32", sharding=on_device if i % 2 else None))
-        for i in range(count)
-    ]
-)
-before = resident()
-nnx.load_safetensors(sys.argv[1], other, mapping=mapping)
+def load(n, mapping=mapping):
+    where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = lambda i: jax.ShapeDtypeStruct((2048, 1024), "float32", sharding=where if i % 2 else None)
+    model = nnx.List([nnx.Param(abstract(i)) for i in range(n)])
+    nnx.load_safetensors(sys.argv[1], model, mapping=mapping, strict=False)
+    return model
+
+load(1)  # imports and the like are not counted
+open("/proc/self/clear_refs", "w").write("5")  # the peak begins here
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+other = load(count)
 assert [float(p[0, 0]) for p in other] == list(range(count))
-print((saved - start) / array, (peak() - before) / array - count)
+peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+print((peak - before) / array - count)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's figures")
-def test_memory_stays_near_the_largest_array(tmp_path):
-    """Beyond the result: the array that is read, the pages of its file, and little more."""
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's figures")
+def test_loading_needs_little_more_memory_than_the_result(tmp_path):
+    """The array that is read, and the pages of its file."""
     env = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(Path(nnx.__file__).parents[1])}
     env["MALLOC_MMAP_THRESHOLD_"] = "1000000"  # so that freed arrays are given back
     command = [sys.executable, "-c", MEMORY, tmp_path / "m.safetensors"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    saving, loading = map(float, done.stdout.split())  # in arrays; the whole model is 24
-    assert saving < 6 and loading < 4
+    assert float(done.stdout) < 4  # in arrays; the whole model is 24
