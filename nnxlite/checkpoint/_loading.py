@@ -111,7 +111,7 @@ def by_name(
     Args:
         source: what has arrays.
         wanted: the objects; leaves that are not chosen are left alone, as are those of their names.
-        rename: see `Renaming`; the first one whose result matches a name of ours counts.
+        rename: see `Renaming`; the first pattern that matches a stored name counts.
 
     Returns:
         How stored arrays become ours; names of ours that none is for; stored names for none of ours.
@@ -122,19 +122,20 @@ def by_name(
     stored |= {name: name for name in source.specs}
     rules = [Rule(old, new) for old, new in rename.items()]
     patterns = [(Pattern(rule.foreign[0]), Pattern(rule.ours[0])) for rule in rules]
-    moved: set[str] = set()
+    moved: dict[str, Pattern] = {}  # by the first pattern that matches
     for old, _ in patterns:
         found = [name for name in stored if old.match(name) is not None]
         if not found:
             near = near_text(old.text, stored, cutoff=0.3)
             raise CheckpointError(f"rename: no stored name matches {old.text!r}{near}.")
-        moved.update(found)
+        moved = dict.fromkeys(found, old) | moved
 
     def sought(name: str) -> Iterator[str]:
         """The stored names that could be for one of ours."""
         for ours in (name, *wanted.also_named(name)):
             matches = ((old, new.match(ours)) for old, new in patterns)
-            yield from (old.fill(bindings) for old, bindings in matches if bindings is not None)
+            names = [(old, old.fill(found)) for old, found in matches if found is not None]
+            yield from (name for old, name in names if moved.get(name) is old)
             if ours not in moved:
                 yield ours
 
@@ -195,14 +196,16 @@ def compare(
         reads += [(conversion, good)] if good else []
     found["unexpected"] = [name for name in left_over if contents.has_item(name)]
     hints: dict[str, str] = {}
+    alike: list[tuple[str, str]] = []
     for name in found["missing"][:MOST_PATHS]:
-        sought: str = foreign.get(name, name)
+        sought = foreign[name] if name in foreign else name
         near = difflib.get_close_matches(sought, left_over[:500], 1)
         texts = [f"as {sought}"] if name in foreign else []
         if texts := [*texts, *(f"near: {old}" for old in near)]:
             hints[name] = ", ".join(texts)
-        if near and not foreign and "rename=" not in str(remedies):
-            remedies.append(f"{renaming(near[0], name)} restores by another name")
+        alike += [(old, name) for old in near]
+    if alike and not foreign:
+        remedies.append(f"{renaming(*alike[0])} restores by another name")
     fields: dict[str, tp.Any] = {field: tuple(values) for field, values in found.items()}
     report = Report(source.text, **fields, hints=hints)
     return reads, report, [*dict.fromkeys(filter(None, remedies))]

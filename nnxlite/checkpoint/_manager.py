@@ -257,7 +257,6 @@ class Manager:
         Warns:
             UserWarning: if a damaged checkpoint is passed over for the one before it.
         """
-        options: dict[str, tp.Any] = {"only": only, "rename": rename, "strict": strict, "cast": cast}
         self.wait()
         steps = self.steps
         if not steps or (step is not None and step not in steps):
@@ -265,8 +264,9 @@ class Manager:
             what = "Nothing to restore" if step is None else f"No step {step}"
             raise NotFoundError(f"{what} in {self.directory}: there is {there}.")
         for number in reversed(steps) if step is None else [step]:
+            path = self.directory / str(number)
             try:
-                report = restore(self.directory / str(number), **options, **items)
+                report = restore(path, only=only, rename=rename, strict=strict, cast=cast, **items)
                 self._at = number
                 return dataclasses.replace(report, step=number)
             except (DamagedError, NotFoundError) as error:

@@ -256,6 +256,14 @@ class Info(Source):
         NotFoundError: if there is none; the message says what is there instead.
         DamagedError: where it cannot be read.
         CheckpointError: for a later format.
+
+    >>> import nnxlite as nnx, tempfile
+    >>> folder = tempfile.mkdtemp() + "/weights"
+    >>> nnx.checkpoint.save(folder, model=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), step=7)
+    >>> nnx.checkpoint.info(folder)  # doctest: +ELLIPSIS
+    /.../weights: 3 leaves, 36 B
+    model: Linear with 2 leaves
+    step: 7
     """
 
     def __init__(self, path: epath.Path, items: tp.Collection[str] = ()) -> None:

@@ -264,6 +264,10 @@ def test_renaming(folder):
     assert ("net.enc.1.kernel", "model.body.l1.kernel") in report.renamed
     np.testing.assert_array_equal(new.body.l1.kernel, old.enc[1].kernel)
     assert "renamed, 6: net.enc.0.bias to model.body.l0.bias, " in repr(report)
+    with pytest.raises(MismatchError, match=r"missing, 2: b\.bias"):  # the first one counts
+        checkpoint.restore(
+            folder, a=linear(), b=linear(), rename={"net.head.*": "a.*", "net.head.**": "b.**"}
+        )
 
 
 @pytest.mark.parametrize("file", READ)
