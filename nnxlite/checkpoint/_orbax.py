@@ -324,7 +324,11 @@ class Info(Source):
         return "\n".join(map(printable, lines))
 
     def open(self, wanted: tp.Mapping[str, tp.Any]) -> Callable[[str], tp.Any]:
-        """See `Source`. The function raises DamagedError for what is not as the description says."""
+        """A function from a name to a value; DamagedError for what is not as the description says.
+
+        Args:
+            wanted: the names that will be asked for, each with a sharding, or None for a NumPy array.
+        """
         ocp = orbax()
         args: dict[str, tp.Any] = {}
         several = jax.process_count() > 1

@@ -110,7 +110,12 @@ class Rule:
         return len(self.foreign) == len(self.ours) == 1 and self.axes is None
 
     def to_ours(self, arrays: Sequence[np.ndarray], ours: Sequence[Shape]) -> list[np.ndarray]:
-        """Our arrays, of these shapes, from the foreign ones; views of them where possible."""
+        """Our arrays from the foreign ones; views of them where possible.
+
+        Args:
+            arrays: the foreign ones.
+            ours: the shapes of ours.
+        """
         if self.split is not None:
             sizes = [self._back(blank(shape)).shape[self.split] for shape in ours]
             parts = np.split(arrays[0], np.cumsum(sizes)[:-1], self.split)
@@ -119,7 +124,11 @@ class Rule:
         return list(whole) if ours[1:] else [whole]
 
     def to_foreign(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The foreign arrays from ours; ValueError (or IndexError) if no arrays give such ones."""
+        """The foreign arrays from ours; ValueError (or IndexError) if no arrays give such ones.
+
+        Args:
+            arrays: ours.
+        """
         if self.split is not None:
             made = [np.concatenate([self._back(array) for array in arrays], self.split)]
         else:
