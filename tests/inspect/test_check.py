@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np  # noqa: F401 - lines of the table use it
 import optax
-import pytest
 
 import nnxlite as nnx
 from benchmarks.models import block_stack, chain, transformer
@@ -57,62 +56,48 @@ class Scale(nnx.Module):
         return x * self.value
 
 
-class Run(nnx.Module):
-    """Makes a layer of the catalogue a model that is called."""
+class Every(nnx.Module):
+    """All layers of the catalogue."""
 
-    def __init__(self, layer, run):
-        self.layer = layer
-        self.run = run
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([row.make(rngs) for row in LAYERS.values()])
 
-    def __call__(self, x):
-        return self.run(self.layer, x)
+    def __call__(self, *xs):
+        rows = zip(LAYERS.values(), self.layers, xs, strict=True)
+        return [row.run(layer, x) for row, layer, x in rows]
 
 
 # Healthy models ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_nothing_is_found_in_a_layer(name):
-    layer = LAYERS[name]
-    model = Run(layer.make(nnx.Rngs(0)), layer.run)
-    optimizer = adam(model) if nnx.state(model, nnx.Param) else None  # one for nothing warns
-    found = nnx.check(model, optimizer, layer.x)
+def test_nothing_is_found_in_any_layer():
+    model = Every()
+    found = nnx.check(model, adam(model), *(row.x for row in LAYERS.values()))
     assert not found, found
 
 
-@pytest.mark.parametrize(
-    ("make", "x"),
-    [
-        (net, X),
-        (lambda: block_stack(nnx, 2), jnp.ones((4, 8))),
-        (lambda: transformer(nnx, 1), jax.ShapeDtypeStruct((2, 5), "int32")),
-        (lambda: nnx.eval_shape(net), X),
-    ],
-)
-def test_nothing_is_found_in_a_model(make, x):
-    model = make()
-    for optimizer in (None, adam(model), sgd(model)):
-        found = nnx.check(model, optimizer, x)
-        assert not found and len(found) == 0 and list(found) == [], found
-        assert str(found) == repr(found) == "nothing found"
+def test_nothing_is_found_in_a_model():
+    for model, x, optimizers in (
+        (net(), X, (None, adam, sgd)),
+        (nnx.eval_shape(net), X, (None, adam)),
+        (block_stack(nnx, 2), jnp.ones((4, 8)), (adam,)),
+        (transformer(nnx, 1), jax.ShapeDtypeStruct((2, 5), "int32"), (adam,)),
+    ):
+        for optimizer in optimizers:
+            found = nnx.check(model, optimizer and optimizer(model), x)
+            assert not found and len(found) == 0 and list(found) == [], found
+            assert str(found) == repr(found) == "nothing found"
 
 
 def test_a_stack_of_layers_under_vmap_and_scan():
     class Stack(nnx.Module):
         def __init__(self, rngs):
-            @nnx.split_rngs(splits=3)
-            @nnx.vmap
-            def make(rngs):
-                return nnx.Sequential(nnx.Linear(4, 4, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
-
-            self.layers = make(rngs)
+            self.layers = nnx.split_rngs(splits=3)(stacked)(rngs)
 
         def __call__(self, x):
-            @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
-            def forward(layer, x):
-                return layer(x)
-
-            return forward(self.layers, x)
+            step = lambda layer, x: layer(x)
+            return nnx.scan(step, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.layers, x)
 
     model = Stack(nnx.Rngs(0))
     for _ in range(2):  # a second time although JAX has the program of the loop
@@ -411,9 +396,8 @@ def test_the_text_lists_the_first_of_a_kind():
 
 
 def test_params_that_no_optimizer_trains_have_no_other_finding():
-    model = Unused(nnx.Rngs(0))
-    few = nnx.All(nnx.Param, nnx.Not(nnx.PathContains("spare")))
-    found = kinds(nnx.check(model, adam(model, few), X))
+    model, few = Unused(nnx.Rngs(0)), nnx.Not(nnx.PathContains("spare"))
+    found = kinds(nnx.check(model, adam(model, nnx.All(nnx.Param, few)), X))
     assert ("no gradient", "spare") not in found and ("outside wrt", "spare") in found
 
 
@@ -430,21 +414,21 @@ def test_weak_types_are_told_where_a_step_compiles_again():
     assert text.endswith("make the array with a dtype, as in jnp.full((1,), -1.0, jnp.float32).")
 
 
-@pytest.mark.parametrize("bad", [jnp.nan, -jnp.inf])
-def test_numbers_that_are_not_finite(bad):
+def test_numbers_that_are_not_finite():
     model = nnx.Dict(l=nnx.Linear(2, 2, rngs=nnx.Rngs(0)), bn=nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
     model.bn.mask = nnx.Variable(jnp.array([-jnp.inf, 0.0]))  # may be on purpose
     optimizer = adam(model)
     assert not nnx.check(model, optimizer)
+    model.l.kernel[0, 0] = -jnp.inf
     for variable in (model.l.kernel, model.bn.var, optimizer.opt_state[0].nu["l"]["bias"]):
-        variable[...] = variable[...].at[..., 1].set(bad)
+        variable[...] = variable[...].at[..., 1].set(jnp.nan)
     text = "numbers are NaN or infinite; restore a checkpoint, or"
     find = "nnx.find_nan shows where they arise"
     batch_stat = "assign zeros to a mean and ones to a variance"
     assert str(nnx.check(model, optimizer)).splitlines() == [
         "not finite:",
         f"  bn.var: 1 of 2 {text} {batch_stat}",
-        f"  l.kernel: 2 of 4 {text} {find}",
+        f"  l.kernel: 3 of 4 {text} {find}",
         f"  optimizer.opt_state.0.nu.l.bias: 1 of 2 {text} {find}",
     ]
 
@@ -461,24 +445,18 @@ def cycle():
 HELP = "inputs come after it: nnx.check(model, None, *inputs)"
 
 
-@pytest.mark.parametrize(
-    ("args", "path", "text"),
-    [
+def test_what_cannot_be_checked():
+    wrong = f"expected an nnx.Optimizer, several or None, got float32[4, 2]; {HELP}"
+    for args, path, text in (
         ((net(), None, jnp.ones((4, 5))), (), "could not check the call with these inputs: .*5"),
         ((cycle(),), (), "could not check the model: ValueError: "),
         (([net()], None, X), (), "cannot call list with the inputs; give a module with `__call__`"),
-        (
-            (net(), X),
-            ("optimizer",),
-            re.escape(f"expected an nnx.Optimizer, several or None, got float32[4, 2]; {HELP}"),
-        ),
+        ((net(), X), ("optimizer",), re.escape(wrong)),
         ((net(), optax.sgd(0.1)), ("optimizer",), "expected .* got GradientTransformation"),
-    ],
-)
-def test_what_cannot_be_checked(args, path, text):
-    [finding] = nnx.check(*args)
-    assert (finding.kind, finding.path) == ("not checked", path)
-    assert re.match(text, finding.text) and "\n" not in finding.text
+    ):
+        [finding] = nnx.check(*args)
+        assert (finding.kind, finding.path) == ("not checked", path)
+        assert re.match(text, finding.text) and "\n" not in finding.text
 
 
 def test_half_built_objects_cycles_tracers_and_deep_models():

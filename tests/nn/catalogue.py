@@ -1,9 +1,10 @@
-"""Every layer in many settings, a row each: how it is made and called, and what it computes.
+"""Every layer in many settings, a row each: how it is made and called.
 
 A new layer needs one row, with `everywhere=True`: `LAYERS` has these rows, each layer once, and they go
-through every transform, into an exported program, and beside the reference. They are small, and most map
-an array of shape (2, 3, 4) to one of the same shape, so that they can be stacked. `FAMILIES` has all
-rows; those with a formula are compared with it, in values, gradients, dtypes and unusual batches.
+through every transform, into an exported program and a file, and meet replaced functions of JAX. They
+are small, and most map an array of shape (2, 3, 4) to one of the same shape, so that they can be
+stacked. `FAMILIES` has all rows: values in each dtype are those of the reference, which is asked unless
+a row says `peer=False`; gradients are the limits of differences; batches may have any shape.
 """
 
 from __future__ import annotations
@@ -16,35 +17,27 @@ import jax.numpy as jnp
 import numpy as np
 
 import nnxlite as nnx
-from tests.nn import formulas
-from tests.nn.quick import QUICK, quick
-from tests.nn.rows import Layer, X, at, function, of
+from tests.nn.quick import QUICK
+from tests.nn.rows import Layer, function, of
 
 # Linear maps and what is made of them --------------------------------------------------------
 
-
-def affine(p, x):
-    return x @ p["kernel"] + p.get("bias", 0)
-
-
 EINSUMS = [
-    # equation, kernel, bias, input, shape of the bias in the output
-    ("btf,fg->btg", (4, 4), (4,), (2, 3, 4), (1, 1, 4)),
-    ("nta,hab->nthb", (3, 4, 5), (3, 5), (2, 6, 4), (1, 1, 3, 5)),
-    ("nta,hab->nbth", (3, 4, 5), (5, 3), (2, 6, 4), (1, 5, 1, 3)),
-    ("...a,ab->...b", (4, 5), (5,), (2, 3, 4), (5,)),
-    ("a...,ab->b...", (4, 5), (5,), (4, 2, 3), (5, 1, 1)),
-    ("ab,...b->a...", (3, 2, 4), (3, 2), (5, 4), (1, 3, 2)),
-    ("bij,ji->b", (3, 2), None, (5, 2, 3), ()),
-    ("be,he->bhe", (4, 3), None, (5, 3), ()),
-    ("...a,...ab->...b", (2, 3, 4), None, (2, 3), ()),
+    # equation, kernel, bias, input
+    ("btf,fg->btg", (4, 4), (4,), (2, 3, 4)),
+    ("nta,hab->nthb", (3, 4, 5), (3, 5), (2, 6, 4)),
+    ("nta,hab->nbth", (3, 4, 5), (5, 3), (2, 6, 4)),
+    ("...a,ab->...b", (4, 5), (5,), (2, 3, 4)),
+    ("a...,ab->b...", (4, 5), (5,), (4, 2, 3)),
+    ("ab,...b->a...", (3, 2, 4), (3, 2), (5, 4)),
+    ("bij,ji->b", (3, 2), None, (5, 2, 3)),
+    ("...a,...ab->...b", (2, 3, 4), None, (2, 3)),
 ]
 
 
 def lora_linear(rngs, lib=nnx, **types):
     more = {f"lora_{name}": dtype for name, dtype in types.items()}
-    inits = {"kernel_init": quick, "bias_init": quick}
-    return of("LoRALinear", 4, 4, lora_rank=2, **inits)(rngs, lib, **types, **more)
+    return of("LoRALinear", 4, 4, lora_rank=2, **QUICK)(rngs, lib, **types, **more)
 
 
 def lora(rngs, lib=nnx, **types):
@@ -52,77 +45,42 @@ def lora(rngs, lib=nnx, **types):
     return of("LoRA", 4, 2, 4, base_module=base)(rngs, lib, **types)
 
 
-def sequential(rngs, lib=nnx):
-    linear = of("Linear", 4, 4)(rngs, lib)
+def sequential(rngs, lib=nnx, **types):
+    linear = of("Linear", 4, 4)(rngs, lib, **types)
     return lib.Sequential(linear, lib.gelu, lib.Dropout(0.3, rngs=rngs), linear)  # one layer twice
-
-
-def mlp(p, x):
-    layers = sorted({path.rpartition(".")[0] for path in p})
-    for layer in layers:
-        x = affine(at(p, f"{layer}."), x)
-        x = x if layer == layers[-1] else np.tanh(x)
-    return x
 
 
 def linear():
     row = functools.partial(Layer, unbatched=True)
     everywhere = functools.partial(row, everywhere=True)
+    general = functools.partial(of, "LinearGeneral")
+    random = functools.partial(Layer, everywhere=True, batched=False, stateless=False)
     rows = {
-        "Linear": everywhere(of("Linear", 4, 4), X, affine),
-        "Linear, without bias": row(of("Linear", 4, 3, use_bias=False), X, affine),
-        "LinearGeneral": everywhere(
-            of("LinearGeneral", (3, 4), (3, 4), axis=(-2, -1)),
-            X,
-            lambda p, x: np.tensordot(x, p["kernel"], 2) + p["bias"],
-        ),
-        "LinearGeneral, an inner axis": Layer(
-            of("LinearGeneral", (2, 4), 3, axis=(1, 3)),
-            ((5, 2, 3, 4),),
-            lambda p, x: np.einsum("bicj,ijk->bck", x, p["kernel"]) + p["bias"],
-        ),
+        "Linear": everywhere(of("Linear", 4, 4)),
+        "Linear, without bias": row(of("Linear", 4, 3, use_bias=False)),
+        "LinearGeneral": everywhere(general((3, 4), (3, 4), axis=(-2, -1))),
+        "LinearGeneral, an inner axis": Layer(general((2, 4), 3, axis=(1, 3)), ((5, 2, 3, 4),)),
         "LinearGeneral, batch axis": Layer(
-            of("LinearGeneral", (3, 2), (4, 5), axis=(1, 3), batch_axis={0: 6}),
-            ((6, 3, 7, 2),),
-            lambda p, x: np.einsum("bixj,bijkl->bxkl", x, p["kernel"]) + p["bias"][:, None],
-            batched=False,
+            general((3, 2), (4, 5), axis=(1, 3), batch_axis={0: 6}), ((6, 3, 7, 2),), batched=False
         ),
-        "Embed": everywhere(
-            of("Embed", 4, 4), (np.array([[0, 2, -1], [3, 3, -4]]),),
-            lambda p, x: p["embedding"][x], half=1,
-        ),
-        "Embed, attend": row(
-            of("Embed", 6, 3), ((5, 3),), lambda p, x: x @ p["embedding"].T,
-            lambda layer, x: layer.attend(x),
-        ),
-        "LoRA": everywhere(
-            lora, X, lambda p, x: x @ p["lora_a"] @ p["lora_b"] + affine(at(p, "base_module."), x),
-            half=6,
-        ),
-        "LoRALinear": everywhere(
-            lora_linear, X, lambda p, x: x @ p["lora.lora_a"] @ p["lora.lora_b"] + affine(p, x),
-            half=6,
-        ),
-        "PReLU": everywhere(
-            of("PReLU", 0.2), X, lambda p, x: np.where(x >= 0, x, p["negative_slope"] * x)
-        ),
-        "MLP": everywhere(
-            of("MLP", 4, 4, 4, 1, activation=nnx.tanh, **QUICK), X, mlp, half=8
-        ),
-        "Identity": everywhere(of("Identity"), X, lambda p, x: x, types=False),
-        "Sequential": Layer(sequential, everywhere=True),
-        "Dropout": Layer(of("Dropout", 0.5), everywhere=True),
-    }  # fmt: skip
+        "Embed": everywhere(of("Embed", 4, 4), (np.array([[0, 2, -1], [3, 3, -4]]),)),
+        "Embed, attend": row(of("Embed", 6, 3), ((5, 3),), lambda layer, x: layer.attend(x)),
+        "LoRA": everywhere(lora),
+        "LoRALinear": everywhere(lora_linear),
+        "PReLU": everywhere(of("PReLU", 0.2)),
+        "MLP": everywhere(of("MLP", 4, 4, 4, 1, activation=nnx.tanh, **QUICK), peer=False),
+        "Identity": everywhere(of("Identity"), types=False, peer=False),
+        "Sequential": random(sequential),
+        "Dropout": random(of("Dropout", 0.5), types=False),
+    }
     for ins, outs in ((1, 1), (0, 2), (2, 0)):
-        rows[f"Linear, {ins} to {outs}"] = row(of("Linear", ins, outs), ((5, ins),), affine)
-    for i, (equation, kernel, bias, shape, full) in enumerate(EINSUMS):
-        rows[f"Einsum{f', {equation}' if i else ''}"] = Layer(
+        rows[f"Linear, {ins} to {outs}"] = row(of("Linear", ins, outs), ((5, ins),))
+    for equation, kernel, bias, shape in EINSUMS:
+        first = equation == EINSUMS[0][0]
+        rows["Einsum" if first else f"Einsum, {equation}"] = Layer(
             of("Einsum", equation, kernel, bias),
             (shape,),
-            lambda p, x, e=equation, full=full: (
-                np.einsum(e, x, p["kernel"]) + p.get("bias", np.zeros(full)).reshape(full)
-            ),
-            everywhere=i == 0,
+            everywhere=first,
             batched=not equation.startswith(("a", "...a,...")),
             unbatched=equation == "...a,ab->...b",
         )
@@ -168,78 +126,38 @@ POOLS = [
 ]
 
 
-def per_axis(value, rank):
-    return (value,) * rank if isinstance(value, int) else tuple(value)
-
-
 def convolutions():
-    def conv(strides=(1,), padding="SAME", inner=(1,), dilation=(1,), groups=1, mask=1.0):
-        return lambda p, x: formulas.conv(
-            x, p["kernel"] * mask, p["bias"], strides, padding, inner, dilation, groups
-        )
-
-    row = functools.partial(Layer, unbatched=True, half=8)
-    mask = np.random.default_rng(0).random((3, 2, 4)) < 0.5
+    row = functools.partial(Layer, unbatched=True)
+    mask = jnp.asarray(np.random.default_rng(0).random((3, 2, 4)) < 0.5)
     rows = {
-        "Conv": row(
-            of("Conv", 4, 4, (3,), feature_group_count=2), X, conv(groups=2), everywhere=True
-        ),
-        "Conv, mask": row(
-            of("Conv", 2, 4, 3, mask=jnp.asarray(mask)), ((2, 5, 2),), conv(mask=mask)
-        ),
-        "ConvTranspose": row(
-            of("ConvTranspose", 4, 4, (2,)),
-            X,
-            lambda p, x: formulas.conv_transpose(
-                x, p["kernel"], p["bias"], (1,), "SAME", (1,), False
-            ),
-            everywhere=True,
-        ),
+        "Conv": row(of("Conv", 4, 4, (3,), feature_group_count=2), everywhere=True),
+        "Conv, mask": row(of("Conv", 2, 4, 3, mask=mask), ((2, 5, 2),)),
+        "ConvTranspose": row(of("ConvTranspose", 4, 4, (2,)), everywhere=True),
     }
     for padding in ("CIRCULAR", "REFLECT"):  # further than the input reaches
         make = of("Conv", 2, 3, (3,), kernel_dilation=4, padding=padding)
-        formula = conv(padding=padding, dilation=(4,))
-        rows[f"Conv, a short input, {padding}"] = row(make, ((2, 3, 2),), formula)
+        rows[f"Conv, a short input, {padding}"] = row(make, ((2, 3, 2),))
     for setting in CONVOLUTIONS:
         rank, strides, padding, inner, dilation, groups = setting
-        sizes = (per_axis(n, rank) for n in (inner, dilation))
-        dilations = {"input_dilation": inner, "kernel_dilation": dilation}
-        rows[f"Conv, {setting}"] = row(
-            of("Conv", 4, 8, KERNELS[rank], strides, padding=padding, feature_group_count=groups,
-               **dilations),
-            ((2, *SPATIAL[rank], 4),),
-            conv(per_axis(strides, rank), padding, *sizes, groups),
-        )  # fmt: skip
+        options = {"padding": padding, "input_dilation": inner, "kernel_dilation": dilation}
+        make = of("Conv", 4, 8, KERNELS[rank], strides, feature_group_count=groups, **options)
+        rows[f"Conv, {setting}"] = row(make, ((2, *SPATIAL[rank], 4),))
     for setting in TRANSPOSED:
         rank, strides, padding, dilation, flipped = setting
-        options = (per_axis(strides, rank), padding, per_axis(dilation, rank), flipped)
-        rows[f"ConvTranspose, {setting}"] = row(
-            of("ConvTranspose", 4, 2, KERNELS[rank], strides, padding=padding,
-               kernel_dilation=dilation, transpose_kernel=flipped),
-            ((2, *SPATIAL[rank], 4),),
-            lambda p, x, o=options: formulas.conv_transpose(x, p["kernel"], p["bias"], *o),
-        )  # fmt: skip
+        options = {"padding": padding, "kernel_dilation": dilation, "transpose_kernel": flipped}
+        make = of("ConvTranspose", 4, 2, KERNELS[rank], strides, **options)
+        rows[f"ConvTranspose, {setting}"] = row(make, ((2, *SPATIAL[rank], 4),))
     return rows
 
 
 def pools():
     rows = {}
     kinds = [("avg", True), ("avg", False), ("max", True), ("min", True)]
-    for (kind, counts), setting in itertools.product(kinds, POOLS):
-        rank, window, strides, padding = setting
-        options = {"count_include_pad": counts} if kind == "avg" else {}
-        rows[f"{kind}_pool, {setting} {counts}"] = function(
-            functools.partial(
-                getattr(nnx, f"{kind}_pool"),
-                window_shape=window, strides=strides, padding=padding, **options,
-            ),
-            ((2, *SPATIAL[rank], 2),),
-            lambda p, x, k=kind, w=window, s=strides, pad=padding, c=counts: formulas.pool(
-                x, k, w, s or (1,) * len(w), pad, c
-            ),
-            unbatched=True,
-            half=2,
-        )  # fmt: skip
+    for (kind, counts), (rank, *setting) in itertools.product(kinds, POOLS):
+        options = dict(zip(("window_shape", "strides", "padding"), setting))
+        options |= {} if counts else {"count_include_pad": False}
+        row = function(f"{kind}_pool", ((2, *SPATIAL[rank], 2),), **options)
+        rows[f"{kind}_pool, {rank} {setting} {counts}"] = row
     return rows
 
 
@@ -247,87 +165,17 @@ def pools():
 
 TWO_AXES = {"reduction_axes": (-2, -1), "feature_axes": (-2, -1)}
 NORMS = [
-    # name, arguments, options, axes of the moments, axes of scale and bias
-    ("LayerNorm", (4,), {}, (-1,), (-1,)),
-    ("LayerNorm", (12,), TWO_AXES, (-2, -1), (-2, -1)),
-    ("RMSNorm", (4,), {}, (-1,), (-1,)),
-    ("InstanceNorm", (4,), {}, (1,), (-1,)),
-    ("GroupNorm", (4, 2), {}, None, (-1,)),
-    ("GroupNorm", (4, 4), {}, None, (-1,)),
-    ("GroupNorm", (4, 2), {"reduction_axes": (-1,)}, None, (-1,)),
-    ("BatchNorm", (4,), {}, (0, 1), (-1,)),
-    ("BatchNorm", (3,), {"axis": 1}, (0, 2), (-2,)),
+    # name, arguments, options
+    ("LayerNorm", (4,), {}),
+    ("LayerNorm", (12,), TWO_AXES),
+    ("RMSNorm", (4,), {}),
+    ("InstanceNorm", (4,), {}),
+    ("GroupNorm", (4, 2), {}),
+    ("GroupNorm", (4, 4), {}),
+    ("GroupNorm", (4, 2), {"reduction_axes": (-1,)}),
+    ("BatchNorm", (4,), {}),
+    ("BatchNorm", (3,), {"axis": 1}),
 ]
-
-
-def with_averages(p, x):
-    return (x - p["mean"]) / np.sqrt(p["var"] + 1e-5) * p["scale"] + p["bias"]
-
-
-def by_norm(name, args, options, axes, features, epsilon, mask):
-    def formula(p, x):
-        if name == "GroupNorm":
-            along = mask, options.get("reduction_axes")
-            return formulas.group_norm(x, args[1], epsilon, p["scale"], p["bias"], *along)
-        parameters = p["scale"], p.get("bias")
-        return formulas.norm(x, axes, epsilon, *parameters, features, mask, name != "RMSNorm")
-
-    return formula
-
-
-def norms():
-    mask = np.random.default_rng(0).random((2, 3, 4)) < 0.6
-    mask[0] |= ~mask[0].any()
-    padding = np.ones((2, 3, 1), bool)
-    padding[1] = False  # an example without any element
-    averages = of("BatchNorm", 4, use_running_average=True)
-    rows = {
-        "BatchNorm, with averages": Layer(
-            averages, X, with_averages, unbatched=True, half=6, wide="half"
-        )
-    }
-    for kind, fast, keep in itertools.product(NORMS, (True, False), (None, mask, padding)):
-        name, args, options, *_ = kind
-        # Of two elements of similar size the default would magnify every error a thousandfold.
-        epsilon = 1e-5 if keep is None else 1e-2
-        masked = {} if keep is None else {"mask": keep}
-        setting = [*args[1:], *options.items(), *(f"mask {mask.shape}" for mask in masked.values())]
-        setting += [] if fast else ["two passes"]
-        first = setting in ([], [2])
-        rows[name if first else f"{name}, {setting}"] = Layer(
-            of(name, *args, **options, use_fast_variance=fast, epsilon=epsilon),
-            X,
-            by_norm(*kind, epsilon, keep),
-            lambda layer, x, masked=masked: layer(x, **masked),
-            everywhere=first,
-            batched=keep is None and name != "BatchNorm",
-            unbatched=keep is None and name in ("LayerNorm", "RMSNorm"),
-            stateless=name != "BatchNorm",
-            half=6,
-            wide="half" if name == "BatchNorm" else "",
-        )
-    ones = nnx.initializers.ones  # the reference gives others no key
-    for feature_axes, axes in ((-1, (0,)), (None, (0, 1)), (0, (1,)), ((0, 1), ())):
-        rows[f"WeightNorm{f', {feature_axes}' if feature_axes != -1 else ''}"] = Layer(
-            functools.partial(wrapped, "WeightNorm", feature_axes=feature_axes, scale_init=ones),
-            X,
-            lambda p, x, axes=axes: by_weight_norm(p, x, axes),
-            everywhere=feature_axes == -1,
-            stateless=False,
-            half=8,
-        )
-    rows["SpectralNorm, many steps"] = Layer(
-        # The estimates are in the dtype of the parameters; many steps make them exact.
-        functools.partial(wrapped, "SpectralNorm", n_steps=200),
-        X,
-        lambda p, x: x @ unit_matrix(p["layer_instance.kernel"]) + p["layer_instance.bias"],
-        stateless=False,
-        smooth=False,  # singular vectors count as constants
-        half=8,
-    )
-    a_step = functools.partial(wrapped, "SpectralNorm")
-    rows["SpectralNorm"] = Layer(a_step, everywhere=True, smooth=False)
-    return rows
 
 
 def wrapped(name, rngs, lib=nnx, **options):
@@ -335,16 +183,41 @@ def wrapped(name, rngs, lib=nnx, **options):
     return of(name, of("Linear", 4, 4)(rngs, lib, **types), **options)(rngs, lib)
 
 
-def unit_matrix(kernel):
-    return kernel / np.linalg.svd(kernel)[1][0]
+def norms():
+    mask = np.random.default_rng(0).random((2, 3, 4)) < 0.6
+    mask[..., 0] = True  # of nothing, the reference gives NaN
+    averages = of("BatchNorm", 4, use_running_average=True)
+    rows = {"BatchNorm, with averages": Layer(averages, unbatched=True)}
+    for kind, fast, keep in itertools.product(NORMS, (True, False), (None, mask)):
+        name, args, options = kind
+        # Of two elements of similar size the default would magnify every error a thousandfold.
+        epsilon = 1e-5 if keep is None else 1e-2
+        setting = [*args[1:], *options.items()]
+        setting += ([] if keep is None else ["mask"]) + ([] if fast else ["two passes"])
+        first = setting in ([], [2])
+        rows[name if first else f"{name}, {setting}"] = Layer(
+            of(name, *args, **options, use_fast_variance=fast, epsilon=epsilon),
+            run=functools.partial(masked, keep),
+            everywhere=first,
+            peer="reduction_axes" not in options or name != "GroupNorm",
+            batched=keep is None and name != "BatchNorm",
+            unbatched=keep is None and name in ("LayerNorm", "RMSNorm"),
+            stateless=name != "BatchNorm",
+        )
+    ones = nnx.initializers.ones  # the reference gives others no key
+    for feature_axes in (-1, None, 0, (0, 1)):
+        rows[f"WeightNorm{f', {feature_axes}' if feature_axes != -1 else ''}"] = Layer(
+            functools.partial(wrapped, "WeightNorm", feature_axes=feature_axes, scale_init=ones),
+            everywhere=feature_axes == -1,
+            stateless=False,
+        )
+    spectral = functools.partial(wrapped, "SpectralNorm")
+    rows["SpectralNorm"] = Layer(spectral, everywhere=True, smooth=False, stateless=False)
+    return rows
 
 
-def by_weight_norm(p, x, axes):
-    kernel = p["layer_instance.kernel"]
-    kernel = kernel / np.sqrt((kernel**2).sum(axes, keepdims=True) + 1e-12)
-    scale = next(v for path, v in p.items() if path.startswith("scales"))
-    shape = [1 if axis in axes else n for axis, n in enumerate(kernel.shape)]
-    return x @ (kernel * scale.reshape(shape)) + p["layer_instance.bias"]
+def masked(mask, layer, x):
+    return layer(x) if mask is None else layer(x, mask=mask)
 
 
 # Attention -----------------------------------------------------------------------------------
@@ -355,18 +228,15 @@ def multi(*args, **options):
     return of("MultiHeadAttention", *args, **{"decode": False, **options})
 
 
+def rotating(rngs, lib=nnx, **types):
+    attend = functools.partial(lib.dot_product_attention_with_rope, rope=lib.RoPE(theta=100.0))
+    return multi(2, 8, attention_fn=attend)(rngs, lib, **types)
+
+
 def decoding(rngs, lib=nnx, **types):
     layer = multi(2, 4, decode=True)(rngs, lib, **types)
     layer.init_cache((2, 3, 4))
     return layer
-
-
-def decoded(layer, x, sizes):
-    """All positions by way of a cache, so many at a time."""
-    layer = nnx.clone(layer)
-    layer.init_cache(x.shape, x.dtype)
-    parts = jnp.split(x, np.cumsum(sizes)[:-1], axis=1)
-    return jnp.concatenate([layer(part, decode=True) for part in parts], axis=1)
 
 
 def attention():
@@ -378,170 +248,84 @@ def attention():
     }
     mask = rng.random((2, 1, 3, 5)) < 0.6
     mask[0, 0, 1] = False  # a query without keys
-    infinite = np.where(mask, rng.normal(size=(2, 1, 3, 5)), -np.inf)
+    none = (1, 1, 1, 1), np.ones((1, 1, 1, 1), bool)
     variants = {
-        "": {},
-        "mask": {"mask": mask},
-        "mask for all": {"mask": mask[1, 0]},
-        "bias": {"bias": rng.normal(size=(1, 3, 5))},
-        "bias of -inf": {"bias": infinite},
-        "bias, mask, causal": {"bias": rng.normal(size=(3, 5)), "mask": mask, "is_causal": True},
-        "causal": {"is_causal": True},
+        "plain": (none, {}),
+        "mask": ((none[0], mask), {}),
+        "bias": (((1, 3, 5), none[1]), {}),
+        "bias, mask, causal": (((1, 1, 3, 5), mask), {"is_causal": True}),
     }
-    fused, explicit = {}, {"dropout_rate": 0.5, "deterministic": True}
+    explicit = {"dropout_rate": 0.5, "deterministic": True}
     rows = {}
-    for (shape, inputs), (variant, options), how in itertools.product(
-        shapes.items(), variants.items(), (fused, explicit)
+    for (shape, qkv), (variant, (more, options)) in itertools.product(
+        shapes.items(), variants.items()
     ):
-
-        def attend(query, key, value, options=options, how=how):
-            options = dict(options)
-            if "bias" in options:
-                options["bias"] = jnp.asarray(options["bias"], query.dtype)
-            return nnx.dot_product_attention(query, key, value, **options, **how)
-
-        rows[f"dot_product_attention, {shape} {variant} {'explicit' if how else ''}"] = function(
-            attend,
-            inputs,
-            lambda p, *qkv, options=options: formulas.attention(*qkv, **options),
-            batched=False,
-            half=8,
-        )  # fmt: skip
+        for how in ({}, explicit):
+            name = f"dot_product_attention, {shape} {variant} {'explicit' if how else ''}"
+            row = function("dot_product_attention", (*qkv, *more), **options, **how)
+            is_taken = bool(how) or "other depth" not in shape
+            rows[name] = row._replace(batched=False, peer=is_taken)
     causal = lambda layer, x: layer(x, is_causal=True)
-    attend = functools.partial(nnx.dot_product_attention_with_rope, rope=nnx.RoPE(theta=100.0))
-    rotating = multi(2, 8, attention_fn=attend)
-    rotated = lambda p, x: formulas.multi_head(p, x, causal=True, theta=100.0)
-    row = functools.partial(Layer, half=16)
+    dropping = {"dropout_rate": 0.3, "deterministic": False, "num_kv_heads": 1}
+    random = functools.partial(Layer, everywhere=True, batched=False, stateless=False)
+    cross = {"in_kv_features": 3, "use_bias": False, "normalize_qk": True}
+    grouped = multi(4, 4, qkv_features=8, out_features=3, num_kv_heads=2)
+    recording = lambda layer, x: layer(x, sow_weights=True)
     rows |= {
-        "MultiHeadAttention": Layer(
-            multi(2, 4, dropout_rate=0.3, deterministic=False, normalize_qk=True, num_kv_heads=1),
-            everywhere=True,
+        # Of two features normalisation would leave little more than the sign.
+        "MultiHeadAttention": random(multi(2, 4, 8, normalize_qk=True, **dropping)),
+        "MultiHeadAttention, decoding": random(decoding, ((2, 1, 4),)),
+        "MultiHeadAttention, recording weights": random(multi(2, 4), run=recording),
+        "MultiHeadAttention, plain": Layer(multi(2, 4), unbatched=True),
+        "MultiHeadAttention, grouped": Layer(grouped, run=causal, unbatched=True),
+        "MultiHeadAttention, cross": Layer(
+            multi(2, 4, 8, **cross), ((2, 3, 4), (2, 5, 3)), batched=False
         ),
-        "MultiHeadAttention, decoding": Layer(decoding, ((2, 1, 4),), everywhere=True),
-        "MultiHeadAttention, recording weights": Layer(
-            multi(2, 4), run=lambda layer, x: layer(x, sow_weights=True), everywhere=True
-        ),
-        "MultiHeadAttention, plain": row(multi(2, 4), X, formulas.multi_head, unbatched=True),
-        "MultiHeadAttention, causal, grouped": row(
-            multi(4, 4, qkv_features=8, out_features=3, num_kv_heads=2), X,
-            lambda p, x: formulas.multi_head(p, x, causal=True), causal, unbatched=True,
-        ),
-        "MultiHeadAttention, cross, without bias, normalized": row(
-            multi(2, 4, 8, in_kv_features=3, use_bias=False, normalize_qk=True),
-            ((2, 3, 4), (2, 5, 3)), formulas.multi_head, batched=False,
-        ),
-        "MultiHeadAttention, RoPE": row(
-            rotating, ((2, 4, 8),), rotated, causal, unbatched=True, wide="half"
-        ),
-        "RoPE, positions": function(
-            lambda x: nnx.RoPE(50.0)(x, jnp.asarray(POSITIONS)), ((2, 5, 6),),
-            lambda p, x: formulas.rope(x, 50.0, POSITIONS), batched=False, wide="half",
-        ),
-    }  # fmt: skip
-    for sizes in ((1, 1, 1, 1), (3, 1)):
-        rows[f"MultiHeadAttention, decoding {sizes}"] = row(
-            rotating, ((2, 4, 8),), rotated, lambda layer, x, s=sizes: decoded(layer, x, s),
-            wide="half",
-        )  # fmt: skip
-    for name, args in {"RoPE": (4, 3), "RoPE, without sizes": ()}.items():
-        rows[name] = Layer(
-            of("RoPE", 50.0, *args), X, lambda p, x: formulas.rope(x, 50.0, np.arange(3)),
-            everywhere=bool(args), unbatched=True, types=False, wide="half",
-        )  # fmt: skip
+        "MultiHeadAttention, RoPE": Layer(rotating, ((2, 4, 8),), causal, unbatched=True),
+        "RoPE": Layer(of("RoPE", 50.0, 4, 3), everywhere=True, unbatched=True, types=False),
+        "RoPE, without sizes": Layer(of("RoPE", 50.0), unbatched=True, types=False),
+    }
     return rows
-
-
-POSITIONS = np.array([[3, 0, 9, 100, 2], [1, 1, 1, 1, 1]])
 
 
 # Recurrence ----------------------------------------------------------------------------------
 
-CELLS = {
-    "SimpleCell": (formulas.simple_step, 1),
-    "LSTMCell": (formulas.lstm_step, 2),
-    "OptimizedLSTMCell": (formulas.lstm_step, 2),
-    "GRUCell": (formulas.gru_step, 1),
-}
+CELLS = {"SimpleCell": 1, "LSTMCell": 2, "OptimizedLSTMCell": 2, "GRUCell": 1}
+"""How many arrays each kind of cell carries."""
 
 
 def joined(tree):
     """The arrays of a tree, one after the other."""
-    lib = np if isinstance(jax.tree.leaves(tree)[0], np.ndarray) else jnp
-    return lib.concatenate(jax.tree.leaves(tree), -1)
+    return jnp.concatenate(jax.tree.leaves(tree), -1)
 
 
-def rnn(name, **options):
-    """A maker of a network of one kind of cell."""
-    cell = of(name, 4, 4)
-    return lambda rngs, lib=nnx, **types: lib.RNN(cell(rngs, lib, **types), **options)
-
-
-def by_rnn(name, prefix="", **options):
-    """The formula of such a network: outputs, and the last carry."""
-    step, parts = CELLS[name]
-
-    def formula(p, x):
-        zeros = tuple(np.zeros((len(x), 4)) for _ in range(parts))
-        start = zeros if parts > 1 else zeros[0]
-        cell = functools.partial(step, at(p, f"{prefix}cell."))
-        return formulas.rnn(cell, start, x, **options)
-
-    return formula
+def rnn(name, rngs, lib=nnx, reverse=False, keep_order=False, **types):
+    """A network of one kind of cell."""
+    cell = of(name, 4, 4)(rngs, lib, **types)
+    return lib.RNN(cell, reverse=reverse, keep_order=keep_order)
 
 
 def bidirectional(rngs, lib=nnx, **types):
-    return lib.Bidirectional(
-        rnn("LSTMCell")(rngs, lib, **types), rnn("SimpleCell")(rngs, lib, **types)
-    )
-
-
-def by_both(p, x):
-    forward = by_rnn("LSTMCell", "forward_rnn.")(p, x)[0]
-    backward = by_rnn("SimpleCell", "backward_rnn.", reverse=True, keep_order=True)(p, x)[0]
-    return np.concatenate([forward, backward], -1)
+    cells = [rnn(name, rngs, lib, **types) for name in ("LSTMCell", "SimpleCell")]
+    return lib.Bidirectional(*cells)
 
 
 def recurrence():
-    rows = {
-        "Bidirectional": Layer(
-            bidirectional, X, by_both, everywhere=True, half=24, wide="half mixed"
-        )
-    }
-    lengths = np.array([3, 1, 0])
-    for name, (step, parts) in CELLS.items():
-        simple = "half" if name == "SimpleCell" else ""  # which has a dtype of its own
-        carry = lambda x, parts=parts: (x, x) if parts > 1 else x
-        rows[name] = Layer(
-            of(name, 4, 4),
-            X,
-            lambda p, x, step=step, carry=carry: joined(step(p, carry(x), x)),
-            lambda cell, x, carry=carry: joined(cell(carry(x), x)),
-            everywhere=True,
-            unbatched=True,
-            half=12,
-            wide=simple,
-        )
+    rows = {"Bidirectional": Layer(bidirectional, everywhere=True)}
+    lengths = np.array([3, 1, 2])
+    at_lengths = lambda rnn, x: joined(rnn(x, seq_lengths=lengths, return_carry=True)[0])
+    for name, parts in CELLS.items():
+        step = lambda cell, x, n=parts: joined(cell((x, x) if n > 1 else x, x))
+        rows[name] = Layer(of(name, 4, 4), run=step, everywhere=True, unbatched=True)
         for reverse, keep in ((False, False), (True, False), (True, True)):
             options = {"reverse": reverse, "keep_order": keep}
-            formula = by_rnn(name, **options)
             first = name == "GRUCell" and not reverse
             rows["RNN" if first else f"RNN, {name} {options}"] = Layer(
-                rnn(name, **options),
-                X,
-                lambda *args, formula=formula: formula(*args)[0],
-                everywhere=first,
-                half=24,
-                wide=simple or "mixed",
+                functools.partial(rnn, name, **options), everywhere=first
             )
-        formula = by_rnn(name, lengths=lengths, reverse=True)
+        make = functools.partial(rnn, name, reverse=True)
         rows[f"RNN, {name}, carry at lengths, reversed"] = Layer(
-            rnn(name, reverse=True),
-            ((3, 3, 4),),
-            lambda *args, formula=formula: joined(formula(*args)[1]),
-            lambda rnn, x: joined(rnn(x, seq_lengths=lengths, return_carry=True)[0]),
-            batched=False,
-            half=24,
-            wide="mixed",  # in the dtype of the parameters
+            make, ((3, 3, 4),), at_lengths, batched=False
         )
     return rows
 

@@ -1,7 +1,8 @@
-"""A row of the catalogue: how a layer is made and called, and what it computes."""
+"""A row of the catalogue: how a layer is made and called."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing as tp
 
@@ -23,33 +24,28 @@ class Layer(tp.NamedTuple):
     """A layer in one setting.
 
     Attributes:
-        make: makes it from streams; also takes `lib`, and `param_dtype` and `dtype` if it has `types`.
+        make: makes it from streams, for a `lib`; also takes `param_dtype` and `dtype` if it has `types`.
         inputs: shapes of floating inputs, or arrays of anything else.
-        formula: the result in float64, of the parameters by path and the inputs; None: it is random.
         run: how the layer is called.
         everywhere: whether it is in `LAYERS`; then it has one input.
+        peer: whether the reference gives the same values.
         batched: whether the first axis of the first input is a batch of independent examples.
         unbatched: whether the layer takes an example without that axis.
-        smooth: whether gradients are those of the formula: a layer may take a part for constant.
+        smooth: whether gradients are those of the function: a layer may take a part for constant.
         stateless: whether a call leaves the layer as it was.
-        half: how many units of rounding of a half dtype the result may be off, where it is of size 1.
         types: whether the layer has dtypes.
-        wide: when half inputs have a float32 result: "half" where parameters are half as well,
-            "mixed" where the layer only computes in half.
     """
 
     make: tp.Callable[..., tp.Any]
     inputs: tuple[tp.Any, ...] = X
-    formula: tp.Callable[..., tp.Any] | None = None
     run: tp.Callable[..., tp.Any] = call
     everywhere: bool = False
+    peer: bool = True
     batched: bool = True
     unbatched: bool = False
     smooth: bool = True
     stateless: bool = True
-    half: float = 4
     types: bool = True
-    wide: str = ""
 
     @property
     def x(self):
@@ -65,12 +61,13 @@ class Layer(tp.NamedTuple):
             for x in self.inputs
         )
 
-    def made(self, **dtypes):
+    def made(self, lib=nnx, **dtypes):
         """The layer, with random parameters and statistics."""
-        layer = self.make(nnx.Rngs(0), **(dtypes if self.types else {}))
+        layer = self.make(lib.Rngs(0), lib, **(dtypes if self.types else {}))
         rng = np.random.default_rng(0)
-        state = nnx.to_flat_state(nnx.state(layer, (nnx.Param, nnx.BatchStat)))
-        for path, variable in state:
+        for path, variable in lib.to_flat_state(lib.state(layer)):
+            if not isinstance(variable, (lib.Param, lib.BatchStat)):
+                continue
             value = rng.uniform(-0.7, 0.7, variable.shape)
             if path[-1] in ("scale", "var"):
                 value = value + 1.2
@@ -79,18 +76,6 @@ class Layer(tp.NamedTuple):
             if value.size:
                 variable.set_value(jnp.asarray(value, variable.dtype))
         return layer
-
-    def computed(self, layer, inputs):
-        """What the formula gives for a layer before it is called."""
-        parameters = {
-            ".".join(map(str, path)): np.asarray(leaf.get_value(), np.float64)
-            for path, leaf in nnx.to_flat_state(nnx.state(layer))
-            if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.RngState)
-        }
-        wide = [
-            np.asarray(x, "f8" if jnp.issubdtype(x.dtype, jnp.floating) else None) for x in inputs
-        ]
-        return self.formula(parameters, *wide)
 
 
 INITS = (
@@ -111,12 +96,10 @@ def of(name, *args, **options):
     return make
 
 
-def function(run, inputs, formula, **more):
-    """A row of a function, whose layer has no parameters."""
-    call = lambda _, *inputs: run(*inputs)
-    return Layer(lambda rngs, lib=nnx: lib.Dict(), inputs, formula, call, types=False, **more)
+def function(name, inputs, *args, **options):
+    """A row of a function, which is the one layer of a Sequential."""
 
+    def make(rngs, lib=nnx):
+        return lib.Sequential(functools.partial(getattr(lib, name), *args, **options))
 
-def at(p, prefix):
-    """The parameters of a part."""
-    return {path.removeprefix(prefix): v for path, v in p.items() if path.startswith(prefix)}
+    return Layer(make, inputs, types=False, unbatched=True)

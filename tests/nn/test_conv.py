@@ -1,4 +1,4 @@
-"""Conv and ConvTranspose: masks, and convolutions of one's own; pools."""
+"""Conv: a convolution of one's own, and its arguments; pools."""
 
 from __future__ import annotations
 
@@ -11,18 +11,6 @@ import pytest
 
 import nnxlite as nnx
 from tests.nn.quick import QUICK, normal
-
-
-@pytest.mark.parametrize("kind", [nnx.Conv, nnx.ConvTranspose])
-def test_a_mask_hides_weights_from_result_and_gradient(kind):
-    mask = nnx.Variable(jnp.asarray(np.random.default_rng(1).integers(0, 2, (3, 2, 4))))
-    layer = kind(2, 4, 3, mask=mask, **QUICK, rngs=nnx.Rngs(0))
-    plain = kind(2, 4, 3, **QUICK, rngs=nnx.Rngs(0))
-    plain.kernel.value = plain.kernel.value * mask
-    x = normal(5, 2)
-    np.testing.assert_array_equal(layer(x), plain(x))
-    grads = nnx.grad(lambda m: jnp.sum(m(x) ** 2))(layer)
-    assert not np.any(np.asarray(grads["kernel"].value)[np.asarray(mask.value) == 0])
 
 
 def test_conv_takes_another_convolution():

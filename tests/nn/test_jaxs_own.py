@@ -21,22 +21,19 @@ INITIALIZERS = sorted(
 )
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_are_jaxs_own(name):
-    assert getattr(nnx, name) is getattr(jax.nn, name)
+def test_activations_and_initializers_are_jaxs_own():
+    for name in ACTIVATIONS:
+        assert getattr(nnx, name) is getattr(jax.nn, name)
+    for name in INITIALIZERS:
+        assert getattr(nnx.initializers, name) is getattr(jax.nn.initializers, name)
 
 
-@pytest.mark.parametrize("name", INITIALIZERS)
-def test_initializers_are_jaxs_own(name):
-    assert getattr(nnx.initializers, name) is getattr(jax.nn.initializers, name)
-
-
-@pytest.mark.parametrize("name", [*ACTIVATIONS, "tanh"])
 @pytest.mark.parametrize("library", [pickle, cloudpickle], ids=lambda m: m.__name__)
-def test_activations_pickle_by_name(name, library):
-    function = getattr(nnx, name)
-    assert library.loads(library.dumps(function)) is function
-    assert copy.deepcopy(function) is function
+def test_activations_pickle_by_name(library):
+    for name in (*ACTIVATIONS, "tanh"):
+        function = getattr(nnx, name)
+        assert library.loads(library.dumps(function)) is function
+        assert copy.deepcopy(function) is function
 
 
 def test_a_model_with_activations_pickles():

@@ -98,7 +98,6 @@ TypeError looks like a stack of layers: map over it with nnx.vmap
 TypeError Linear: `\w+` must be a whole number, zero or more
     linear(2.5, 3)
     linear(3, -1)
-    linear((2,), 3)
 ValueError in_features and axis must have the same length. Got \(3, 2\) and \(-1,\)
     general((3, 2), 4, axis=(-1,))
 ValueError batch_dims \(.*\) must be consecutive leading dimensions starting from 0\.
@@ -119,7 +118,6 @@ TypeError a bias of shape \(3,\) does not fit .* sizes \(4,\)
     einsum("ab,bc->ac", (3, 4), (3,))(ones(2, 3))
 ValueError Embed: Input type must be an integer or unsigned integer
     embed()(ones(2))
-    embed()(jnp.array([True]))
 TypeError length 3: `embedding` has shape \(7, 3\).*\(2, 4\)
     embed().attend(ones(2, 4))
 TypeError Embed: `num_embeddings` must be a whole number
@@ -134,10 +132,8 @@ TypeError LoRALinear: `lora_rank` must be a whole number
 ValueError Invalid padding format: .*, should be .* SAME, .*each of the 2 spatial axes
     conv(2, 4, (3, 2), padding="FOO")
     conv(2, 4, (3, 2), padding=[1])
-    conv(2, 4, (3, 2), padding=None)
 ValueError ConvTranspose: Invalid padding format: .* SAME, SAME_LO
     transposed(2, 4, 3, padding="CAUSAL")
-    transposed(2, 4, 3, padding="REFLECT")
 ValueError 'SAME_LOWER' padding needs strides of one, got str.*2
     transposed(2, 4, 3, 2, padding="SAME_LOWER")(ones(1, 5, 2))
 ValueError Causal padding is only implemented for 1D convolutions, and kernel_size is \(3, 2\)
@@ -151,18 +147,15 @@ ValueError `kernel_dilation` must be a positive number, or one for each
     transposed(2, 4, (3, 2), kernel_dilation=(1,))
 ValueError feature_group_count=[042] must divide in_features
     conv(4, 9, 3, feature_group_count=4)
-    conv(3, 4, 3, feature_group_count=2)
     conv(4, 4, 3, feature_group_count=0)
 ValueError Mask needs to have the same shape as weights. Shapes are: .*, \(3, 2, 4\)
     conv(2, 4, 3, mask=ones(2, 4))
-    transposed(2, 4, 3, mask=ones(2, 4))
 ValueError Shapes are: \(1, 2, 4\), \(3, 2, 4\)
     lost_mask(nnx.Conv)(ones(5, 2))
     lost_mask(nnx.ConvTranspose)(ones(5, 2))
 ValueError expects an input of shape.*kernel_size is \(3, 3\) and `kernel` has shape \(3, 3, 2, 4\).*got
     conv(2, 4, (3, 3))(ones(2, 8, 8, 5))
     conv(2, 4, (3, 3))(ones(8, 2))
-    transposed(2, 4, (3, 3))(ones(2))
 ValueError Invalid padding format: \[1\], should be a number, .* 2 spatial axes
     nnx.nn.linear.canonicalize_padding([1], rank=2)
 
@@ -174,7 +167,6 @@ TypeError needs `strides` as a sequence with a pos
     nnx.max_pool(ones(1, 4, 4, 1), (2, 2), strides=(1, -1))
 ValueError Pooling: Invalid padding format: ('\w*'|None|\(\(1, 0\),\)), should be one of SAME,
     nnx.avg_pool(ones(1, 4, 4, 1), (2, 2), padding="CIRCULAR")
-    nnx.avg_pool(ones(1, 4, 4, 1), (2, 2), padding=None)
     nnx.avg_pool(ones(1, 4, 4, 1), (2, 2), padding=((1, 0),))
 ValueError window \(2, 2\) expects .* got the strides \(1,\)
     nnx.avg_pool(ones(1, 4, 4, 1), (2, 2), strides=(1,))
@@ -183,8 +175,6 @@ ValueError \(2, 2\) expects .* 2 spatial axes; .* shape \(4, 1\)
 
 IndexError (Batch|Layer|RMS|Group|Instance)Norm works along axis 3, and.*\(6, 6, 6\) has 3
     made(nnx.BatchNorm, 6, axis=3)(ones(6, 6, 6))
-    made(nnx.LayerNorm, 6, feature_axes=(0, 3))(ones(6, 6, 6))
-    made(nnx.RMSNorm, 6, reduction_axes=3)(ones(6, 6, 6))
     group_norm(6, 2, reduction_axes=(3, -1))(ones(6, 6, 6))
     made(nnx.InstanceNorm, 6, feature_axes=3)(ones(6, 6, 6))
 ValueError Either `num_groups` or `group_size` .*num_groups=2, group_size=3
@@ -197,7 +187,6 @@ ValueError Number of features \(6\) is not multiple of the group size \(4\)
     group_norm(6, None, 4)
 ValueError num_groups=(0|-2)
     group_norm(6, 0)
-    group_norm(6, -2)
 ValueError examples along the first axis.*\(6,\)
     group_norm(6, 2)(ones(6))
 ValueError must name the last axis; they are 1
@@ -230,7 +219,6 @@ ValueError dot_product_attention: .*same number of heads.*query has shape
     attend(*qkv((2, 5, 4, 8), (2, 7, 4, 8), (2, 7, 2, 8)))
 ValueError dot_product_attention: .*must divide the number of query heads.*query has shape
     attend(*qkv((2, 5, 4, 8), (2, 7, 3, 8), (2, 7, 3, 8)))
-    rotating(*qkv((2, 5, 4, 8), (2, 7, 3, 8), (2, 7, 3, 8)))
 ValueError dot_product_attention: .*same depth.*query has shape
     attend(*qkv((2, 5, 4, 8), (2, 7, 4, 6), (2, 7, 4, 8)))
 TypeError a (mask|bias) of shape \(2, 4, 5, 6\).*\(2, 4, 5, 7\)
@@ -238,7 +226,6 @@ TypeError a (mask|bias) of shape \(2, 4, 5, 6\).*\(2, 4, 5, 7\)
     attend(*qkv(), bias=ones(2, 4, 5, 6))
 TypeError a (mask|bias) of shape \(1, 2, 4, 5, 7\)
     attend(*qkv(), mask=ones(1, 2, 4, 5, 7))
-    attend(*qkv(), bias=ones(1, 2, 4, 5, 7))
 ValueError dropout_rng is required when .* dropout_rate=0.5
     attend(*qkv(), dropout_rate=0.5)
 ValueError implementation='xla'.* is fused, which excludes dropout
@@ -269,14 +256,12 @@ TypeError RoPE\(embedding_size=8, max_seq_len=4\) got an
 ValueError input_positions of shape .* the length of the inp
     nnx.RoPE()(ones(3, 5, 8), jnp.zeros((), int))
     nnx.RoPE()(ones(3, 5, 8), jnp.zeros((2, 5), int))
-    nnx.RoPE()(ones(3, 5, 8), jnp.zeros((3, 1), int))
 
 ValueError Memory dimension \([89]\) must be divisible by 'num_heads' heads \([302]\)
     multi(3, 8)
     multi(2, 8, 9)
 ValueError num_heads \([42]\) must be divisible by num_kv_heads \([340]\)
     multi(4, 8, num_kv_heads=3)
-    multi(2, 8, num_kv_heads=0)
 ValueError Incompatible input dimension, got 7 but module expects 8.*: inputs_q has the shape .*; got
     cross()(Q[..., :7], KV)
 TypeError Incompatible input dimension, got 8 but module expects 5.*: inputs_k has the shape .*; got
@@ -309,13 +294,11 @@ ValueError needs both or none; got batch_size=3, max_length=None
     multi(2, 8).set_view(decode=True, batch_size=3)
 ValueError cache shape error, expected key shape .*\(3, 6, 2, 4\)
     decoder()(jnp.concatenate([Q, Q], axis=1), decode=True)
-    decoder()(Q[:, :0], decode=True)
     decoder()(Q[:1, :1], decode=True)
     decoder()(Q[None, :, :1], decode=True)
 TypeError a mask of shape .* \(3, 2, 1, 6\)
     decoder()(Q[:, :1], decode=True, mask=ones(5))
     decoder()(Q[:, :1], decode=True, mask=ones(3, 1, 2, 6))
-    decoder()(Q[:, :1], decode=True, mask=ones(4, 1, 1, 6))
 
 ValueError Dtype must be inexact: a layer computes .*, got 'int32'
     promote_dtype((jnp.arange(2),), dtype=jnp.int32)
@@ -331,7 +314,6 @@ TypeError layers\[1\] gets the keyword argument\(s\) \['b'\] both
     nnx.Sequential(lambda x: {"b": x}, lambda b: b)(1, b=2)
 TypeError MLP: `(in_features|out_features|width|depth)` must be a whole number, zero or more
     made(nnx.MLP, -1, 2, 8, 1)
-    made(nnx.MLP, 3, 2, 8, -1)
 ValueError `deterministic` is False, but no `rngs` .* provided to Dropout.*model.eval\(\).*rngs=rngs
     nnx.Dropout(0.5)(ones(3))
 ValueError No `deterministic` argument was provided to Dropout
@@ -341,7 +323,6 @@ TypeError Dropout: .* rngs=nnx.Rngs\(0\), .* None; got int
 TypeError must be an Rngs, an RngStream or a key, got str
     nnx.Dropout(0.5)(ones(3), rngs="key")
 KeyError dropout
-    nnx.Dropout(0.5, rngs=nnx.Rngs(params=0))
     nnx.Dropout(0.5)(ones(3), rngs=nnx.Rngs(params=0))
 TypeError needs a floating input; got int32\[3\]
     made(nnx.Dropout, 0.5)(jnp.arange(3))
@@ -373,7 +354,6 @@ TypeError integers as seq_lengths, got float32
     rnn()(ones(2, 4, 3), seq_lengths=ones(2))
 ValueError seq_lengths from (0|-1) to (5|2) for inputs of 4 positions
     rnn()(ones(2, 4, 3), seq_lengths=jnp.array([0, 5]))
-    rnn()(ones(2, 4, 3), seq_lengths=jnp.array([-1, 2]))
 TypeError takes Carry, None or the number of an axis; got 'a'
     rnn(state_axes={...: "a"})
 ValueError RNN: Expected rngs to be an Rngs, .* a bool; got int

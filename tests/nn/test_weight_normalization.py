@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
 
 import nnxlite as nnx
 from tests.nn.quick import QUICK, normal, quick
@@ -79,25 +78,11 @@ def test_estimates_are_kept_only_when_asked_and_in_training():
     assert layer.use_running_average is False
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_the_estimates_keep_the_dtype_of_their_variables(dtype):
+def test_the_estimates_keep_the_dtype_of_their_variables():
     layer = nnx.SpectralNorm(linear(), rngs=nnx.Rngs(0))
-    nnx.update(layer, jax.tree.map(lambda leaf: leaf.astype(dtype), nnx.state(layer)))
+    nnx.cast(layer, "bfloat16")
     layer(X)
-    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(layer))} == {jnp.dtype(dtype)}
-
-
-def test_the_gradient_takes_singular_vectors_for_constant():
-    layer = nnx.SpectralNorm(linear(), rngs=nnx.Rngs(0))
-    graphdef, params, rest = nnx.split(layer, nnx.Param, ...)
-    u = jnp.asarray(np.linalg.svd(linear().kernel.value)[2][:1])
-
-    def f(params):
-        layer = nnx.merge(graphdef, params, rest, copy=True)
-        layer.batch_stats[("kernel", "u")].value = u
-        return layer(X)
-
-    check_grads(jax.jit(f), (params,), order=1, modes=("rev",), atol=2e-2, rtol=2e-2, eps=1e-2)
+    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(layer))} == {jnp.dtype("bfloat16")}
 
 
 # WeightNorm -------------------------------------------------------------------------------------
@@ -105,34 +90,15 @@ def test_the_gradient_takes_singular_vectors_for_constant():
 
 def test_calling_twice_changes_nothing_more_whatever_the_sign_of_the_scale():
     # The reference stores the product, so that a negative scale turns the weight round every time.
-    layer = nnx.WeightNorm(linear(), rngs=nnx.Rngs(0))
+    layer, scales = nnx.WeightNorm(linear(), rngs=nnx.Rngs(0)), np.array([2.0, -3.0, 0.0, 1.0])
     start = np.asarray(layer.layer_instance.kernel.value)
-    layer.scales[("kernel",)].value = jnp.asarray([2.0, -3.0, 0.0, 1.0])
-    first = layer(X)
+    layer.scales[("kernel",)].value = jnp.asarray(scales)
+    kernel = start / np.linalg.norm(start, axis=0) * scales
+    wanted = X @ kernel + layer.layer_instance.bias.value
     for _ in range(3):
-        np.testing.assert_allclose(layer(X), first, rtol=1e-5)
-    kernel = layer.layer_instance.kernel.value
-    direction = start / np.linalg.norm(start, axis=0)
-    lengths = np.linalg.norm(kernel, axis=0)
+        np.testing.assert_allclose(layer(X), wanted, rtol=1e-4, atol=1e-6)
+    lengths = np.linalg.norm(layer.layer_instance.kernel.value, axis=0)
     np.testing.assert_allclose(lengths[[0, 1, 3]], [2.0, 3.0, 1.0], rtol=1e-5)
-    np.testing.assert_allclose(kernel / lengths, direction, rtol=1e-5)
-    wanted = X @ (direction * np.array([2.0, -3.0, 0.0, 1.0])) + layer.layer_instance.bias.value
-    np.testing.assert_allclose(first, wanted, rtol=1e-4, atol=1e-6)
-
-
-def test_the_filter_selects_the_weights():
-    every = nnx.WeightNorm(Block(), rngs=nnx.Rngs(0))
-    assert set(every.scales) == {("first", "kernel"), ("layers", 0, "kernel")}
-    one = nnx.WeightNorm(
-        Block(), variable_filter=nnx.PathContains("table"), feature_axes=0, rngs=nnx.Rngs(0)
-    )
-    assert {p: s.shape for p, s in one.scales.items()} == {("table",): (2,)}
-    before = weights(one)
-    one(X)
-    after = weights(one)
-    assert after[("first", "kernel")] is before[("first", "kernel")]
-    norms = np.linalg.norm(np.asarray(after[("table",)]).reshape(2, -1), axis=1)
-    np.testing.assert_allclose(norms, np.ones(2), rtol=1e-5)
 
 
 def test_scales_are_drawn_unless_they_are_constants():
@@ -146,14 +112,13 @@ def test_scales_are_drawn_unless_they_are_constants():
 
 
 def test_further_arguments_reach_the_module():
-    layer = nnx.WeightNorm(
-        nnx.BatchNorm(3, rngs=nnx.Rngs(0)), variable_filter=None, rngs=nnx.Rngs(0)
-    )
-    mean = layer.layer_instance.mean.value
+    norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    layer = nnx.WeightNorm(norm, variable_filter=None, rngs=nnx.Rngs(0))
+    mean = norm.mean.value
     layer(X, True, mask=None)
-    assert layer.layer_instance.mean.value is mean
+    assert norm.mean.value is mean
     layer(X, use_running_average=False)
-    assert layer.layer_instance.mean.value is not mean
+    assert norm.mean.value is not mean
 
 
 def test_shared_weights_are_normalised_once():
