@@ -52,7 +52,6 @@ LAG = 2
 HISTORY = 10_000
 """Steps whose losses `Loop.history` has."""
 
-
 ROOM = 2**14
 """Bytes that a position may have before its array is larger."""
 
@@ -65,28 +64,32 @@ class Log(tp.Protocol):
 
     def __call__(self, step: int, values: dict[str, float], /) -> None:
         """Record the numbers of a step, by name."""
-        ...
 
 
 class Checkpoints(tp.Protocol):
     """An object that saves and restores: `nnx.checkpoint.Manager`, or one like it.
 
-    If `save` has the parameters `metrics` and `force`, it gets the last evaluation, and whether this is
-    the last save; if there is a method `wait`, it is called at the end.
+    If there is a method `wait`, it is called at the end.
     """
 
     @property
     def latest(self) -> int | None:
         """The number of the newest checkpoint; None without any."""
-        ...
 
-    def save(self, step: int, /, **items: tp.Any) -> tp.Any:
-        """Save objects under a number."""
-        ...
+    def save(self, step: int, /, *, metrics: tp.Any, force: bool, **items: tp.Any) -> tp.Any:
+        """Save objects under a number.
+
+        Args:
+            step: the number of steps done.
+            metrics: the last evaluation, or None.
+            force: whether this is the last save.
+            items: the objects by name.
+
+        Returns False if it did not save.
+        """
 
     def restore(self, step: int | None = None, /, **items: tp.Any) -> tp.Any:
         """Restore into objects, from the newest checkpoint without a number."""
-        ...
 
 
 @tp.runtime_checkable
@@ -95,13 +98,12 @@ class Resumable(tp.Protocol):
 
     def get_state(self) -> tp.Any:
         """Where it is, as bytes or as JSON: numbers, text, None, and lists and dicts of such."""
-        ...
 
     def set_state(self, state: tp.Any, /) -> None:
         """Go where it was when `get_state` returned this."""
-        ...
 
 
+@dataclasses.dataclass
 class Stop:
     """Whether a stop was requested; true or false.
 
@@ -109,8 +111,7 @@ class Stop:
         requested: the initial value.
     """
 
-    def __init__(self, requested: bool = False) -> None:
-        self.requested = requested
+    requested: bool = False
 
     def __bool__(self) -> bool:
         return self.requested
@@ -196,20 +197,17 @@ def resume(checkpoints: Checkpoints, **items: tp.Any) -> int:
     return latest if step is None else step
 
 
+@dataclasses.dataclass(frozen=True)
 class Step:
     """One step of a run.
 
     Args:
+        number: which one; the first is 0.
         run: the loop it belongs to.
-        number: which one; the first is 0.
-
-    Attributes:
-        number: which one; the first is 0.
     """
 
-    def __init__(self, run: Loop, number: int) -> None:
-        self._run = run
-        self.number = number
+    number: int
+    run: Loop = dataclasses.field(repr=False)
 
     def log(self, **values: tp.Any) -> None:
         """Record scalars of this step, arrays too, without waiting for them.
@@ -217,18 +215,23 @@ class Step:
         Args:
             **values: numbers, and arrays of one number.
         """
-        self._run.record(self.number, values)
+        pending = self.run.pending
+        for name, value in values.items():
+            if getattr(value, "size", 1) != 1:
+                raise ValueError(
+                    f"Step {self.number} logs {name} of shape {value.shape}; it takes single numbers."
+                )
+        if not pending or pending[-1]["step"] != self.number:
+            pending.append({"step": self.number})
+        pending[-1].update(values)
 
     def every(self, count: int) -> bool:
         """Whether the number of steps done, this one included, is a multiple of `count`."""
-        return _due(self.number + 1, count)
+        return (self.number + 1) % count == 0
 
     def stop(self) -> None:
         """Let this step be the last one."""
-        self._run.stop.requested = True
-
-    def __repr__(self) -> str:
-        return f"Step({self.number})"
+        self.run.stop.requested = True
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -301,16 +304,14 @@ class Loop:
         self.interrupted = False
         self.steps_per_second = 0.0
         self._logs = (self.log,) if callable(self.log) else tuple(self.log)
-        self._pending: list[dict[str, tp.Any]] = []
-        self._evaluation: dict[str, float] = {}
-        self._evaluated: int | None = None  # the number of steps done at the last evaluation
-        self._saved: int | None = None
+        self.pending: list[dict[str, tp.Any]] = []  # logged, and not read yet
+        self._evaluation: dict[str, float] | None = None
+        self._evaluated = self._saved = 0  # the number of steps done then
 
     def __iter__(self) -> Iterator[Step]:
         if self.checkpoints is not None and self.start is None:
             items = self._items()
-            self.start = resume(self.checkpoints, **items)
-            self._saved = self.start or None
+            self.start = self._saved = resume(self.checkpoints, **items)
             if self.data is not None and self.start:
                 go_to(self.data, items["data"])
         self.start = done = self.start or 0
@@ -322,16 +323,16 @@ class Loop:
                         self.interrupted = True
                         break
                     began = time.perf_counter()
-                    yield Step(self, done)
+                    yield Step(done, self)
                     done += 1
                     self._read(before=done - LAG)
                     if done > self.start + 1:
                         seconds += time.perf_counter() - began
                         self.steps_per_second = (done - self.start - 1) / seconds
-                    self._evaluate_and_save(done, self.evaluate_every, self.save_every)
+                    self._evaluate_and_save(done)
                     show(done)
                 if done > self.start:
-                    self._evaluate_and_save(done, 1, 1, force=True)
+                    self._evaluate_and_save(done, last=True)
             finally:
                 self.interrupted = self.interrupted or bool(interrupt)
                 self._read(before=self.steps)
@@ -344,44 +345,24 @@ class Loop:
         """What is saved now, the position in the data included."""
         return {**(self.items or {})} | ({} if self.data is None else {"data": position(self.data)})
 
-    def _evaluate_and_save(
-        self, done: int, evaluate_every: int | None, save_every: int | None, force: bool = False
-    ) -> None:
+    def _evaluate_and_save(self, done: int, last: bool = False) -> None:
         """Evaluate and save where that is due; every checkpoint is evaluated."""
-        saves = self.checkpoints is not None and _due(done, save_every) and self._saved != done
-        if self.evaluate is not None and (saves or _due(done, evaluate_every)):
-            if self._evaluated != done:
-                self._evaluation = _numbers(self.evaluate())
-                self._evaluated = done
-                self.record(done - 1, self._evaluation)
+        due = lambda every: last or (every is not None and done % every == 0)
+        saves = self.checkpoints is not None and due(self.save_every) and self._saved != done
+        if self.evaluate is not None and self._evaluated != done:
+            if saves or due(self.evaluate_every):
+                self._evaluation, self._evaluated = _numbers(self.evaluate()), done
+                Step(done - 1, self).log(**self._evaluation)
         if saves and self.checkpoints is not None:
             self._read(before=done)
-            more = {"force": force, "metrics": self._evaluation or None}
-            known = _parameters(self.checkpoints.save)
-            named = {name: value for name, value in more.items() if name in known}
-            if self.checkpoints.save(done, **named, **self._items()) is not False:
+            more = {"metrics": self._evaluation, "force": last}
+            if self.checkpoints.save(done, **more, **self._items()) is not False:
                 self._saved = done
-
-    def record(self, number: int, values: Mapping[str, tp.Any]) -> None:
-        """Record scalars of a step.
-
-        Args:
-            number: of the step.
-            values: numbers, and arrays of one number, by name.
-        """
-        for name, value in values.items():
-            if getattr(value, "size", 1) != 1:
-                raise ValueError(
-                    f"Step {number} logs {name} of shape {value.shape}; it takes single numbers."
-                )
-        if not self._pending or self._pending[-1]["step"] != number:
-            self._pending.append({"step": number})
-        self._pending[-1].update(values)
 
     def _read(self, before: int) -> None:
         """Fetch what was logged by the steps before one; this is where the loop waits."""
-        while self._pending and self._pending[0]["step"] < before:
-            entry = self._pending.pop(0)
+        while self.pending and self.pending[0]["step"] < before:
+            entry = self.pending.pop(0)
             values = zip(entry, jax.device_get(list(entry.values())), strict=True)
             row = {name: x.item() if hasattr(x, "item") else x for name, x in values}
             self.history.append(row)
@@ -394,23 +375,17 @@ class Loop:
         if not self.progress:
             yield lambda done: None
             return
-        from rich import progress
         from rich.console import Console
+        from rich.progress import Progress
 
-        columns = (
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.description}"),
-            progress.TimeRemainingColumn(),
-        )
-        with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+        with Progress(console=Console(stderr=True)) as bar:
             task = bar.add_task("", total=self.steps, completed=self.start or 0)
 
             def show(done: int) -> None:
-                numbers = {k: v for k, v in (self.history or [{}])[-1].items() if k != "step"}
-                texts = [f"{k} {v:.4g}" for k, v in (self._evaluation | numbers).items()]
-                rate = f"{self.steps_per_second:.3g} steps/s"
-                bar.update(task, completed=done, description="  ".join([rate, *texts]))
+                numbers = (self._evaluation or {}) | (self.history or [{}])[-1]
+                texts = [f"{name} {x:.4g}" for name, x in numbers.items() if name != "step"]
+                texts = [f"{done}/{self.steps}", f"{self.steps_per_second:.3g} steps/s", *texts]
+                bar.update(task, completed=done, description="  ".join(texts))
 
             yield show
 
@@ -448,22 +423,14 @@ def _check(run: Loop) -> None:
             "Pass the iterator, data=iter(dataset)."
         )
     for method in ("save", "restore") if checkpoints is not None else ():
-        for name in items.keys() & _parameters(getattr(checkpoints, method)):
+        taken = inspect.signature(getattr(checkpoints, method)).parameters.values()
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        for name in items.keys() & {p.name for p in taken if p.kind in named}:
             raise ValueError(
                 f"loop: the item {name!r} has the name of a parameter of "
                 f"{type(checkpoints).__name__}.{method}; give it another name, such as "
                 f"items={{'train_{name}': ...}}."
             )
-
-
-def _due(done: int, every: int | None) -> bool:
-    return every is not None and done % every == 0
-
-
-def _parameters(function: tp.Callable[..., tp.Any]) -> set[str]:
-    """The names of what a function takes as keywords, items aside."""
-    keywords = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    return {p.name for p in inspect.signature(function).parameters.values() if p.kind in keywords}
 
 
 def _numbers(evaluation: tp.Any) -> dict[str, float]:
@@ -479,14 +446,12 @@ def _numbers(evaluation: tp.Any) -> dict[str, float]:
 def position(data: Resumable) -> Dict:
     """What to save of an iterator, or to restore into."""
     state = data.get_state()
-    content, kind = state, "bytes"
+    kind, content, again = "bytes", state, state
     if not isinstance(state, bytes):
-        try:
-            content, kind = json.dumps(state).encode(), "json"
-            alike = json.loads(content) == state
-        except (TypeError, ValueError):
-            alike = False
-        if not alike:
+        with contextlib.suppress(TypeError, ValueError):
+            kind, content = "json", json.dumps(state).encode()
+            again = json.loads(content)
+        if kind == "bytes" or again != state:
             raise TypeError(
                 f"loop: get_state of {type(data).__name__} returns {short_type(state)}; it has to "
                 "return bytes, or what JSON stores: numbers, text, None, lists, and dicts by text."

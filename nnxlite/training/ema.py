@@ -21,17 +21,8 @@ from nnxlite.graph._functional import merge, split
 from nnxlite.graph._functional import state as state_of
 from nnxlite.objects._fields import data
 from nnxlite.objects._pytree import Pytree
-from nnxlite.training._leaves import (
-    compare,
-    flatten,
-    misshapen,
-    pairs,
-    paths,
-    read,
-    wide_dtype,
-    write_together,
-)
-from nnxlite.variables._variable import Variable, is_variable
+from nnxlite.training._leaves import compare, flatten, misshapen, pairs, read, write_together
+from nnxlite.variables._variable import is_variable
 
 A = tp.TypeVar("A")
 
@@ -71,9 +62,12 @@ class EMA(Pytree):
     def __init__(
         self, params: tp.Any, decay: float, *, only: Filter = ..., graph: bool | None = None
     ) -> None:
-        _check_decay(decay)
+        if not isinstance(decay, jax.Array) or decay.shape:
+            if not isinstance(decay, numbers.Real) or isinstance(decay, bool):
+                raise TypeError(f"decay must be a number between 0 and 1, got {decay!r}.")
+            if not 0 <= float(decay) <= 1:
+                raise ValueError(f"decay must be between 0 and 1, got {decay!r}.")
         selected = state_of(params, only, graph=graph)
-        leaves, treedef = flatten(selected)
         for path, leaf in pairs(selected):
             if not is_variable(leaf):
                 raise TypeError(
@@ -81,10 +75,11 @@ class EMA(Pytree):
                     f"{short_type(leaf)}. Select Variables with the filter `only`, such as "
                     "only=nnx.Param."
                 )
+        start = lambda variable: variable.replace(_copied(read(variable)), ref=False)
         self.graph = graph
         self.decay = decay
         self.filter = only
-        self.params = data(treedef.unflatten([_accumulator(leaf) for leaf in leaves]))
+        self.params = data(jax.tree.map(start, selected, is_leaf=is_variable))
 
     def update(self, updates: tp.Any) -> None:
         """Update the averages with the present values of a model, or of a State.
@@ -96,18 +91,15 @@ class EMA(Pytree):
             ValueError: before any change, if its paths or shapes are not those of the averages.
         """
         given = state_of(updates, self.filter, graph=self.graph)
-        leaves, _ = flatten(given)
-        averages, _ = flatten(self.params)
         wrong = compare(self.params, given, what="update", of="averaged Variables")
         if wrong:
             raise ValueError(f"The structure of the update is not that of the average: {wrong}.")
-        old, new = [read(leaf) for leaf in averages], [read(leaf) for leaf in leaves]
-        wrong = misshapen(self.params, old, new, what="update", of="average")
+        old, new = [[read(leaf) for leaf in flatten(tree)[0]] for tree in (self.params, given)]
+        wrong = misshapen(self.params, old, new, "update", "average")
         if wrong:
             raise ValueError(f"The update does not have the shapes of the average: {wrong}.")
-        decay = tp.cast(tp.Any, self.decay)
-        averaged = [_average(decay, a, b) for a, b in zip(old, new, strict=True)]
-        write_together(zip(averages, averaged, strict=True))
+        averaged = [_average(self.decay, a, b) for a, b in zip(old, new)]
+        write_together(zip(flatten(self.params)[0], averaged))
 
     def apply_to(self, model: A) -> A:
         """A copy of a model that has the averages in place of the averaged Variables.
@@ -127,49 +119,40 @@ class EMA(Pytree):
         if wrong:
             raise ValueError(f"The structure of the model is not that of the average: {wrong}.")
         known = dict(pairs(state))
-        averages, treedef = flatten(self.params)
-        cast = [_in_dtype_of(known[path], a) for path, a in zip(paths(self.params), averages)]
-        return merge(graphdef, State.merge(state, treedef.unflatten(cast)))
+        cast = [_in_dtype_of(known[path], average) for path, average in pairs(self.params)]
+        return merge(graphdef, State.merge(state, flatten(self.params)[1].unflatten(cast)))
 
 
-def _check_decay(decay: tp.Any) -> None:
-    if isinstance(decay, jax.Array) and decay.shape == ():
-        return
-    if not isinstance(decay, numbers.Real) or isinstance(decay, bool):
-        raise TypeError(f"decay must be a number between 0 and 1, got {decay!r}.")
-    if not 0 <= float(decay) <= 1:
-        raise ValueError(f"decay must be between 0 and 1, got {decay!r}.")
+def _wide(value: tp.Any) -> jax.Array | None:
+    """A floating or complex number as an array of 32 bits or more; None for anything else."""
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic, float, complex)):
+        return None
+    array = jnp.asarray(value)
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return None
+    return array if array.dtype.itemsize >= 4 else array.astype(jnp.float32)  # drops weak types
 
 
-def _accumulator(variable: Variable[tp.Any]) -> Variable[tp.Any]:
-    """A Variable of the same kind and metadata with a value of its own, wide enough to average in."""
-    value = read(variable)
-    if isinstance(value, (jax.Array, np.ndarray, numbers.Number)):
-        value = _cast(jnp.array(value), wide_dtype(value))
-    return _with_value(variable, value)
-
-
-def _with_value(variable: Variable[tp.Any], value: tp.Any) -> Variable[tp.Any]:
-    return type(variable).from_metadata(value, {**variable.get_metadata(), "ref": False})
-
-
-def _in_dtype_of(leaf: tp.Any, average: Variable[tp.Any]) -> Variable[tp.Any]:
-    """The average; in a copy if the leaf of the model has a lower precision."""
-    value, dtype = read(average), getattr(read(leaf), "dtype", None)
-    if dtype is None or getattr(value, "dtype", dtype) == dtype or wide_dtype(read(leaf)) is None:
-        return average
-    return _with_value(average, value.astype(dtype))
+def _copied(value: tp.Any) -> tp.Any:
+    """A value to begin an average with."""
+    wide = _wide(value)
+    if wide is not None:
+        return jnp.array(wide)
+    return jnp.array(value) if isinstance(value, (jax.Array, np.ndarray, numbers.Number)) else value
 
 
 def _average(decay: tp.Any, average: tp.Any, value: tp.Any) -> tp.Any:
-    dtype = wide_dtype(value)
-    if dtype is None:
+    wide = _wide(value)
+    if wide is None:
         return value
     stored = jnp.asarray(average)
-    new = decay * _cast(stored, dtype) + (1 - decay) * _cast(jnp.asarray(value), dtype)
-    return _cast(new, stored.dtype)
+    new = decay * stored + (1 - decay) * wide
+    return new if new.dtype == stored.dtype else new.astype(stored.dtype)
 
 
-def _cast(value: jax.Array, dtype: tp.Any) -> jax.Array:
-    """A value in a dtype, if it is not: a cast drops weak types."""
-    return value if dtype is None or value.dtype == dtype else value.astype(dtype)
+def _in_dtype_of(leaf: tp.Any, average: tp.Any) -> tp.Any:
+    """The average; in a copy if the leaf of the model has another precision."""
+    value, dtype = read(average), getattr(read(leaf), "dtype", None)
+    if dtype is None or getattr(value, "dtype", dtype) == dtype:
+        return average
+    return average.replace(value.astype(dtype))

@@ -298,11 +298,9 @@ class Accuracy(Average):
         logits, labels = jnp.asarray(logits), jnp.asarray(labels)
         several = self.threshold is None
         if logits.ndim != labels.ndim + several:
-            task, relation = (
-                ("multi-class", "labels.ndim+1") if several else ("binary", "labels.ndim")
-            )
+            task, more = ("multi-class", "+1") if several else ("binary", "")
             raise ValueError(
-                f"For {task} classification, expected logits.ndim=={relation}, got logits "
+                f"For {task} classification, expected logits.ndim==labels.ndim{more}, got logits "
                 f"{short_type(logits)} and labels {short_type(labels)}."
             )
         if not (jnp.issubdtype(labels.dtype, jnp.integer) or labels.dtype == bool):
@@ -379,18 +377,14 @@ class MultiMetric(Metric):
         mask = updates.pop("mask", None)
         variables = [v for v in flatten(split(self)[1])[0] if isinstance(v, MetricState)]
         before = [read(v) for v in variables]
-        try:
-            for name, metric in self._nnx_metrics().items():
-                own = mask.get(name) if isinstance(mask, dict) else mask
-                given = updates if own is None else {**updates, "mask": own}
-                try:
-                    metric.update(**given)
-                except TypeError as error:
-                    error.add_note(f"This was the metric {name!r} of {type(self).__name__}.")
-                    raise
-        except BaseException:
-            write_together(zip(variables, before, strict=True))
-            raise
+        for name, metric in self._nnx_metrics().items():
+            own = mask.get(name) if isinstance(mask, dict) else mask
+            try:
+                metric.update(**(updates if own is None else {**updates, "mask": own}))
+            except BaseException as error:
+                write_together(zip(variables, before, strict=True))
+                error.add_note(f"This was the metric {name!r} of {type(self).__name__}.")
+                raise
 
     def compute(self) -> dict[str, tp.Any]:
         """The figure of every metric, by name."""

@@ -29,7 +29,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.errors import filter_text, listed, path_text, short_type, warn_user
 from nnxlite._base.jax import is_concrete, new_ref
-from nnxlite._state._definition import State
+from nnxlite._state._definition import State, pure
 from nnxlite.filters import All, Filter, Frozen, Not, PathIn
 from nnxlite.graph._edit import update as update_node
 from nnxlite.graph._functional import state as state_of
@@ -37,17 +37,7 @@ from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._fields import data
 from nnxlite.objects._pytree import Pytree
-from nnxlite.training._leaves import (
-    TreeDef,
-    compare,
-    flatten,
-    misshapen,
-    pairs,
-    paths,
-    pure,
-    read,
-    write_together,
-)
+from nnxlite.training._leaves import compare, flatten, misshapen, pairs, read, write_together
 from nnxlite.variables._definition import changed_names, place
 from nnxlite.variables._kinds import Param
 from nnxlite.variables._variable import Variable, is_variable
@@ -65,12 +55,10 @@ class Transformation(tp.Protocol):
     @property
     def init(self) -> tp.Callable[[tp.Any], tp.Any]:
         """Maps parameters to the initial state of the transformation."""
-        ...
 
     @property
     def update(self) -> tp.Callable[..., tuple[tp.Any, tp.Any]]:
         """Maps gradients, state and parameters to updates and the next state."""
-        ...
 
 
 class OptState(Variable[T]):
@@ -118,9 +106,31 @@ def to_opt_state(tree: tp.Any) -> tp.Any:
     >>> type(state["mu"]).__name__, state["mu"].tag, type(state["n"]).__name__
     ('OptVariable', 'a', 'OptArray')
     """
+    return _in_variables(tree, State({}))
+
+
+def _in_variables(tree: tp.Any, params: tp.Any) -> tp.Any:
+    """`to_opt_state` of the state that a transformation begins with for some parameters.
+
+    It shares no buffer with them, so that a transform may donate both.
+    """
+    shapes = {path: getattr(read(leaf), "shape", None) for path, leaf in pairs(params)}
+    beside, taken = _beside(params), {id(read(leaf)) for leaf in flatten(params)[0]}
     opt_state = jax.tree.map(_opt_leaf, tree, is_leaf=is_variable)
-    for leaf in flatten(opt_state)[0]:
-        _set_first_value(leaf, read(leaf))
+    for path, leaf in pairs(opt_state):
+        value = read(leaf)
+        ends = [path[i:] for i in range(len(path)) if path[i:] in shapes]
+        if ends:  # it belongs to a parameter
+            _fit_sharding(leaf, getattr(value, "shape", None), shapes[ends[0]])
+        if id(value) in taken and isinstance(value, jax.Array):
+            value = jnp.copy(value)
+        value = place(value, leaf.get_metadata())
+        if not leaf.ref:
+            value = beside(value)
+        elif isinstance(value, jax.Array):  # unless it is abstract
+            value = new_ref(value)
+        leaf.set_raw_value(value)
+        taken.add(id(value))
     return opt_state
 
 
@@ -131,13 +141,6 @@ def _opt_leaf(leaf: tp.Any) -> OptState[tp.Any]:
     if "optimizer_sharding" in metadata:
         metadata["out_sharding"] = metadata.pop("optimizer_sharding")
     return OptVariable.from_metadata(read(leaf), metadata)
-
-
-def _set_first_value(leaf: OptState[tp.Any], value: tp.Any) -> None:
-    """Set the first value of an optimizer's Variable, sharded, and in its reference if it has one."""
-    value = place(value, leaf.get_metadata())
-    in_reference = leaf.ref and isinstance(value, jax.Array)  # unless it is abstract
-    leaf.set_raw_value(new_ref(value) if in_reference else value)
 
 
 def _explained(name: str, given: int, remedy: str) -> tp.Callable[[F], F]:
@@ -219,11 +222,20 @@ class Optimizer(Pytree, tp.Generic[M]):
         params = state_of(model, trained_by(wrt), graph=graph)
         if not flatten(params)[0]:
             _warn_of_nothing(type(self).__name__, wrt, state_of(model, graph=graph))
-        opt_state = _initial_state(tx, params)
+        try:
+            opt_state = tx.init(_out_of_references(params))
+        except (TypeError, ValueError) as error:
+            error.add_note(
+                "If this is about a mask or labels: Parameters come to optax as an nnx.State with "
+                "arrays as leaves. Give it a function that maps them, optax.masked(tx, lambda params: "
+                "jax.tree.map(lambda x: x.ndim > 1, params)), or nnx.map_state(lambda path, x: ..., "
+                "params) for masks and labels by path."
+            )
+            raise
         self.graph = graph
-        self.step = OptState(_beside(flatten(params)[0])(jnp.zeros((), jnp.uint32)))
+        self.step = OptState(_beside(params)(jnp.zeros((), jnp.uint32)))
         self.tx = tx
-        self.opt_state = data(opt_state)
+        self.opt_state = data(_in_variables(opt_state, params))
         self.wrt = wrt
 
     @_explained("grads", 2, "Pass both, as in optimizer.update(model, grads)")
@@ -247,7 +259,7 @@ class Optimizer(Pytree, tp.Generic[M]):
                 of another structure, the model is not like the one the optimizer was made for, or all
                 parameters are frozen. Nothing has changed then.
         """
-        refuse_swapped(model, grads)
+        _refuse_swapped(model, grads)
         params = state_of(model, trained_by(self.wrt), graph=self.graph)
         leaves, treedef = flatten(params)
         if not leaves and flatten(state_of(model, self.wrt, graph=self.graph))[0]:
@@ -256,9 +268,9 @@ class Optimizer(Pytree, tp.Generic[M]):
                 "nothing to update. nnx.unfreeze(model, filter) gives some free."
             )
         values = [read(leaf) for leaf in leaves]
-        grad_values = self._nnx_match(grads, model, params, treedef)
-        if any(map(_broadcasts, grad_values, values)):
-            self._nnx_explain(params, values, grad_values, None)
+        grad_values = self._nnx_match(grads, model, params)
+        if not all(map(_ends_with, grad_values, values)):
+            self._nnx_explain(params, grad_values, None)
         opt_leaves, opt_treedef = flatten(self.opt_state)
         opt_values = [read(leaf) for leaf in opt_leaves]
 
@@ -268,43 +280,44 @@ class Optimizer(Pytree, tp.Generic[M]):
                 treedef.unflatten(grad_values),
                 opt_treedef.unflatten(opt_values),
                 pure_params,
-                **{name: _pure_argument(value) for name, value in kwargs.items()},
+                **{
+                    k: pure(v) if isinstance(v, (State, Variable)) else v for k, v in kwargs.items()
+                },
             )
             import optax  # here, since it takes as long to import as the whole library
 
             new_params = optax.apply_updates(pure_params, updates)
         except (TypeError, ValueError) as error:
-            self._nnx_explain(params, values, grad_values, error)
+            self._nnx_explain(params, grad_values, error)
             raise
         new_values = _same_structure(treedef, new_params, "updates")
         new_opt_values = _same_structure(opt_treedef, opt_state, "state")
-        if not all(map(_same_shape, opt_leaves, new_opt_values)):
-            self._nnx_explain(params, values, grad_values, None)
-        wrong = misshapen(params, values, new_values, what="updated", of="parameter")
+        wrong = misshapen(params, values, new_values, "updated", "parameter")
+        if wrong or misshapen(self.opt_state, opt_values, new_opt_values, "updated", "state"):
+            self._nnx_explain(params, grad_values, None)
         if wrong:
-            self._nnx_explain(params, values, grad_values, None)
             raise ValueError(f"The updates change the shape of parameters: {wrong}.")
 
-        step = self.step.value + 1
-        written = [(self.step, step)]
+        written = [(self.step, self.step.value + 1), *zip(opt_leaves, new_opt_values)]
         if all(map(is_variable, leaves)):
-            written += zip(leaves, new_values, strict=True)
+            written += zip(leaves, new_values)
         else:
             update_node(model, new_params)
-        written += self._nnx_new_state(opt_leaves, opt_treedef, new_opt_values)
-        write_together(written)
+        if not all(map(is_variable, opt_leaves)):  # an array that the user put there
+            both = zip(opt_leaves, new_opt_values)
+            kept = [leaf if is_variable(leaf) else value for leaf, value in both]
+            self.opt_state = data(opt_treedef.unflatten(kept))
+        write_together(pair for pair in written if is_variable(pair[0]))
         return updates
 
-    def _nnx_match(
-        self, grads: tp.Any, model: tp.Any, params: tp.Any, treedef: TreeDef
-    ) -> list[tp.Any]:
+    def _nnx_match(self, grads: tp.Any, model: tp.Any, params: tp.Any) -> list[tp.Any]:
         """The gradients in the order of the parameters."""
-        given = grads
+        given, treedef = grads, flatten(params)[1]
         if isinstance(grads, tp.Mapping) and not isinstance(grads, State):
             given = State(tp.cast(tp.Any, grads))
         leaves, structure = flatten(given)
-        if structure != treedef or not isinstance(given, State):
-            frozen = paths(state_of(model, Frozen(), graph=self.graph))
+        if structure != treedef:
+            frozen = dict(pairs(state_of(model, Frozen(), graph=self.graph)))
             given = state_of(given, All(self.wrt, Not(PathIn(*frozen))), graph=self.graph)
             leaves, structure = flatten(given)
         if structure == treedef:
@@ -317,53 +330,33 @@ class Optimizer(Pytree, tp.Generic[M]):
             "argnums=nnx.DiffState(0, wrt))."
         )
 
-    def _nnx_explain(
-        self, params: tp.Any, values: list[tp.Any], grads: list[tp.Any], error: Exception | None
-    ) -> None:
-        """Raise ValueError if the shapes of the gradients or another model are the cause of an error."""
-        wrong = misshapen(params, values, grads, what="gradient", of="parameter")
+    def _nnx_explain(self, params: tp.Any, grads: list[tp.Any], error: Exception | None) -> None:
+        """Raise ValueError if the shapes of the gradients or another model are the cause of an error.
+
+        The model is another one if `tx` begins with another state for it than there is.
+        """
+        values = [read(leaf) for leaf in flatten(params)[0]]
+        wrong = misshapen(params, values, grads, "gradient", "parameter")
         if wrong:
             raise ValueError(
                 f"The gradients do not have the parameters' shapes: {wrong}."
             ) from error
-        states = jax.tree.leaves(self.opt_state, is_leaf=lambda x: isinstance(x, State))
-        differ = [
-            compare(part, params, what="model", of="parameters the optimizer knows")
-            for part in states
-            if isinstance(part, State) and error is not None  # else it may be about some parameters
-        ]
-        wrong = next(filter(None, differ), "")
-        wrong = wrong or listed(self._nnx_other_shapes(params, values), between="; ")
+        try:
+            begins = jax.eval_shape(self.tx.init, _out_of_references(params))
+        except Exception:  # a transformation that needs values; then nothing is known
+            return
+        name = type(self).__name__
+        wrong = compare(
+            begins, self.opt_state, what=f"state of the {name}", of="model's parameters"
+        )
+        if not wrong:
+            needed, now = ([read(x) for x in flatten(t)[0]] for t in (begins, self.opt_state))
+            wrong = misshapen(self.opt_state, needed, now, "state", "needed for the model")
         if wrong:
             raise ValueError(
-                f"The model is not like the one this {type(self).__name__} was made for: {wrong}. Make "
-                "a new Optimizer after changing, freezing or unfreezing parts of a model."
+                f"The model is not like the one this {name} was made for: {wrong}. Make a new Optimizer "
+                "after changing, freezing or unfreezing parts of a model."
             ) from error
-
-    def _nnx_other_shapes(self, params: tp.Any, values: list[tp.Any]) -> list[str]:
-        """The parameters whose state has another shape than `tx` begins with for them, in words."""
-        try:
-            begins = jax.eval_shape(self.tx.init, flatten(params)[1].unflatten(values))
-        except Exception:  # a transformation that needs values; then nothing is known
-            return []
-        now, known = dict(pairs(begins)), dict(zip(paths(params), values, strict=True))
-        texts: dict[str, None] = {}
-        for path, state in pairs(self.opt_state):
-            parameter = parameter_of(path, known)
-            if parameter is not None and path in now and not _same_shape(state, now[path]):
-                of_state, of_value = short_type(read(state)), short_type(known[parameter])
-                texts[f"{path_text(parameter)}: state {of_state}, parameter {of_value}"] = None
-        return list(texts)
-
-    def _nnx_new_state(
-        self, leaves: list[tp.Any], treedef: TreeDef, values: list[tp.Any]
-    ) -> list[tuple[tp.Any, tp.Any]]:
-        """The Variables to be written, and their values; other leaves are replaced in a new tree."""
-        pairs = list(zip(leaves, values, strict=True))
-        if not all(map(is_variable, leaves)):
-            kept = [leaf if is_variable(leaf) else value for leaf, value in pairs]
-            self.opt_state = data(treedef.unflatten(kept))
-        return [pair for pair in pairs if is_variable(pair[0])]
 
 
 def trained_by(wrt: Filter) -> Filter:
@@ -405,36 +398,6 @@ class ModelAndOptimizer(Optimizer[M]):
         return super().update(self.model, grads, **kwargs)
 
 
-def _initial_state(tx: Transformation, params: tp.Any) -> tp.Any:
-    """The initial state of `tx`, in Variables that share no buffer with the parameters."""
-    leaves, treedef = flatten(params)
-    given = treedef.unflatten([_out_of_reference(v) for v in leaves])
-    try:
-        opt_state = tx.init(given)
-    except (TypeError, ValueError) as error:
-        error.add_note(
-            "If this is about a mask or labels: Parameters come to optax as an nnx.State with arrays as "
-            "leaves. Give it a function that maps them, optax.masked(tx, lambda params: "
-            "jax.tree.map(lambda x: x.ndim > 1, params)), or nnx.map_state(lambda path, x: ..., params) "
-            "for masks and labels by path."
-        )
-        raise
-    beside = _beside(leaves)
-    opt_state = jax.tree.map(_opt_leaf, opt_state, is_leaf=is_variable)
-    shapes = {path: getattr(read(leaf), "shape", None) for path, leaf in pairs(params)}
-    buffers = {id(read(leaf)) for leaf in leaves}
-    for path, leaf in pairs(opt_state):
-        _fit_sharding(path, leaf, shapes)
-        value = read(leaf)
-        if id(value) in buffers and isinstance(value, jax.Array):
-            value = jnp.copy(value)  # so that a transform may donate both
-        _set_first_value(leaf, value)
-        if not leaf.ref:
-            leaf.set_raw_value(beside(leaf.get_raw_value()))
-        buffers.add(id(leaf.get_raw_value()))
-    return opt_state
-
-
 def _warn_of_nothing(name: str, wrt: Filter, everything: tp.Any) -> None:
     """Warn that a filter matches nothing, if another one could match a floating array."""
     found = [(path, leaf) for path, leaf in pairs(everything) if _has_floats(leaf)]
@@ -452,95 +415,66 @@ def _has_floats(leaf: tp.Any) -> bool:
     return any(jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in jax.tree.leaves(read(leaf)))
 
 
-def _beside(leaves: tp.Sequence[tp.Any]) -> tp.Callable[[tp.Any], tp.Any]:
+def _beside(params: tp.Any) -> tp.Callable[[tp.Any], tp.Any]:
     """A function that places what is on no certain device where the parameters are.
 
     The outputs of a step lie there: one whose inputs do not is compiled a second time.
     """
-    values = [x for leaf in leaves for x in jax.tree.leaves(read(leaf))]
-    shardings = [x.sharding for x in values if is_concrete(x) and x.committed]
-    where = {x.mesh if isinstance(x, NamedSharding) else x for x in shardings}
-    if len(where) != 1 or len(shardings) < len(values):
+    values = [x for leaf in flatten(params)[0] for x in jax.tree.leaves(read(leaf))]
+    shardings = [x.sharding if is_concrete(x) and x.committed else None for x in values]
+    place, *others = {x.mesh if isinstance(x, NamedSharding) else x for x in shardings} or {None}
+    if place is None or others:
         return lambda value: value
-    [place] = where
     named = isinstance(place, (jax.sharding.Mesh, jax.sharding.AbstractMesh))
     target = NamedSharding(place, PartitionSpec()) if named else place
     movable = lambda value: is_concrete(value) and not value.committed
     return lambda value: jax.device_put(value, target) if movable(value) else value
 
 
-def refuse_swapped(model: tp.Any, grads: tp.Any) -> None:
-    """Raise TypeError where gradients are given as the model, and the model as the gradients.
-
-    Args:
-        model, grads: the arguments of an update.
-    """
-    if isinstance(model, GraphNode) or _has_objects(model) or not _has_objects(grads):
-        return
-    raise TypeError(
-        f"update takes the model and then the gradients; got {type(model).__name__} and "
-        f"{type(grads).__name__}. Swap them: optimizer.update(model, grads)."
-    )
+def _refuse_swapped(model: tp.Any, grads: tp.Any) -> None:
+    if not _has_objects(model) and _has_objects(grads):
+        raise TypeError(
+            f"update takes the model and then the gradients; got {type(model).__name__} and "
+            f"{type(grads).__name__}. Swap them: optimizer.update(model, grads)."
+        )
 
 
 def _has_objects(tree: tp.Any) -> bool:
     return any(isinstance(node, GraphNode) for _, node in iter_graph(tree))
 
 
-def _same_shape(leaf: tp.Any, other: tp.Any) -> bool:
-    """Whether two values have one shape, as far as they have one: other values are left to optax."""
-    one, other = (getattr(value, "shape", None) for value in (read(leaf), read(other)))
-    return one is None or other is None or one == other
+def _ends_with(grad: tp.Any, value: tp.Any) -> bool:
+    """Whether a gradient has the shape of its parameter, perhaps after further axes."""
+    shape, last = getattr(grad, "shape", ()), getattr(value, "shape", ())
+    return shape[max(0, len(shape) - len(last)) :] == last
 
 
-def _broadcasts(grad: tp.Any, value: tp.Any) -> bool:
-    """Whether a gradient is of another shape than its parameter, and is broadcast to it."""
-    one, other = getattr(grad, "shape", ()), getattr(value, "shape", ())
-    if one == other or not isinstance(one, tuple) or not isinstance(other, tuple):
-        return False
-    ends = zip(reversed(one), reversed(other))
-    return len(one) <= len(other) and all(a in (1, b) for a, b in ends)
+def _out_of_references(params: tp.Any) -> tp.Any:
+    """The State with arrays in place of references, as optax maps functions over parameters."""
+    leaves, treedef = flatten(params)
+    arrays = [
+        type(v).from_metadata(read(v), v.get_metadata()) if is_variable(v) and v.ref else v
+        for v in leaves
+    ]
+    return treedef.unflatten(arrays)
 
 
-def _out_of_reference(leaf: tp.Any) -> tp.Any:
-    """The Variable with an array in place of a reference, as optax maps functions over parameters."""
-    if isinstance(leaf, Variable) and leaf.ref:
-        return type(leaf).from_metadata(read(leaf), leaf.get_metadata())
-    return leaf
-
-
-def _fit_sharding(
-    path: tuple[tp.Any, ...], leaf: OptState[tp.Any], shapes: tp.Mapping[tp.Any, tp.Any]
-) -> None:
+def _fit_sharding(leaf: OptState[tp.Any], shape: tp.Any, param_shape: tp.Any) -> None:
     """Correct the sharding annotation of a value whose shape is not that of its parameter.
 
     Additional leading axes (a history of gradients) are not sharded; for an unrelated shape (a
     factored moment) the annotation is removed.
     """
     names = leaf.get_metadata("out_sharding", None)
-    shape = getattr(read(leaf), "shape", None)
-    parameter = parameter_of(path, shapes)
-    param_shape = None if parameter is None else shapes[parameter]
     if names is None or shape is None or param_shape is None or shape == param_shape:
         return
     extra = len(shape) - len(param_shape)
-    if extra > 0 and shape[extra:] == param_shape:
-        longer = changed_names(names, lambda names: (*[None] * extra, *names))
-        leaf.set_metadata(out_sharding=longer)
-    else:
-        leaf.set_metadata(out_sharding=None)
+    fits = extra > 0 and shape[extra:] == param_shape
+    longer = changed_names(names, lambda names: (*[None] * extra, *names)) if fits else None
+    leaf.set_metadata(out_sharding=longer)
 
 
-def parameter_of(path: tuple[tp.Any, ...], known: tp.Container[tp.Any]) -> tp.Any:
-    """The path of the parameter that a path in the optimizer's state ends with, or None."""
-    return next((path[i:] for i in range(len(path)) if path[i:] in known), None)
-
-
-def _pure_argument(value: tp.Any) -> tp.Any:
-    return pure(value) if isinstance(value, (State, Variable)) else value
-
-
-def _same_structure(treedef: TreeDef, tree: tp.Any, what: str) -> list[tp.Any]:
+def _same_structure(treedef: tp.Any, tree: tp.Any, what: str) -> list[tp.Any]:
     try:
         return treedef.flatten_up_to(tree)
     except (TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ what it does, and is compiled again after a change.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import typing as tp
@@ -62,14 +63,16 @@ def cast(model: tp.Any, dtype: Dtype, *, only: Filter = Not(OptState), keep: Fil
     (dtype(bfloat16), dtype('float32'), dtype(bfloat16))
     """
     target = floating_dtype(dtype, "cast")
-    chosen = matches(model, only, _is_float_leaf, "floating array", "cast")
-    if keep is not None and keep is not False:
-        kept = {path for path, _ in matches(model, keep, _is_float_leaf, "floating array", "cast")}
-        chosen = [(path, leaf) for path, leaf in chosen if path not in kept]
-    settings = _settings(model, {id(leaf) for _, leaf in chosen})
-    _write(model, [(path, leaf, target) for path, leaf in chosen])
-    for layer, name in settings:
-        setattr(layer, name, target)
+    chosen = dict(matches(model, only, _is_float_leaf, "floating array", "cast"))
+    if keep not in (None, False):
+        for path, _ in matches(model, keep, _is_float_leaf, "floating array", "cast"):
+            chosen.pop(path, None)
+    layers = list(_cast_layers(model, set(map(id, chosen.values()))))
+    _write(model, [(path, leaf, target) for path, leaf in chosen.items()])
+    for layer in layers:
+        if isinstance(layer, Embed) and jnp.dtype(layer.dtype) == jnp.dtype(layer.param_dtype):
+            layer.dtype = target
+        layer.param_dtype = target
 
 
 def _write(model: tp.Any, chosen: tp.Iterable[tuple[Path, tp.Any, Dtype]]) -> None:
@@ -89,39 +92,27 @@ def _write(model: tp.Any, chosen: tp.Iterable[tuple[Path, tp.Any, Dtype]]) -> No
         update_node(model, State.from_flat_path(new))
 
 
-def _settings(model: tp.Any, cast_ones: set[int]) -> list[tuple[tp.Any, str]]:
-    """The layers whose `param_dtype` (or recorded `dtype`) is another one now.
+def _cast_layers(model: tp.Any, done: set[int]) -> tp.Iterator[tp.Any]:
+    """The layers whose `param_dtype` is another one once these leaves are cast.
 
     A layer with parameters of its own counts as cast if one of them is, any other if all floating
     leaves below it are.
     """
-    nodes = list(iter_graph(model))
-    leaves = [(path, id(leaf) in cast_ones) for path, leaf in nodes if _is_float_leaf(leaf)]
-    out: list[tuple[tp.Any, str]] = []
-    for path, node in nodes:
-        if not isinstance(node, Pytree) or "param_dtype" not in vars(node):
-            continue
-        own = [id(x) in cast_ones for x in vars(node).values() if _is_float_leaf(x)]
-        below = [done for place, done in leaves if place[: len(path)] == path]
-        if any(own) or (not own and below and all(below)):
-            if isinstance(node, Embed) and _name(node.dtype) == _name(node.param_dtype):
-                out.append((node, "dtype"))
-            out.append((node, "param_dtype"))
-    return out
+    for _, layer in iter_graph(model):
+        if isinstance(layer, Pytree) and "param_dtype" in vars(layer):
+            own = [id(leaf) in done for leaf in vars(layer).values() if _is_float_leaf(leaf)]
+            below = [id(leaf) in done for _, leaf in iter_graph(layer) if _is_float_leaf(leaf)]
+            if any(own) or (not own and below and all(below)):
+                yield layer
 
 
 def _is_layer(node: tp.Any) -> bool:
     return isinstance(node, Pytree) and {"dtype", "param_dtype"} <= vars(node).keys()
 
 
-def _within(path: Path, places: tp.Mapping[Path, T]) -> T | None:
-    """The value for the longest of the `places` that a path begins with; None without any."""
-    inner = (path[:length] for length in range(len(path), -1, -1))
-    return next((places[place] for place in inner if place in places), None)
-
-
-def _name(dtype: tp.Any) -> str | None:
-    return None if dtype is None else jnp.dtype(dtype).name
+def _within(path: Path, places: tp.Container[Path]) -> bool:
+    """Whether a path begins with one of the `places`."""
+    return any(path[:length] in places for length in range(len(path) + 1))
 
 
 def _is_float(value: tp.Any) -> bool:
@@ -146,16 +137,13 @@ def _as(value: tp.Any, dtype: Dtype) -> tp.Any:
 
 def floating_dtype(dtype: Dtype, caller: str) -> tp.Any:
     """A dtype given by name or otherwise; ValueError unless it is a floating one."""
-    try:
+    known = None
+    with contextlib.suppress(TypeError):  # not a dtype at all
         known = jnp.dtype(dtype)
-    except TypeError:
+    if known is None or not jnp.issubdtype(known, jnp.floating):
         raise ValueError(
-            f"{caller}: {dtype!r} is not a dtype. Floating ones are {', '.join(_FLOATS)}."
-        ) from None
-    if not jnp.issubdtype(known, jnp.floating):
-        raise ValueError(
-            f"{caller}: {known.name} is not a floating dtype, such as {', '.join(_FLOATS)}: a model "
-            "does not compute in it."
+            f"{caller}: {dtype if known is None else known.name!r} is not a floating dtype, in which a "
+            f"model could compute. These are {', '.join(_FLOATS)}."
         )
     return known
 
@@ -168,8 +156,8 @@ class Policy:
         param: dtype of parameters and other floating arrays of the model.
         compute: dtype that layers compute in; None: that of the parameters.
         output: dtype of results, for `cast_output`; None: that of the computation.
-        norms: dtype in which layers that normalize store and compute; None: as all others.
-        keep: a filter for further layers which store and compute in float32, such as the last one.
+        keep: a filter for layers which store and compute in float32, such as the last one. Those that
+            normalize do so in any case.
 
     Raises:
         ValueError: for a dtype that is not a floating one.
@@ -195,7 +183,6 @@ class Policy:
     param: Dtype = "float32"
     compute: Dtype = None
     output: Dtype = None
-    norms: Dtype = "float32"
     keep: Filter = None
 
     def __post_init__(self) -> None:
@@ -203,16 +190,8 @@ class Policy:
         compute = param if self.compute is None else floating_dtype(self.compute, "Policy")
         output = compute if self.output is None else floating_dtype(self.output, "Policy")
         to_predicate(self.keep)
-        norms = None if self.norms is None else floating_dtype(self.norms, "Policy")
-        dtypes = {"param": param, "compute": compute, "output": output, "norms": norms}
-        for name, value in dtypes.items():
+        for name, value in {"param": param, "compute": compute, "output": output}.items():
             object.__setattr__(self, name, value)
-
-    def __repr__(self) -> str:
-        dtypes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)[:4]}
-        shown = [f"{name}={_name(dtype)!r}" for name, dtype in dtypes.items()]
-        shown += [] if self.keep is None else [f"keep={self.keep!r}"]
-        return f"Policy({', '.join(shown)})"
 
     def apply(self, model: tp.Any, filter: Filter = ..., /) -> None:
         """Set the `dtype` of layers, and cast their parameters, in place.
@@ -228,42 +207,21 @@ class Policy:
             ValueError: if the filter, or `keep`, unless it is the default, matches no layer.
         """
         chosen = matches(model, filter, _is_layer, "layer", "Policy.apply")
-        special: dict[Path, tp.Any] = {}
-        if self.norms is not None:
-            special |= {path: self.norms for path, layer in chosen if isinstance(layer, NORMS)}
-        if self.keep is not None and self.keep is not False:
-            found = matches(model, self.keep, _is_layer, "layer", "Policy.apply with `keep`")
-            special |= {path: _FULL for path, _ in found}
-        layers = dict.fromkeys((path for path, _ in chosen), True)
-        _write(
-            model,
-            [
-                (path, leaf, _within(path, special) or self.param)
-                for path, leaf in iter_graph(model)
-                if _is_float_leaf(leaf) and not isinstance(leaf, OptState)
-                if filter is ... or _within(path, layers)
-            ],
-        )
+        full = {path for path, layer in chosen if isinstance(layer, NORMS)}
+        if self.keep not in (None, False):
+            called = "Policy.apply with `keep`"
+            full |= {path for path, _ in matches(model, self.keep, _is_layer, "layer", called)}
+        layers = {()} if filter is ... else {path for path, _ in chosen}
+        leaves = [
+            (path, leaf, _FULL if _within(path, full) else self.param)
+            for path, leaf in iter_graph(model)
+            if _within(path, layers) and _is_float_leaf(leaf) and not isinstance(leaf, OptState)
+        ]
+        _write(model, leaves)
         for path, layer in chosen:
-            own = _within(path, special)
-            layer.param_dtype = own or self.param
-            layer.dtype = own or self.compute
-
-    def cast_param(self, tree: T) -> T:
-        """A tree with its floating arrays in the dtype of the parameters.
-
-        Args:
-            tree: any pytree.
-        """
-        return jax.tree.map(lambda x: _as(x, self.param), tree)
-
-    def cast_compute(self, tree: T) -> T:
-        """A tree, such as a batch, with its floating arrays in the dtype of the computation.
-
-        Args:
-            tree: any pytree.
-        """
-        return jax.tree.map(lambda x: _as(x, self.compute), tree)
+            in_full = _within(path, full)
+            layer.param_dtype = _FULL if in_full else self.param
+            layer.dtype = _FULL if in_full else self.compute
 
     def cast_output(self, tree: T) -> T:
         """A tree, such as the result of a model, with its floating arrays in the dtype of results.

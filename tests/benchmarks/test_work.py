@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from benchmarks import growth, initialise, layers, memory, sharded, tracing, transforms
+from benchmarks import growth, initialise, layers, memory, sharded, transforms
 from benchmarks.harness import CASES, Pace
 from benchmarks.models import dense_chain, dense_leaves, transformer
 
@@ -41,34 +41,6 @@ def test_a_decoding_step_writes_its_cache():
         assert layer.cache_index.value == 1
         filled = np.asarray(layer.cached_key.value).any(axis=(0, 2, 3))
         assert filled[0] and not filled[1:].any()
-
-
-def test_every_tracing_round_traces_anew():
-    sampler = tracing.traced("nnxlite", layers=1)
-    traced = [sampler.run(sampler.prepare()) for _ in range(2)]
-    assert all(len(t.jaxpr.eqns) > 100 for t in traced)
-    assert traced[0].jaxpr is not traced[1].jaxpr
-
-
-def references(roots):
-    [items] = [root.items for root in roots]
-    assert len(set(map(id, items))) == 1
-    return len(items)
-
-
-SIZE = {
-    "Variable": lambda roots: len(jax.tree.leaves(nnx.state(roots))),
-    "module of a chain": lambda roots: sum(1 for _ in roots[0].iter_modules()),
-    "reference to one Variable": references,
-    "reference to one layer": references,
-    "argument": len,
-}
-
-
-@pytest.mark.parametrize("kind", growth.GROWTHS, ids=lambda kind: kind.noun)
-def test_what_is_said_to_grow_does(kind):
-    small, large = (SIZE[kind.noun](kind.build(nnx, size)) for size in (2, 6))
-    assert large - small == 4
 
 
 @pytest.mark.parametrize("work", growth.WORKS)

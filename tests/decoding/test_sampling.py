@@ -10,34 +10,38 @@ import pytest
 import nnxlite as nnx
 
 LOGITS = jnp.log(jnp.array([0.1, 0.4, 0.3, 0.15, 0.05]))
-
-
-top_k, top_p, min_p = (
-    jax.jit(choose, static_argnums=1)
-    for choose in (nnx.sampling.top_k, nnx.sampling.top_p, nnx.sampling.min_p)
-)
+sampling = nnx.sampling
 
 
 def left(logits):
     return np.flatnonzero(np.isfinite(np.asarray(logits))).tolist()
 
 
-def test_what_each_function_leaves():
-    assert int(nnx.sampling.greedy(LOGITS)) == 1
-    np.testing.assert_allclose(nnx.sampling.temperature(LOGITS, 2.0), LOGITS / 2)
-    assert left(top_k(LOGITS, 2)) == [1, 2]
-    assert left(top_k(LOGITS, 99)) == [0, 1, 2, 3, 4]
-    assert left(top_k(jnp.array([1.0, 2.0, 1.0]), 2)) == [0, 1, 2]  # equals stay
-    assert left(top_p(LOGITS, 0.6)) == [1, 2]
-    assert left(top_p(LOGITS, 0.0)) == [1]
-    assert left(top_p(LOGITS, 1.0)) == [0, 1, 2, 3, 4]
-    assert left(min_p(LOGITS, 0.3)) == [1, 2, 3]
-    assert left(min_p(LOGITS, 0.0)) == [0, 1, 2, 3, 4]
-    batch = jnp.stack([LOGITS, LOGITS[::-1]])
-    choices = ((top_k, 1), (top_p, 0.1), (min_p, 1.0))
-    for choose, number in choices:
-        both = choose(batch, number)
-        assert left(both[0]) == [1] and left(both[1]) == [3]
+def test_greedy_and_temperature():
+    assert int(sampling.greedy(LOGITS)) == 1
+    np.testing.assert_allclose(sampling.temperature(LOGITS, 2.0), LOGITS / 2)
+
+
+@pytest.mark.parametrize(
+    ("choose", "number", "expected"),
+    [
+        (sampling.top_k, 1, [1]),
+        (sampling.top_k, 2, [1, 2]),
+        (sampling.top_k, 99, [0, 1, 2, 3, 4]),
+        (sampling.top_p, 0.6, [1, 2]),
+        (sampling.top_p, 0.0, [1]),
+        (sampling.top_p, 1.0, [0, 1, 2, 3, 4]),
+        (sampling.min_p, 0.3, [1, 2, 3]),
+        (sampling.min_p, 0.0, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_what_each_function_leaves_of_each_row(choose, number, expected):
+    one, other = jax.jit(choose, static_argnums=1)(jnp.stack([LOGITS, LOGITS[::-1]]), number)
+    assert left(one) == expected and left(other[::-1]) == expected
+
+
+def test_equal_logits_stay():
+    assert left(sampling.top_k(jnp.array([1.0, 2.0, 1.0]), 2)) == [0, 1, 2]
 
 
 def test_a_sampler_draws_from_what_is_left():

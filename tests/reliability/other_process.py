@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import sys
-import typing as tp
+import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import nnxlite as nnx
+from nnxlite._base.interning import LOCK
 from tests.laws import model as slow
 from tests.laws.model import content
 
-traces: list[int] = []
+X = jnp.ones((4, 2))
+traces = []
 
 
 class Net(nnx.Module):
     """Sharing, a cycle, a random stream, static values whose order in a set depends on the hash seed."""
 
-    def __init__(self, rngs: nnx.Rngs) -> None:
+    def __init__(self, rngs):
         self.first = nnx.Linear(2, 3, rngs=rngs)
         self.second = nnx.Linear(3, 2, rngs=rngs)
         self.tied = self.first
@@ -31,32 +35,32 @@ class Net(nnx.Module):
         self.plain = [nnx.Param(jnp.array([1.0, 1.0])), {"array": jnp.array([2.0, 2.0])}]
         self.rngs = rngs
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x):
         return self.second(nnx.tanh(self.first(x))) + self.plain[0]
 
 
 @nnx.jit
-def train_step(model: Net, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
+def train_step(model, optimizer, x):
     traces.append(1)
     loss, grads = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
     optimizer.update(model, grads)
     return loss
 
 
-def make() -> tuple[Net, nnx.Optimizer]:
+def make():
     model = Net(nnx.Rngs(0, noise=1))
     return model, adam(model)
 
 
-def adam(model: Net) -> nnx.Optimizer:
+def adam(model):
     """A new optimizer; pickle refuses optax's own functions, so its state is what travels."""
     return nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 
 
-def form(value: tp.Any) -> str:
+def form(value):
     """An object graph as text, which is equal in every process."""
 
-    def spelled(part: tp.Any) -> str:
+    def spelled(part):
         if isinstance(part, (set, frozenset)):
             return f"{type(part).__name__}{sorted(part)}"
         if isinstance(part, tuple):
@@ -66,15 +70,16 @@ def form(value: tp.Any) -> str:
     return re.sub(r"\d{9,}", "address", spelled(slow.canonical(value, content)))
 
 
-def go_on(payload: bytes) -> dict[str, tp.Any]:
-    """Continue with what another process has pickled: train, draw, compare; returns what came out."""
+def go_on(payload):
+    """Continue with what another process has pickled: train, draw, compare.
+
+    Returns what has to be the same in every process, what has not, and the objects, pickled again.
+    """
     model, moments, graphdef, state, rngs, step = pickle.loads(payload)
     optimizer = adam(model)
     nnx.update(optimizer, moments)
     before = len(traces)
-    x = jnp.ones((4, 2))
-    facts = {
-        "hash seed": hash("text"),
+    same = {
         "own graphdef": graphdef == nnx.graphdef(model),
         "same object": graphdef.structure is nnx.graphdef(model).structure,
         "hash": hash(graphdef) == hash(nnx.graphdef(model)),
@@ -82,26 +87,24 @@ def go_on(payload: bytes) -> dict[str, tp.Any]:
         "merged": form(nnx.merge(graphdef, state)) == form(model),
         "paths": [*map(str, nnx.to_flat_state(state).paths)],
         "keys": [jax.random.key_data(rngs.noise()).tolist() for _ in range(3)],
-        "losses": [float(step(model, optimizer, x)) for _ in range(3)],
-        "traces": len(traces) - before,
+        "losses": [float(step(model, optimizer, X)) for _ in range(3)],
         "form": form(model),
     }
-    facts["back"] = pickle.dumps((model, nnx.state(optimizer), *nnx.split(model), rngs, step))
-    return facts
+    own = {"hash seed": hash("text"), "traces": len(traces) - before}
+    return same, own, pickle.dumps((model, nnx.state(optimizer), *nnx.split(model), rngs, step))
 
 
-def in_a_child_of_a_fork() -> None:
-    """Fork while other threads are at work, before and after JAX has run; ends with status 0."""
-    import os
-    import threading
-    import warnings
+@nnx.jit
+def pooled(model, x):
+    return model(x)
 
-    from nnxlite._base.interning import LOCK
 
+def in_a_child_of_a_fork():
+    """Fork while another thread has the lock; ends with status 0."""
     warnings.simplefilter("ignore")  # JAX and Python warn of forks beside threads, and rightly
     held, forked = threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold():
         with LOCK:
             held.set()
             forked.wait(0.3)  # a fork waits for the lock, so this is never set in time
@@ -122,4 +125,4 @@ def in_a_child_of_a_fork() -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    in_a_child_of_a_fork()

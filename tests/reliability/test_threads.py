@@ -1,19 +1,17 @@
-"""Threads that run freely, and signal handlers in the middle of an edit (`docs/threads.md`).
+"""Threads that run freely (`docs/threads.md`): the results are those of the same work done in turn.
 
 Threads that start at once make new functions and structures, so that the first calls race as well as the
-later ones; the results are those of the same work done in turn.
+later ones.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
+import itertools
 import pickle
-import random
 import sys
 import threading
-import typing as tp
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -25,9 +23,26 @@ import pytest
 import nnxlite as nnx
 from nnxlite._base.interning import LOCK
 from nnxlite._base.jax import EAGER, trace_state
-from tests.boundary.lines import Lines
 from tests.laws import model as slow
 from tests.laws.model import content
+
+
+@pytest.fixture(autouse=True)
+def threads_take_turns_every_few_bytecodes():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+    assert LOCK.acquire(blocking=False)
+    LOCK.release()
+
+
+def at_once(works):
+    """The results of functions that start at once, each in a thread; raises the first error."""
+    start = threading.Barrier(len(works))
+    with ThreadPoolExecutor(len(works)) as pool:
+        futures = [pool.submit(lambda work=work: (start.wait(), work())[1]) for work in works]
+        return [future.result() for future in futures]
 
 
 def consistent(*models):
@@ -41,7 +56,7 @@ def consistent(*models):
 class Net(nnx.Module):
     """A model with shared parameters, statistics, a random stream, and modes."""
 
-    def __init__(self, size: int, tag: tp.Any, rngs: nnx.Rngs) -> None:
+    def __init__(self, size, tag, rngs):
         self.first = nnx.Linear(2, size, rngs=rngs)
         self.second = nnx.Linear(size, 2, rngs=rngs)
         self.tied = self.first
@@ -49,128 +64,46 @@ class Net(nnx.Module):
         self.count = nnx.BatchStat(jnp.array(0.0))
         self.plain = [nnx.Param(jnp.array([1.0, 1.0])), tag]
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x):
         self.count[...] += 1.0
         return self.second(self.dropout(nnx.tanh(self.first(x)))) + self.plain[0]
 
 
-def loss(model: Net, x: jax.Array) -> jax.Array:
-    return (model(x) ** 2).mean()
-
-
-def train(model: Net, optimizer: nnx.Optimizer, x: jax.Array, scale: float) -> jax.Array:
-    """A training step with a transform inside a transform."""
-    value, grads = nnx.value_and_grad(loss)(model, scale * x)
+def train(model, optimizer, x, scale):
+    """A step with transforms inside, and a change of structure that leaves it."""
+    value, grads = nnx.value_and_grad(lambda model: (model(scale * x) ** 2).mean())(model)
     optimizer.update(model, grads)
-    return value
-
-
-def evaluate_rows(model: Net, optimizer: nnx.Optimizer, x: jax.Array, scale: float) -> jax.Array:
-    """`vmap` and `scan` inside."""
     rows = nnx.vmap(lambda w, x: scale * x * w, in_axes=(None, 0))(model.plain[0], x)
-    model.count[...] += 1.0
-    carry = jnp.zeros(2)
-    carry, _ = nnx.scan(lambda c, row: (c + row, row), in_axes=(nnx.Carry, 0))(carry, rows)
-    return nnx.cond(carry.sum() > 0, lambda c: c.sum(), lambda c: c.mean(), carry)
+    model.seen, model.last = nnx.Variable(rows), scale
+    return nnx.cond(value > 0, lambda rows: rows.sum(), lambda rows: rows.mean(), rows)
 
 
-def grow(model: Net, optimizer: nnx.Optimizer, x: jax.Array, scale: float) -> jax.Array:
-    """A change of structure that leaves the transform."""
-    model.seen = nnx.Variable(x * scale)
-    model.last = scale
-    return model.seen.value.sum()
+TRANSFORMS = {
+    "jit": functools.partial(nnx.jit, static_argnums=3),
+    "donated": functools.partial(nnx.jit, static_argnums=3, donate_argnums=(0, 1)),
+    "eager": lambda step: step,
+}
 
 
-STEPS = (train, evaluate_rows, grow)
-HOW = ("jit", "donated", "written", "eager", "by value", "filtered")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_different_models_in_one_function(transform):
+    x, scales = jnp.array([[1.0, 2.0], [3.0, 4.0]]), (0.5, 2.0, 0.5)
+
+    def work(step, number):
+        model = Net(2 + number % 2, number, nnx.Rngs(number))
+        optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+        return model, optimizer, [float(step(model, optimizer, x, scale)) for scale in scales]
+
+    together, alone = (TRANSFORMS[transform](lambda *args: train(*args)) for _ in range(2))
+    threads = at_once([functools.partial(work, together, number) for number in range(3)])
+    for number, (model, optimizer, results) in enumerate(threads):
+        expected, _, values = work(alone, number)
+        assert results == values
+        assert slow.canonical(model, content) == slow.canonical(expected, content)
+        consistent(model, optimizer)
 
 
-def transformed(step: tp.Callable[..., tp.Any], how: str) -> tp.Any:
-    """A new function that does what `step` does, under a transform."""
-
-    def fun(model: Net, optimizer: nnx.Optimizer, x: jax.Array, scale: float) -> jax.Array:
-        return step(model, optimizer, x, scale)
-
-    if how == "eager":
-        return fun
-    if how == "filtered":
-        return lambda model, optimizer, x, scale: compiled(model, optimizer, x)
-    options: dict[str, tp.Any] = {
-        "jit": {},
-        "donated": {"donate_argnums": (0, 1)},
-        "written": {"donate": "written"},
-        "by value": {"graph_updates": False},
-    }[how]
-    return nnx.jit(fun, static_argnums=3, **options)
-
-
-@nnx.filter_jit
-def compiled(model: Net, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
-    model.count[...] += x.sum()
-    return model.plain[0].value.sum()
-
-
-class Job(tp.NamedTuple):
-    """What one thread does: a few calls on a model of its own."""
-
-    fun: tp.Any
-    model: Net
-    optimizer: nnx.Optimizer
-    scales: tuple[float, ...]
-
-    def run(self) -> list[float]:
-        x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
-        return [float(self.fun(self.model, self.optimizer, x, scale)) for scale in self.scales]
-
-
-def job(fun: tp.Any, size: int, tag: tp.Any, seed: int, scales: tuple[float, ...]) -> Job:
-    model = Net(size, tag, nnx.Rngs(seed))
-    return Job(fun, model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param), scales)
-
-
-@contextlib.contextmanager
-def switching(interval: float = 1e-6) -> tp.Iterator[None]:
-    """Threads take turns every few bytecodes."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(interval)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-def at_once(works: tp.Sequence[tp.Callable[[], tp.Any]]) -> list[tp.Any]:
-    """The results of functions that start at once, each in a thread; raises the first error."""
-    start = threading.Barrier(len(works))
-
-    def run(work: tp.Callable[[], tp.Any]) -> tp.Any:
-        start.wait()
-        return work()
-
-    with switching(), ThreadPoolExecutor(len(works)) as pool:
-        return [future.result() for future in [pool.submit(run, work) for work in works]]
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_different_models_in_one_function(seed, threads=3):
-    random_ = random.Random(seed)
-    step, how = random_.choice(STEPS), random_.choice(HOW)
-    fun, alone = transformed(step, how), transformed(step, how)
-    jobs, expected = [], []
-    for thread in range(threads):
-        size, tag = random_.choice((2, 3)), (seed, random_.choice((0, 1)))
-        scales = tuple(random_.choice((0.5, 2.0)) for _ in range(3))
-        jobs.append(job(fun, size, tag, thread, scales))
-        expected.append(job(alone, size, tag, thread, scales))
-    results = at_once([j.run for j in jobs])
-    for mine, serial, got in zip(jobs, expected, results):
-        assert got == serial.run(), (seed, step.__name__, how)
-        same = slow.canonical(serial.model, content)
-        assert slow.canonical(mine.model, content) == same, (seed, step.__name__, how)
-        consistent(mine.model, mine.optimizer)
-
-
-READERS: tuple[tp.Callable[[Net], tp.Any], ...] = (
+READERS = (
     lambda model: nnx.merge(*nnx.split(model)),
     nnx.clone,
     copy.deepcopy,
@@ -178,57 +111,47 @@ READERS: tuple[tp.Callable[[Net], tp.Any], ...] = (
 )
 
 
-def test_one_model_read_while_it_is_trained(seed=0, threads=4):
+def test_one_model_read_while_it_is_trained():
     """Half of the threads train one model, the others read it in every way.
 
     Nobody adds or removes anything, so nothing may raise, and each reader sees the structure and
     values that some step wrote.
     """
-    random_ = random.Random(seed)
-
-    def step(model: Net, x: jax.Array) -> jax.Array:
-        for part in (model.first.kernel, model.second.kernel, model.plain[0], model.count):
-            part[...] = jnp.full_like(part, model.count[...] + x)
-        return model.count[...]
-
-    fun = nnx.jit(step, graph_updates=random_.choice((True, False)))
-    model = Net(2, seed, nnx.Rngs(0))
-    for part in (model.first.kernel, model.second.kernel, model.plain[0], model.count):
+    model, seen, calls, writers = Net(2, 0, nnx.Rngs(0)), [], 6, 2
+    parts = lambda model: (model.first.kernel, model.second.kernel, model.plain[0], model.count)
+    for part in parts(model):
         part[...] = jnp.zeros_like(part)
-    calls = 6
-    seen: list[Net] = []
 
-    def write() -> None:
-        for _ in range(calls):
-            fun(model, jnp.array(1.0))
+    @nnx.jit
+    def step(model, x):
+        for part in parts(model):
+            part[...] = jnp.full_like(part, model.count[...] + x)
 
-    def read() -> None:
+    def write():
         for _ in range(calls):
-            seen.append(random_.choice(READERS)(model))
+            step(model, jnp.array(1.0))
+
+    def read():
+        for _, reader in zip(range(calls), itertools.cycle(READERS)):
+            seen.append(reader(model))
             repr(model)
             nnx.state(model, nnx.Param)
 
-    at_once([write if i % 2 else read for i in range(threads)])
-    writers = threads // 2
+    at_once([write, read] * writers)
     assert calls <= float(model.count[...]) <= calls * writers
-    form = slow.canonical(model, lambda leaf: getattr(leaf, "shape", leaf))
+    shapes = functools.partial(slow.canonical, leaf=lambda leaf: getattr(leaf, "shape", leaf))
     for copied in (*seen, model):
-        assert slow.canonical(copied, lambda leaf: getattr(leaf, "shape", leaf)) == form
-        for part in (copied.first.kernel, copied.second.kernel, copied.plain[0], copied.count):
+        assert shapes(copied) == shapes(model)
+        for part in parts(copied):
             (value,) = set(np.asarray(part[...]).ravel().tolist())  # no array is torn
             assert value == int(value) and 0 <= value <= calls * writers
     consistent(model)
 
 
-def test_sixteen_threads_draw_different_keys(threads=16):
+def test_sixteen_threads_draw_different_keys(threads=16, draws=20):
     rngs = nnx.Rngs(0)
-    draws = 20
-    keys = at_once(
-        [
-            lambda: [tuple(jax.random.key_data(rngs()).tolist()) for _ in range(draws)]
-            for _ in range(threads)
-        ]
-    )
+    draw = lambda: [tuple(jax.random.key_data(rngs()).tolist()) for _ in range(draws)]
+    keys = at_once([draw] * threads)
     assert len({key for part in keys for key in part}) == draws * threads
     assert int(rngs.default.count.value) == draws * threads
 
@@ -270,11 +193,6 @@ def test_of_updates_of_one_object_by_several_threads_one_is_left(threads=4):
     assert {int(v[...]) for v in model} <= set(range(threads))
 
 
-class Pair(nnx.Module):
-    def __init__(self):
-        self.a, self.b = nnx.Param(jnp.zeros(2)), nnx.Param(jnp.zeros(2))
-
-
 @nnx.jit
 def read(model):
     return model.a.value + 10 * model.b.value
@@ -286,19 +204,18 @@ def raise_a(model):
 
 
 raise_a_of_x = nnx.jit(lambda holder: raise_a(holder["x"]))
-BESIDE = {
-    "calls that read": lambda model, above, other: [(read(model), raise_a(other)) for _ in "abc"],
-    "a call that writes": lambda model, above, other: raise_a(model),
-    "a call through another plan": lambda model, above, other: raise_a_of_x(above),
+BESIDE = {  # a call, and how often it raises `a`
+    "calls that read": (lambda model, above: [read(model) for _ in "abc"], 0),
+    "a call that writes": (lambda model, above: raise_a(model), 1),
+    "a call through another plan": (lambda model, above: raise_a_of_x(above), 1),
 }
 
 
-@pytest.mark.parametrize("call", BESIDE.values(), ids=BESIDE)
-def test_a_write_beside_a_call_is_never_lost(call):
+@pytest.mark.parametrize(("call", "raised"), BESIDE.values(), ids=BESIDE)
+def test_a_write_beside_a_call_is_never_lost(call, raised):
     """By a second thread, at the same moment; both are seen by the next call."""
-    model, other, turn, rounds = Pair(), Pair(), threading.Barrier(2), 60
-    above = nnx.Dict(x=model)
-    raised = call is not BESIDE["calls that read"]
+    model = nnx.Dict(a=nnx.Param(jnp.zeros(2)), b=nnx.Param(jnp.zeros(2)))
+    above, turn, rounds = nnx.Dict(x=model), threading.Barrier(2), 60
 
     def writer():
         for number in range(rounds):
@@ -309,63 +226,8 @@ def test_a_write_beside_a_call_is_never_lost(call):
     def caller():
         for number in range(rounds):
             turn.wait()
-            call(model, above, other)
+            call(model, above)
             turn.wait()
             assert read(model)[0] == (number + 1) * raised + 10 * number
 
     at_once([writer, caller])
-    assert other.a.value.tolist() == [0.0 if raised else 3.0 * rounds] * 2
-
-
-EDITS = {
-    "a flag": lambda model: setattr(model, "flag", True),
-    "an attribute": lambda model: setattr(model, "extra", nnx.Param(jnp.ones(2))),
-    "removed": lambda model: delattr(model, "tied"),
-    "metadata": lambda model: model.first.kernel.set_metadata(tag=1),
-    "another setting": lambda model: setattr(model.dropout, "rate", 0.25),
-}
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_a_signal_handler_reads_an_object_while_it_is_edited(edit):
-    """A handler or a finalizer runs in the thread that is in the middle of the edit."""
-    at, place = 0, "the first line"
-    while place:
-        model, at = Net(2, edit, nnx.Rngs(0)), at + 2
-        nnx.split(model)
-        place = Lines(functools.partial(EDITS[edit], model), at, model.eval).place
-        assert model.dropout.deterministic is bool(place)
-        consistent(model)
-
-
-def test_settings_of_jax_are_those_of_the_thread():
-    """A mesh or a precision that one thread has set gives another one neither results nor programs."""
-    traced: list[str] = []
-
-    @nnx.jit
-    def product(model: nnx.Linear, x: jax.Array) -> jax.Array:
-        traced.append(str(jax.config.jax_default_matmul_precision))
-        return model(x)
-
-    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-    inside, outside = threading.Event(), threading.Event()
-
-    def with_setting() -> None:
-        with jax.default_matmul_precision("float32"), nnx.set_graph_updates(False):
-            product(model, jnp.ones((1, 2)))
-            inside.set()
-            assert outside.wait(60)
-
-    def without() -> None:
-        assert inside.wait(60)
-        product(model, jnp.ones((1, 2)))
-        assert nnx.set_graph_updates.current_value()
-        outside.set()
-
-    at_once([with_setting, without])
-    assert traced == ["float32", "None"]
-
-
-def test_the_lock_of_the_process_is_free_again():
-    assert LOCK.acquire(blocking=False)
-    LOCK.release()

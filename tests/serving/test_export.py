@@ -93,9 +93,8 @@ def everything(net, batch, key, scale):
 
 def test_trees_keys_and_scalars(net, tmp_path):
     key = jax.random.key(3)
-    exported = nnx.export(
-        everything, net, {"x": X, "n": None}, key, 0.5, shapes=("b, 2", None, None)
-    )
+    shapes = ("b, 2", None, None)
+    exported = nnx.export(everything, net, {"x": X, "n": None}, key, 0.5, shapes=shapes)
     exported.save(tmp_path / "call")
     expected = everything(net, {"x": X[:4]}, key, 2.0)
     for call in (exported, nnx.load_exported(tmp_path / "call")):
@@ -174,10 +173,7 @@ def with_weight(exported, path, value):
         (lambda e: e(X.astype(int)), r"Dtype mismatch for kwargs\['x'\].*float32 .* int32"),
         (lambda e: e({"a": X}), r"(?s)Exported Net: .*'Net'.*kwargs\['x'\] is a .*dict"),
         (lambda e: with_weight(e, "linear.bias", jnp.ones(2)), r"\(3,\) and called with \(2,\)"),
-        (
-            lambda e: with_weight(e, "linear.other", jnp.ones(2)),
-            r"(?s)differ.*args\[0\].*ar.other'",
-        ),
+        (lambda e: with_weight(e, "linear.more", 1.0), r"(?s)differ.*args\[0\].*ar.more'"),
     ],
 )
 def test_arguments_and_weights_that_do_not_match(exported, call, message):
@@ -207,27 +203,26 @@ SHAPES = r"shapes needs an entry for each of the 1 arguments of .* not objects \
 KEYWORD = r"both carries objects by keyword: \['two'\]"
 
 
+NO_ARRAY = r"type <class 'str'> .*'x'"
+
+
 @pytest.mark.parametrize(
-    ("error", "call", "message"),
+    ("call", "message"),
     [
-        (ValueError, lambda: nnx.export(Net(), X), WRITES),
-        (ValueError, lambda: nnx.export(grows, Net(), X), "grows changes the structure of an obj"),
-        (TypeError, lambda: nnx.export(both, {1: X}, X, X), NUMBERED),
-        (TypeError, lambda: nnx.export(lambda x: nnx.State({}), X), OF_A_CLASS),
-        (
-            TypeError,
-            lambda: nnx.export(lambda x: "no", X),
-            "returned a value of type <class 'str'>",
-        ),
-        (TypeError, lambda: nnx.export(both, X, "y", X), r"type <class 'str'> .*'x'"),
-        (ValueError, lambda: nnx.export(same, X, shapes=["b, 2", None]), SHAPES),
-        (ValueError, lambda: nnx.export(same, X, shapes="b, 3"), "different size 3 for known"),
-        (ValueError, lambda: nnx.export(same, {"a": X}, shapes=[{"b": "b"}]), r"\['x'\]"),
-        (TypeError, lambda: nnx.export(functools.partial(both, two=Net()), Net(), X), KEYWORD),
+        (lambda: nnx.export(Net(), X), WRITES),
+        (lambda: nnx.export(grows, Net(), X), "grows changes the structure of an obj"),
+        (lambda: nnx.export(both, {1: X}, X, X), NUMBERED),
+        (lambda: nnx.export(lambda x: nnx.State({}), X), OF_A_CLASS),
+        (lambda: nnx.export(lambda x: "no", X), "returned a value of type <class 'str'>"),
+        (lambda: nnx.export(both, X, "y", X), NO_ARRAY),
+        (lambda: nnx.export(same, X, shapes=["b, 2", None]), SHAPES),
+        (lambda: nnx.export(same, X, shapes="b, 3"), "different size 3 for known"),
+        (lambda: nnx.export(same, {"a": X}, shapes=[{"b": "b"}]), r"\['x'\]"),
+        (lambda: nnx.export(functools.partial(both, two=Net()), Net(), X), KEYWORD),
     ],
 )
-def test_calls_that_cannot_be_exported(error, call, message):
-    with pytest.raises(error, match=message):
+def test_calls_that_cannot_be_exported(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from nnxlite.training.metrics import Accuracy, Average, MetricState, Statistics, Welford
+from nnxlite.training.metrics import Accuracy, Average, MetricState, Welford
 
 LOGITS = jnp.array([[1.0, 2.0], [2.0, 1.0], [0.0, 1.0]])
 LABELS = jnp.array([1, 1, 1])
@@ -62,53 +62,26 @@ def test_values_and_masks_are_broadcast_together(shape, mask):
     assert average.total.value == 2 * number and spread.compute().mean == 2
 
 
+BATCH = {"logits": LOGITS, "labels": LABELS}
+
+
 @pytest.mark.parametrize(
-    ("metric", "given", "error", "message"),
+    ("metric", "given", "message"),
     [
-        (
-            Average("loss"),
-            {"values": 3, "other": 4},
-            TypeError,
-            r"Average.update: Expected keyword argument 'loss'; given: other, values\.",
-        ),
-        (Average("loss"), {}, TypeError, "given: none"),
-        (Average("loss"), {"loss": "q"}, TypeError, "needs numbers as 'loss', got str"),
-        (Welford(), {"loss": 3}, TypeError, "Welford.update: Expected keyword argument 'values'"),
-        (
-            Average(),
-            {"values": np.ones(3), "mask": np.array([True, False])},
-            TypeError,
-            r"mask bool\[2\] does not broadcast with values float",
-        ),
-        (
-            Accuracy(),
-            {"logits": LOGITS, "labels": LABELS[:, None]},
-            ValueError,
-            r"multi-class class.*logits.ndim==labels.ndim\+1.*\[3, 2\].*\[3, 1\]",
-        ),
-        (
-            Accuracy(threshold=0.5),
-            {"logits": LOGITS, "labels": LABELS},
-            ValueError,
-            r"For binary classification, expected logits.ndim==labels.ndim, got",
-        ),
-        (
-            Accuracy(),
-            {"logits": LOGITS, "labels": LABELS * 1.0},
-            ValueError,
-            r"Expected labels.dtype==jnp.int32, or another .* got float32\[3\]",
-        ),
-        (
-            Accuracy(),
-            {"logits": LOGITS, "labels": LABELS[:2]},
-            TypeError,
-            r"logits float32\[3, 2\] and labels int32\[2\] are of d",
-        ),
-        (Accuracy(), {"logits": LOGITS}, TypeError, "labels"),
+        (Average("loss"), {"b": 3, "a": 4}, r"Average.update: .* 'loss'; given: a, b\."),
+        (Average("loss"), {}, "given: none"),
+        (Average("loss"), {"loss": "q"}, "needs numbers as 'loss', got str"),
+        (Welford(), {"loss": 3}, "Welford.update: Expected keyword argument 'values'"),
+        (Average(), {"values": np.ones(3), "mask": np.ones(2)}, r"mask float64?.*values float"),
+        (Accuracy(), BATCH | {"labels": LABELS[:, None]}, r"multi-class.*ndim\+1.*3, 2.*3, 1\]"),
+        (Accuracy(threshold=0.5), BATCH, "binary classification, .*==labels.ndim, got"),
+        (Accuracy(), BATCH | {"labels": LABELS * 1.0}, r"jnp.int32, or another .*float32\[3\]"),
+        (Accuracy(), BATCH | {"labels": LABELS[:2]}, r"\[3, 2\] and labels int32\[2\] are of d"),
+        (Accuracy(), {"logits": LOGITS}, "labels"),
     ],
 )
-def test_a_refused_batch_changes_nothing(metric, given, error, message):
-    with pytest.raises(error, match=message):
+def test_a_refused_batch_changes_nothing(metric, given, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         metric.update(**given)
     assert metric.count.value == 0
 
@@ -116,22 +89,15 @@ def test_a_refused_batch_changes_nothing(metric, given, error, message):
 # Welford ----------------------------------------------------------------------------------------
 
 
-def test_welford_does_not_cancel():
-    metric = Welford()
-    for value in (10000.1, 10000.2, 10000.3):
-        metric.update(values=value)
-    assert 0.07 < float(metric.compute().standard_deviation) < 0.1
-
-
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
 def test_welford_of_numpys_precision(dtype, masked):
     """Values near 1e8 differ by less than float32 can tell."""
     values = (2e8 + 4 * np.random.default_rng(0).normal(size=50)).astype(dtype)
-    metric, mask = Welford(), {"mask": jnp.ones(50)} if masked else {}
-    metric.update(values=values, **mask)
-    found = metric.compute()
-    np.testing.assert_allclose(found.standard_deviation, values.astype(float).std(), rtol=1e-5)
+    metric = Welford()
+    metric.update(values=values, **({"mask": jnp.ones(50)} if masked else {}))
+    deviation = metric.compute().standard_deviation
+    np.testing.assert_allclose(deviation, values.astype(float).std(), rtol=1e-5)
     assert {v.dtype.name for v in values_of(metric).values()} == {"float32", "int32"}
 
 
@@ -167,14 +133,6 @@ def test_welford_ignores_an_empty_batch_and_is_reset():
     assert jnp.isnan(metric.compute().standard_deviation)
 
 
-def test_statistics_are_an_immutable_pytree():
-    found = Statistics(jnp.array(1.0), jnp.array(2.0), jnp.array(3.0))
-    assert [float(x) for x in jax.tree.leaves(found)] == [1, 2, 3]
-    assert found.replace(mean=4).mean == 4
-    with pytest.raises(AttributeError, match="mean"):
-        found.mean = 3
-
-
 # Accuracy ---------------------------------------------------------------------------------------
 
 
@@ -208,10 +166,10 @@ def test_a_metric_without_a_mask_is_not_given_one():
         def update(self, *, values):
             super().update(values=values)
 
-    metrics = nnx.MultiMetric(a=Average(), b=Maskless())
+    metrics = nnx.MultiMetric(split=Average(), train=Maskless())
     metrics.update(values=1.0, mask=None)
-    metrics.update(values=2.0, mask={"a": False})
-    assert metrics.compute() == {"a": 1.0, "b": 1.5}
+    metrics.update(values=2.0, mask={"split": False})
+    assert metrics.compute() == {"split": 1.0, "train": 1.5}
     with pytest.raises(TypeError, match="unexpected keyword argument 'mask'"):
         metrics.update(values=1.0, mask=True)
 
@@ -224,13 +182,6 @@ def test_law_8_a_failed_update_leaves_every_metric_as_it_was():
         metrics.update(logits=LOGITS, labels=LABELS)
     assert e.value.__notes__ == ["This was the metric 'loss' of MultiMetric."]
     np.testing.assert_equal(values_of(metrics), before)
-
-
-def test_multi_metric_takes_other_names_of_its_own():
-    metrics = nnx.MultiMetric(split=Average("x"), train=Average("y"))
-    metrics.update(x=1.0, y=2.0)
-    assert metrics.compute() == {"split": 1.0, "train": 2.0}
-    assert nnx.clone(metrics).compute() == metrics.compute()
 
 
 def test_multi_metric_refuses_names_of_methods_and_values_that_are_no_metrics():
@@ -258,12 +209,6 @@ def test_the_base_says_what_a_subclass_must_define():
             getattr(Unfinished(), method)()
 
 
-def test_a_metric_is_split_like_any_object():
-    graphdef, state, rest = Average().split(MetricState, ...)
-    assert list(state) == ["count", "total"] and not rest
-    assert isinstance(nnx.merge(graphdef, state, rest), Average)
-
-
 def test_metrics_are_updated_inside_jit():
     traces = []
 
@@ -276,7 +221,8 @@ def test_metrics_are_updated_inside_jit():
     for i in range(3):
         update(metrics, jnp.array([1.0 * i, 2.0 * i]))
     assert len(traces) == 1
-    assert metrics.compute()["loss"] == 1.5
+    graphdef, state, rest = metrics.split(MetricState, ...)
+    assert not rest and nnx.merge(graphdef, state, rest).compute()["loss"] == 1.5
     np.testing.assert_allclose(metrics.compute()["accuracy"], 2 / 3)
 
 

@@ -4,8 +4,6 @@ import random
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nnxlite.training.patterns import Pattern
 
@@ -13,14 +11,9 @@ from nnxlite.training.patterns import Pattern
 @pytest.mark.parametrize(
     ("pattern", "name", "found"),
     [
-        ("a.b", "a.b", {}),
         ("a.b", "a.b.c", None),
-        ("a.*", "a.b", {"*1": "b"}),
-        ("a.*", "a.b.c", None),
         ("a.layer*.w*", "a.layer12.w", {"*1": "12", "*2": ""}),
-        ("a.**", "a.b.c", {"**1": ".b.c"}),
         ("a.**", "a", {"**1": ""}),
-        ("**.kernel", "kernel", {"**1": ""}),
         ("**.{i}.*", "x.y.0.w", {"**1": ".x.y", "i": "0", "*1": "w"}),
         ("{i}.{i}", "1.1", {"i": "1"}),
         ("{i}.{i}", "1.2", None),
@@ -36,7 +29,6 @@ def test_what_a_pattern_matches(pattern, name, found):
     [
         ("encoder.**", "encoder.0.w", "backbone.**", "backbone.0.w"),
         ("h.{i}.mlp.{name}", "h.3.mlp.up", "{name}.of.{i}", "up.of.3"),
-        ("**.w", "w", "**.kernel", "kernel"),
         ("**", "a.b", "model.**", "model.a.b"),
         ("model.**", "model.a", "**", "a"),
         ("*_*.x", "left_right.x", "*.*", "left.right"),
@@ -47,52 +39,34 @@ def test_what_was_matched_fills_another_pattern(pattern, name, template, new):
     assert Pattern(template).fill(Pattern(pattern).match(name)) == new
 
 
-@given(st.lists(st.sampled_from(["a", "b1", "0", "a.b"]), min_size=1, max_size=4))
-def test_a_pattern_filled_with_what_it_matched_is_the_name(segments):
-    name = ".".join(segments)
-    for pattern in map(Pattern, ("**", "*.**", "**.*", "{i}.**", "a.**", "**.0")):
-        found = pattern.match(name)
-        assert found is None or pattern.fill(found) == name
-
-
 def tried(pattern, name):
     """What the wildcards stand for, by an expression that tries all ways, the greedy ones first."""
-    regex, wildcards = "", []
-    for segment in pattern.split("."):
-        if segment == "**":
-            regex += r"((?:\.[^.]+)*)"
-            wildcards.append("**")
-            continue
-        regex += r"\."
-        for part in re.split(r"(\*|\{\w+\})", segment):
-            if part == "*" or part.startswith("{"):
-                regex += "([^.]*)" if part == "*" else "([^.]+)"
-                wildcards.append(part)
-            else:
-                regex += re.escape(part)
-    found = re.fullmatch(regex, "." + name)
+    expression = ""
+    for part in pattern.split("."):  # letters and wildcards
+        one = re.sub(r"\{\w\}", "([^.]+)", part.replace("*", "([^.]*)"))
+        expression += r"((?:\.[^.]+)*)" if part == "**" else rf"\.{one}"
+    found = re.fullmatch(expression, f".{name}")
     return None if found is None else list(found.groups())
 
 
-def test_the_way_that_counts_is_the_greedy_one():
-    rng = random.Random(0)
-    matches = 0
+def segment(rng, names):
+    if rng.random() < 0.3:
+        return "**"
+    parts = [rng.choice(["a", "b", "*", "{", "a"]) for _ in range(rng.randint(1, 5))]
+    return "".join(next(names, "*") if part == "{" else part for part in parts).replace("**", "*")
+
+
+def test_the_way_that_counts_is_the_greedy_one_and_fills_the_pattern_again():
+    rng, matches = random.Random(0), 0
     for _ in range(1000):
         names = iter(("{i}", "{j}", "{k}"))
-        segments = [
-            "**" if rng.random() < 0.3 else "".join(
-                next(names, "*") if (part := rng.choice("ab*{a")) == "{" else part
-                for _ in range(rng.randint(1, 5))
-            ).replace("**", "*")
-            for _ in range(rng.randint(1, 5))
-        ]  # fmt: skip
-        pattern = ".".join(segments)
+        pattern = ".".join(segment(rng, names) for _ in range(rng.randint(1, 5)))
         for _ in range(5):
             lengths = [rng.randint(1, 4) for _ in range(rng.randint(1, 6))]
             name = ".".join("".join(rng.choices("ab", k=length)) for length in lengths)
             found, wanted = Pattern(pattern).match(name), tried(pattern, name)
             assert (found is None) == (wanted is None), (pattern, name)
-            if found is not None and wanted is not None:
+            if found is not None:
                 assert list(found.values()) == wanted, (pattern, name)
                 assert Pattern(pattern).fill(found) == name
                 matches += 1

@@ -28,11 +28,11 @@ class Net(nnx.Module):
         return self.tied(self.head(self.norm(self.embed(ids))))
 
 
-def make() -> Net:
+def make():
     return Net(nnx.Rngs(0))
 
 
-def dtypes(model) -> dict[str, str]:
+def dtypes(model):
     pairs = nnx.to_flat_state(nnx.state(model))
     return {".".join(map(str, path)): leaf.dtype.name for path, leaf in pairs}
 
@@ -52,10 +52,8 @@ def test_cast_changes_floats_and_nothing_else():
 
 
 def test_only_and_keep():
-    model = make()
-    nnx.cast(
-        model, "bfloat16", only=nnx.Param, keep=[nnx.PathContains("norm"), nnx.PathContains("bias")]
-    )
+    model, keep = make(), [nnx.PathContains("norm"), nnx.PathContains("bias")]
+    nnx.cast(model, "bfloat16", only=nnx.Param, keep=keep)
     cast_ones = {path for path, dtype in dtypes(model).items() if dtype == "bfloat16"}
     assert cast_ones == {"embed.embedding", "head.kernel", "scale"}
     assert model.norm.param_dtype == F32 and model.head.param_dtype == BF16
@@ -109,8 +107,6 @@ def test_a_policy_sets_what_layers_store_and_compute_in():
     logits = model(IDS)
     assert logits.dtype == BF16
     assert policy.cast_output({"logits": logits, "n": 1})["logits"].dtype == F32
-    assert policy.cast_compute(jnp.ones(2)).dtype == BF16
-    assert policy.cast_param(logits).dtype == F32
     grads = nnx.eval_shape(nnx.grad(lambda m: policy.cast_output(m(IDS)).sum()), model)
     assert grads.head.kernel.dtype == F32
 
@@ -122,8 +118,6 @@ def test_norms_layers_to_keep_and_parts():
     assert found["head.kernel"] == found["norm.scale"] == "float32"
     assert found["embed.embedding"] == found["scale"] == found["array"] == "bfloat16"
     assert model.head.dtype == F32 and model(IDS).dtype == F32
-    nnx.Policy("bfloat16", norms=None).apply(model)
-    assert {model.norm.dtype, model.norm.param_dtype, model(IDS).dtype} == {BF16}
     part = make()
     nnx.Policy("bfloat16").apply(part, nnx.Embed)
     assert dtypes(part)["embed.embedding"] == "bfloat16" and dtypes(part)["scale"] == "float32"
@@ -135,35 +129,28 @@ def test_policies_are_values():
     policy = nnx.Policy(param="float32", compute="bfloat16", output="float32")
     same = nnx.Policy(compute=jnp.bfloat16, output=jnp.dtype("float32"))
     assert same == policy and hash(same) == hash(policy)
-    assert repr(policy) == (
-        "Policy(param='float32', compute='bfloat16', output='float32', norms='float32')"
-    )
     assert nnx.Policy("float16").output == jnp.float16
-    assert "keep=PathContains('a', exact=True)" in repr(nnx.Policy(keep=nnx.PathContains("a")))
+
+
+KEEP_HEAD = "Policy.apply with `keep`: the filter 'head'"
+FLOATS = "is not a floating dtype, in which a model could compute. These are float16, bfl"
 
 
 @pytest.mark.parametrize(
     ("apply", "message"),
     [
-        (
-            lambda m: nnx.cast(m, "bfloat"),
-            "cast: 'bfloat' is not a dtype. Floating ones are float16, bfl",
-        ),
-        (lambda m: nnx.cast(m, "int8"), "cast: int8 is not a floating dtype, such as float16, bfl"),
+        (lambda m: nnx.cast(m, "bfloat"), f"cast: 'bfloat' {FLOATS}"),
+        (lambda m: nnx.cast(m, "int8"), f"cast: 'int8' {FLOATS}"),
         (lambda m: nnx.cast(m, "float16", only=nnx.PathContains("haed")), "ing array .* 'head'"),
-        (
-            lambda m: nnx.cast(m, "float16", keep=nnx.RngKey),
-            "RngKey matches no floating array of Net",
-        ),
-        (lambda m: nnx.Policy("params=float32"), "Policy: 'params=float32' is not a dtype. Fl"),
-        (lambda m: nnx.Policy(compute=int), "Policy: int64 is not a floating dtype"),
+        (lambda m: nnx.cast(m, "float16", keep=nnx.RngKey), "RngKey matches no floating array"),
+        (lambda m: nnx.Policy(compute=int), f"Policy: 'int64' {FLOATS}"),
         (lambda m: nnx.Policy(keep=3), "3 of type 'int' is not a filter"),
         (lambda m: nnx.Policy().apply(m, nnx.Conv), "Conv matches no layer .* kinds Embed, La"),
         (
             lambda m: nnx.Policy().apply(nnx.Dict(a=1)),
-            "Ellipsis matches no layer of Dict. It has no",
+            "Ellipsis matches no layer of Dict. It has n",
         ),
-        (lambda m: nnx.Policy(keep="head").apply(m), "Policy.apply with `keep`: the filter 'head'"),
+        (lambda m: nnx.Policy(keep="head").apply(m), KEEP_HEAD),
     ],
 )
 def test_a_refused_cast_or_policy_changes_nothing(apply, message):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import nnxlite as nnx
+
+X = jnp.ones((1, 2))
 
 
 class Dense(nnx.Module):
@@ -30,56 +31,28 @@ def make(**kwargs):
     return WithRest.create(graphdef, params=params, tx=optax.adam(0.1), rest=rest, **kwargs)
 
 
-def loss(params, state, x):
-    y, _ = state.apply(params, "rest")(x)
-    return y.sum()
-
-
 def test_apply_calls_the_model_by_states_or_field_names():
     state = make()
-    x = jnp.ones((1, 2))
-    y, (graphdef, new) = state.apply("params", "rest")(x)
+    y, (graphdef, new) = state.apply("params", "rest")(X)
     np.testing.assert_array_equal(y, jnp.full((1, 3), 2.0))
     assert graphdef == state.graphdef and new["calls"].value == 1
-    np.testing.assert_array_equal(state.apply(state.params, state.rest)(x)[0], y)
+    np.testing.assert_array_equal(state.apply(state.params, state.rest)(X)[0], y)
     assert state.rest["calls"].value == 0
 
 
-def test_a_train_state_is_a_pytree_for_plain_jax():
-    state = make(step=5)
-    paths = [jax.tree_util.keystr(k) for k, _ in jax.tree_util.tree_leaves_with_path(state)]
-    assert ".params['kernel'].value" in paths and ".rest['calls'].value" in paths
-    assert ".step" in paths and state.step == 5
-
-    @jax.jit
-    def step(state, x):
-        return state.apply_gradients(jax.grad(loss)(state.params, state, x))
-
-    new = step(step(state, jnp.ones((1, 2))), jnp.ones((1, 2)))
-    assert isinstance(new, WithRest) and new.step == 7
-    assert step._cache_size() == 1
-
-
-def assign(state):
-    state.step = 3
+BIAS = nnx.State({"bias": jnp.ones(3)})
+MISSING = "missing from the gradients: kernel; not among the parameters: bias"
+NO_FIELD = "WithRest has no field 'nope'; its fields: graphdef"
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (assign, AttributeError, "step"),
+        (lambda state: setattr(state, "step", 3), AttributeError, "step"),
         (lambda state: state.replace(nope=3), TypeError, "nope"),
         (lambda state: make(nope=3), TypeError, "nope"),
-        (
-            lambda state: state.apply("nope"),
-            AttributeError,
-            "WithRest has no field 'nope'; its fields: graphdef",
-        ),
-        (
-            lambda state: state.apply_gradients(nnx.State({"bias": jnp.ones(3)})),
-            ValueError,
-            "missing from the gradients: kernel; not among the parameters: bias",
-        ),
+        (lambda state: state.apply("nope"), AttributeError, NO_FIELD),
+        (lambda state: state.apply_gradients(BIAS), ValueError, MISSING),
         (
             lambda state: state.apply_gradients(nnx.as_pure(state.params)),
             ValueError,

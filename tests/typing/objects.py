@@ -1,4 +1,4 @@
-"""What type checkers infer of modules, containers and random streams."""
+"""What type checkers infer of modules, containers, random streams, graphs and states."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import assert_type
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 import nnxlite as nnx
 
 State: tp.TypeAlias = nnx.State[tp.Any, tp.Any]
+Path: tp.TypeAlias = tuple[tp.Any, ...]
 
 x = jnp.ones((1, 2))
+model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
 
 assert_type(nnx.__version__, str)
 
@@ -149,3 +152,139 @@ usage = nnx.memory(block)
 assert_type(usage, nnx.Memory)
 assert_type(usage.by_kind, dict[str, int])
 assert_type(usage.step, nnx.StepMemory | None)
+
+# state, split, merge
+
+assert_type(nnx.state(model), State)
+assert_type(nnx.state(model, nnx.Param), State)
+assert_type(nnx.state(model, nnx.Param, ...), tuple[State, State])
+assert_type(nnx.state(model, nnx.Param, nnx.BatchStat, ...), tuple[State, State, State])
+assert_type(nnx.variables(model), State)
+assert_type(nnx.variables(model, nnx.Param, ...), tuple[State, State])
+assert_type(nnx.graphdef(model), nnx.GraphDef[nnx.Linear])
+assert_type(nnx.split(model), tuple[nnx.GraphDef[nnx.Linear], State])
+graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+assert_type(graphdef, nnx.GraphDef[nnx.Linear])
+assert_type(params, State)
+assert_type(nnx.merge(graphdef, params, rest), nnx.Linear)
+assert_type(graphdef.merge(params, rest), nnx.Linear)
+assert_type(nnx.unpack(model), nnx.GraphState[nnx.Linear])
+assert_type(nnx.merge(nnx.unpack(model)), nnx.Linear)
+assert_type(nnx.flatten(model), tuple[nnx.GraphDef[nnx.Linear], nnx.FlatState[tp.Any]])
+assert_type(nnx.unflatten(*nnx.flatten(model)), nnx.Linear)
+assert_type(nnx.clone(model), nnx.Linear)
+nnx.update(model, params)
+parts: nnx.PureState[nnx.Linear] = nnx.split(model)
+y, parts = nnx.call(parts)(x)
+assert_type(y, tp.Any)
+assert_type(parts, tuple[nnx.GraphDef[nnx.Linear], State])
+y, (graphdef, state) = graphdef.apply(params, rest)(x)
+assert_type(state, State)
+
+
+class Recorder(nnx.Module):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.sow(nnx.Intermediate, "seen", x)
+        return x
+
+
+recorder = Recorder()
+assert_type(recorder(x), jax.Array)
+assert_type(nnx.pop(recorder, nnx.Intermediate), State)
+assert_type(nnx.pop(recorder, nnx.Intermediate, nnx.Cache), tuple[State, State])
+
+# Walks
+
+for path, _ in nnx.iter_graph(model):
+    assert_type(path, Path)
+for _, module in nnx.iter_modules(model):
+    assert_type(module, nnx.Module)
+for _, child in nnx.iter_children(model):
+    assert_type(child, tp.Any)
+for _, part in nnx.iter_module_children(model):
+    assert_type(part, nnx.Pytree)
+assert_type(nnx.map(lambda path, leaf: leaf, model), nnx.Linear)
+assert_type(nnx.recursive_map(lambda path, node: node, model), nnx.Linear)
+assert_type(nnx.find_duplicates(model), list[list[Path]])
+assert_type(nnx.has_data(model), bool)
+assert_type(nnx.is_data(x), bool)
+nnx.set_metadata(model, tag="a")
+nnx.check_pytree(model)
+
+
+@nnx.register_data_type
+class Opaque:
+    pass
+
+
+# Copies with something changed
+
+assert_type(nnx.view(model), nnx.Linear)
+assert_type(nnx.view_info(model), str)
+assert_type(nnx.with_attributes(model, use_bias=True), nnx.Linear)
+assert_type(nnx.to_arrays(nnx.to_refs(model)), nnx.Linear)
+assert_type(nnx.with_vars(model, ref=True), nnx.Linear)
+assert_type(nnx.vars_as(model, ref=False), nnx.Linear)
+assert_type(nnx.pure(params), State)
+assert_type(nnx.pure(model.kernel), jax.Array)
+assert_type(nnx.as_pure(params), State)
+assert_type(nnx.as_abstract(model), nnx.Linear)
+assert_type(nnx.abstract_with_sharding(params), State)
+
+# States
+
+assert_type(nnx.split_state(params, nnx.Param), State)
+assert_type(nnx.filter_state(params, nnx.Param), State)
+assert_type(nnx.merge_state(params, rest), State)
+assert_type(nnx.map_state(lambda path, leaf: leaf, params), State)
+assert_type(nnx.to_flat_state(params), nnx.FlatState[tp.Any])
+assert_type(nnx.from_flat_state(nnx.to_flat_state(params)), State)
+assert_type(nnx.to_pure_dict(params), dict[tp.Any, tp.Any])
+assert_type(nnx.restore_int_paths({"0": 1}), dict[tp.Any, tp.Any])
+nnx.replace_by_pure_dict(params, nnx.to_pure_dict(params))
+assert_type(params.flat_state(), nnx.FlatState[tp.Any])
+assert_type(params.flat_state().paths, tuple[Path, ...])
+assert_type(params["kernel"], tp.Any)
+counts: nnx.State[str, int] = nnx.State({"a": 1})
+assert_type(list(counts), list[str])
+
+# Filters
+
+place = ("kernel",), model.kernel
+assert_type(nnx.All(nnx.Param, nnx.Not(nnx.WithTag("a")))(*place), bool)
+assert_type(nnx.Any(nnx.OfType(nnx.Param), nnx.PathContains("bias"))(*place), bool)
+assert_type(nnx.Everything()(*place), bool)
+assert_type(nnx.Nothing()(*place), bool)
+
+# Sharding annotations, settings, contexts
+
+mesh = jax.make_mesh((1,), ("model",))
+assert_type(nnx.get_partition_spec(params), State)
+assert_type(nnx.get_partition_spec(x), PartitionSpec)
+assert_type(nnx.get_named_sharding(params, mesh), State)
+assert_type(nnx.get_named_sharding(x, mesh), NamedSharding)
+assert_type(
+    nnx.get_abstract_model(lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)), mesh),
+    tuple[nnx.GraphDef[nnx.Linear], State],
+)
+with nnx.logical_axis_rules([("embed", "model")]):
+    pass
+assert_type(nnx.using_eager_sharding(), bool)
+with (
+    nnx.use_named_scopes(False),
+    nnx.use_eager_sharding(False),
+    nnx.set_graph_mode(True),
+    nnx.set_graph_updates(True),
+):
+    pass
+with nnx.update_context("step") as context:
+    assert_type(context, nnx.UpdateContext)
+    assert_type(nnx.current_update_context("step"), nnx.UpdateContext)
+    with nnx.split_context("step") as splitter:
+        assert_type(splitter, nnx.SplitContext)
+        definition, inner = splitter.split(model)
+    with nnx.merge_context("step", inner=True) as merger:
+        assert_type(merger, nnx.MergeContext)
+        merger.merge(definition, inner)
+assert issubclass(nnx.TraceContextError, nnx.NnxError)
+assert issubclass(nnx.RuntimeCheckError, nnx.NnxError)

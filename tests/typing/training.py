@@ -1,4 +1,4 @@
-"""What type checkers infer of optimizers, metrics and what else training needs."""
+"""What type checkers infer of training, files, layouts on a mesh, serving and generating."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import assert_type
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import nnxlite as nnx
@@ -45,17 +46,6 @@ assert issubclass(nnx.metrics.Average, nnx.Metric)
 assert_type(nnx.freeze(model, nnx.PathContains("kernel")), None)
 assert_type(nnx.unfreeze(model), None)
 assert_type(nnx.Frozen()(("kernel",), model.kernel), bool)
-if tp.TYPE_CHECKING:  # what needs files, and further packages
-    linear = nnx.checkpoint.Rule("fc.weight", "kernel", "o i -> i o")
-    mapping = nnx.checkpoint.Mapping([linear, nnx.checkpoint.Ignore("**.mask")])
-    assert_type(
-        mapping.load({"fc.weight": x}, model, strict=False, only=nnx.Param), nnx.checkpoint.Report
-    )
-    assert_type(mapping.export(model), dict[str, tp.Any])
-    assert_type(nnx.save_safetensors("model.safetensors", model, mapping=mapping), None)
-    report = nnx.load_safetensors("model.safetensors", model, mapping=mapping)
-    assert_type(report, nnx.checkpoint.Report)
-    assert_type(report.restored, tuple[str, ...])
 assert_type(nnx.cast(model, "bfloat16", keep=nnx.PathContains("bias")), None)
 policy = nnx.Policy(compute="bfloat16")
 assert_type(policy.apply(model), None)
@@ -83,7 +73,97 @@ for step in run:
 assert_type(run.history, list[dict[str, tp.Any]])
 with nnx.training.interruptible() as stop:
     assert_type(stop, nnx.training.Stop)
+
+# Files
+
+if tp.TYPE_CHECKING:  # what needs files, and further packages
+    linear = nnx.checkpoint.Rule("fc.weight", "kernel", "o i -> i o")
+    mapping = nnx.checkpoint.Mapping([linear, nnx.checkpoint.Ignore("**.mask")])
+    assert_type(
+        mapping.load({"fc.weight": x}, model, strict=False, only=nnx.Param), nnx.checkpoint.Report
+    )
+    assert_type(mapping.export(model), dict[str, tp.Any])
+    assert_type(nnx.save_safetensors("model.safetensors", model, mapping=mapping), None)
+    loaded = nnx.load_safetensors("model.safetensors", model, mapping=mapping)
+    assert_type(loaded, nnx.checkpoint.Report)
+    assert_type(loaded.restored, tuple[str, ...])
+    assert_type(nnx.checkpoint.save("folder", model=model, step=3, overwrite=True), None)
+    report = nnx.checkpoint.restore("folder", model=model, rename={"old.**": "model.**"}, cast=None)
+    assert_type(report, nnx.checkpoint.Report)
+    assert_type(report.missing, tuple[str, ...])
+    assert_type(report.misshapen, tuple[nnx.checkpoint.Mismatch, ...])
+    assert_type(report.misshapen[0].stored, str)
+    assert_type(report.complete, bool)
+    assert_type(report.values, tp.Mapping[str, tp.Any])
+    assert_type(nnx.checkpoint.info("folder").leaves, dict[str, str])
+
+    with nnx.checkpoint.Manager("folder", keep=3, best="loss", mode="min") as manager:
+        assert_type(manager, nnx.checkpoint.Manager)
+        assert_type(manager.save(3, model=model, metrics={"loss": 0.1}), bool)
+        assert_type(manager.restore(manager.best, model=model), nnx.checkpoint.Report)
+        assert_type(manager.steps, list[int])
+        assert_type(manager.latest, int | None)
+        assert_type(manager.metrics(3), dict[str, float])
+        assert_type(manager.should_stop(patience=100), bool)
+        assert_type(nnx.training.resume(manager, model=model), int)
+        nnx.training.loop(3, checkpoints=manager, items={"model": model})
+
+# Layouts on a mesh, several processes
+
+mesh = nnx.make_mesh(data=-1)
+assert_type(mesh, jax.sharding.Mesh)
+square = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+layout = nnx.shard(square, mesh, "fsdp")
+assert_type(layout, nnx.Layout)
+assert_type(nnx.plan_layout(square, mesh, nnx.Plan(fsdp="data")), nnx.Layout)
+assert_type(nnx.plan_layout(square, mesh, {"kernel": (None, "data"), "bias": None}), nnx.Layout)
+assert_type(layout.entries, tuple[nnx.Placement, ...])
+assert_type(layout.entries[0].spec, jax.sharding.PartitionSpec)
+assert_type(layout.entries[0].why, str)
+assert_type(layout.bytes_per_device, int)
+assert_type(layout.replicated, tuple[nnx.Placement, ...])
+assert_type(layout.batch, jax.sharding.NamedSharding)
+assert_type(layout.put(np.ones((8, 2))), jax.Array)
+
+
+def build() -> tuple[nnx.Linear, nnx.Optimizer[nnx.Linear]]:
+    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+
+assert_type(nnx.init_sharded(build, mesh, "fsdp"), tuple[nnx.Linear, nnx.Optimizer[nnx.Linear]])
+assert_type(
+    nnx.init_sharded(lambda: nnx.Linear(64, 64, rngs=nnx.Rngs(0)), mesh, "fsdp"), nnx.Linear
+)
+assert_type(nnx.distributed.exchange("names", "a"), list[str])
+with nnx.distributed.agreed("reading"):
+    pass
+
+# Serving, generating
+
+exported = nnx.export(model, x, shapes="batch, 2")
+assert_type(exported, nnx.Exported)
+assert_type(exported.weights, dict[str, jax.Array])
+assert_type(exported.num_programs, int)
 if tp.TYPE_CHECKING:
-    manager = nnx.checkpoint.Manager("folder")
-    assert_type(nnx.training.resume(manager, model=model), int)
-    nnx.training.loop(3, checkpoints=manager, items={"model": model})
+    assert_type(nnx.load_exported("call"), nnx.Exported)
+
+
+class Next(nnx.Module):
+    """After each token the next one."""
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Logits."""
+        return nnx.one_hot(tokens + 1, 10)
+
+
+out = nnx.generate(Next(), [3, 4], 3)
+assert_type(out, nnx.Generated)
+assert_type(out.tokens, jax.Array)
+assert_type(out.lists(), list[tp.Any])
+beams = nnx.generate(Next(), [3, 4], 3, beams=2, length_penalty=1.0)
+assert_type(beams.scores, jax.Array | None)
+sampler = nnx.Sampler(temperature=0.5, top_k=3)
+assert_type(sampler(jnp.ones(4), jax.random.key(0)), jax.Array)
+assert_type(nnx.sampling.top_p(jnp.ones(4), 0.5), jax.Array)
+nnx.generate(Next(), [[3], [4, 5]], 3, sampler=sampler, rngs=nnx.Rngs(0), stop=[1, 2])
