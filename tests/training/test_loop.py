@@ -82,18 +82,6 @@ def test_a_resumed_run_is_the_same_run():
     assert len(memory.events) == 7  # nothing to save
 
 
-def test_with_the_manager_of_checkpoints(tmp_path):
-    pytest.importorskip("orbax.checkpoint")
-    whole, _ = trained(7, Memory())
-    with nnx.checkpoint.Manager(tmp_path / "run", best="valid") as manager:
-        options = {"evaluate": lambda: {"valid": 1.0}, "save_every": 2}
-        trained(7, manager, stop_at=4, **options)
-        assert manager.steps == [2, 4, 5]
-        resumed, run = trained(7, manager, **options)
-        assert run.start == 5 and manager.latest == 7 and manager.metrics(7) == {"valid": 1.0}
-    np.testing.assert_array_equal(resumed.kernel[...], whole.kernel[...])
-
-
 class Counting:
     """An iterator over numbers, with a state of the kind that is asked for."""
 
@@ -109,10 +97,10 @@ class Counting:
 
     def set_state(self, state):
         self.set = state
-        self.number = state["next"] if isinstance(state, dict) else len(state)
+        self.number = state["next"] if isinstance(state, dict) else len(state) // 2
 
 
-@pytest.mark.parametrize("form", [Counting().form, lambda n: n * b"\0", lambda n: n * b"\n"])
+@pytest.mark.parametrize("form", [Counting().form, lambda n: n * b"\n\0"])
 def test_data_goes_on_where_the_checkpoint_was_saved(form):
     memory, seen = Memory(), []
     for stop_at in (3, None):
@@ -195,15 +183,6 @@ def test_the_history_is_bounded_and_a_log_gets_all_before_a_save(monkeypatch):
     for step in quiet(1, log=lambda *row: first.append(row)):
         step.log(loss=1.0)
     assert first[-1] == (0, {"loss": 1.0})
-
-
-def test_a_log_in_a_file_goes_on(tmp_path):
-    for start in (0, 2):
-        for step in quiet(start + 2, start=start, log=nnx.training.CSV(tmp_path / "run.csv")):
-            step.log(loss=step.number / 2, rate=0.1)
-    lines = (tmp_path / "run.csv").read_text().splitlines()
-    assert lines[:3] == ["step,name,value", "0,loss,0.0", "0,rate,0.1"] and len(lines) == 9
-    assert lines[-2] == "3,loss,1.5"
 
 
 def test_the_events_of_tensorboard(tmp_path):
