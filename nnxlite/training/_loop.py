@@ -355,7 +355,7 @@ class Loop:
                 Step(done - 1, self).log(**self._evaluation)
         if saves and self.checkpoints is not None:
             self._read(before=done)
-            more = {"metrics": self._evaluation, "force": last}
+            more = {"metrics": self._evaluation or None, "force": last}
             if self.checkpoints.save(done, **more, **self._items()) is not False:
                 self._saved = done
 

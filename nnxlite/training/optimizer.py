@@ -253,10 +253,10 @@ class Optimizer(Pytree, tp.Generic[M]):
 
         Raises:
             TypeError: if the model and the gradients are swapped.
-            ValueError: if the paths of the gradients are not those of the parameters, their shapes
-                would broadcast to those of the parameters (further leading axes are left to `tx`), the
-                updates that `tx` computes have other shapes than the parameters, `tx` returns a tree
-                of another structure, the model is not like the one the optimizer was made for, or all
+            ValueError: if the paths of the gradients are not those of the parameters, their shapes do
+                not end with those of the parameters (what is before is left to `tx`), the updates
+                that `tx` computes have other shapes than the parameters, `tx` returns a tree of
+                another structure, the model is not like the one the optimizer was made for, or all
                 parameters are frozen. Nothing has changed then.
         """
         _refuse_swapped(model, grads)
@@ -346,9 +346,8 @@ class Optimizer(Pytree, tp.Generic[M]):
         except Exception:  # a transformation that needs values; then nothing is known
             return
         name = type(self).__name__
-        wrong = compare(
-            begins, self.opt_state, what=f"state of the {name}", of="model's parameters"
-        )
+        what = f"state of the {name}"
+        wrong = compare(begins, self.opt_state, what=what, of="values it needs now")
         if not wrong:
             needed, now = ([read(x) for x in flatten(t)[0]] for t in (begins, self.opt_state))
             wrong = misshapen(self.opt_state, needed, now, "state", "needed for the model")
