@@ -55,10 +55,12 @@ class Transformation(tp.Protocol):
     @property
     def init(self) -> tp.Callable[[tp.Any], tp.Any]:
         """Maps parameters to the initial state of the transformation."""
+        ...
 
     @property
     def update(self) -> tp.Callable[..., tuple[tp.Any, tp.Any]]:
         """Maps gradients, state and parameters to updates and the next state."""
+        ...
 
 
 class OptState(Variable[T]):
