@@ -72,7 +72,11 @@ BATCH = {"logits": LOGITS, "labels": LABELS}
         (Average("loss"), {}, "given: none"),
         (Average("loss"), {"loss": "q"}, "needs numbers as 'loss', got str"),
         (Welford(), {"loss": 3}, "Welford.update: Expected keyword argument 'values'"),
-        (Average(), {"values": np.ones(3), "mask": np.ones(2)}, r"mask float64?.*values float"),
+        (
+            Average(),
+            {"values": np.ones(3), "mask": np.ones(2)},
+            r"float32\[2\] .* with values float32",
+        ),
         (Accuracy(), BATCH | {"labels": LABELS[:, None]}, r"multi-class.*ndim\+1.*3, 2.*3, 1\]"),
         (Accuracy(threshold=0.5), BATCH, "binary classification, .*==labels.ndim, got"),
         (Accuracy(), BATCH | {"labels": LABELS * 1.0}, r"jnp.int32, or another .*float32\[3\]"),
