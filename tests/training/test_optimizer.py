@@ -200,9 +200,11 @@ def test_bare_arrays_can_be_parameters_and_state():
     optimizer = optimizer_of(model, optax.inject_hyperparams(optax.adam)(0.1), wrt=...)
     assert type(optimizer.opt_state.inner_state[0].mu["a"]) is nnx.OptArray
     optimizer.opt_state.hyperparams["learning_rate"] = jnp.array(0.5)
+    optimizer.opt_state = optimizer.opt_state._replace(count=jnp.array(0))
     for _ in range(2):
         optimizer.update(model, jax.tree.map(jnp.ones_like, nnx.state(model)))
     close((model.a, model.p.value), (jnp.zeros(2),) * 2, atol=1e-4)
+    assert optimizer.opt_state.count == 2
 
 
 def test_parameters_may_hold_pytrees():
