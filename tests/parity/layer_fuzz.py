@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite.nn import activations
+from tests.parity.fuzz.grammar import Chance, made
 from tests.parity.fuzz.observe import Observer
 from tests.parity.fuzz.run import Peers
 from tests.parity.layers import ref
@@ -40,449 +41,246 @@ def total(tree):
 
 HELPERS = {"jax": jax, "jnp": jnp, "np": np, "x": x, "mask": mask, "total": total}
 
-# Options: the texts of some values for each argument ------------------------------------------------
+# Options: the values of an argument, and which arguments a kind of layer has -------------------------
 
+INITS = """lib.initializers.ones|lib.initializers.ones_init()|lib.initializers.normal(0.5)\
+|lib.initializers.constant(2.0)|lib.initializers.uniform()|lib.initializers.truncated_normal(0.3)\
+|jax.nn.initializers.zeros|lambda key, shape, dtype: jnp.full(shape, 0.5, dtype)"""
+KERNELS = f"""{INITS}|lib.initializers.xavier_uniform()|lib.initializers.he_normal()\
+|lib.initializers.kaiming_uniform()|lib.initializers.glorot_normal()|lib.initializers.lecun_uniform()\
+|lib.initializers.orthogonal()|lib.initializers.delta_orthogonal()\
+|lib.initializers.variance_scaling(2.0,'fan_avg','uniform')"""
+MASKS = """lib.make_causal_mask(x(2, 3))|lib.make_causal_mask(x(2, 3), dtype=bool)\
+|lib.make_attention_mask(mask(2, 3), mask(2, 3))|mask(2, 1, 1, 3)|mask(2, 2, 3, 3)\
+|lib.combine_masks(mask(2, 1, 3, 3), None, lib.make_causal_mask(x(2, 3)))"""
+PARAM = "jnp.float32|jnp.bfloat16|jnp.float16|jnp.complex64|jnp.float64"
 
-def rows(text):
-    """The lines of a text."""
-    return [line.strip() for line in text.strip().splitlines()]
-
-
-def initializers(names):
-    return [f"lib.initializers.{name}" for name in names.split()]
-
-
-FLAG = ["True", "False"]
-DTYPES = "jnp.float32 jnp.bfloat16 jnp.float16 None jnp.complex64 'float16'".split()
-PARAM = "jnp.float32 jnp.bfloat16 jnp.float16 jnp.complex64 jnp.float64".split()
-INITS = [
-    "jax.nn.initializers.zeros",
-    "lambda key, shape, dtype: jnp.full(shape, 0.5, dtype)",
-    *initializers("ones ones_init() normal(0.5) constant(2.0) uniform() truncated_normal(0.3)"),
-]
-KERNEL_INITS = [
-    *INITS,
-    *initializers("xavier_uniform() he_normal() kaiming_uniform() glorot_normal() lecun_uniform()"),
-    *initializers("orthogonal() delta_orthogonal() variance_scaling(2.0,'fan_avg','uniform')"),
-]
-METADATA = ["{'tag': 1}", "{'on_get_value': lambda v, a: a * 2}"]
-RNGS = ["lib.Rngs(0)", "lib.Rngs(params=1)", "lib.Rngs(0, params=2)", "lib.Rngs(jax.random.key(3))"]
-PRECISION = ["'highest'", "jax.lax.Precision.HIGH", "None"]
-
-
-def options(names, values):
-    return dict.fromkeys(names.split(), values)
-
-
-COMMON = {"dtype": DTYPES, "param_dtype": PARAM}
-WEIGHTS = {
-    **COMMON,
-    "use_bias": FLAG,
-    "kernel_init": KERNEL_INITS,
-    "bias_init": INITS,
-    **options("kernel_metadata bias_metadata", METADATA),
-    "precision": PRECISION,
-    "preferred_element_type": ["jnp.float32", "jnp.bfloat16"],
-}
-NORM = {
-    **COMMON,
-    "epsilon": ["1e-3", "0.1"],
-    **options("use_bias use_scale", FLAG),
-    **options("bias_init scale_init", INITS),
-    "use_fast_variance": ["False"],
-    **options("scale_metadata bias_metadata", METADATA),
-}
-PADDINGS = "'SAME' 'VALID' 'CIRCULAR' 'CAUSAL' 'REFLECT' 0 1 (1,) [(1,2)]".split()
-PADDINGS_2D = "'SAME' 'VALID' 'CIRCULAR' 1 (1,2) [(0,1),(2,1)] ((1,1),0)".split()
-CELL = {
-    **COMMON,
-    **options("carry_init kernel_init recurrent_kernel_init bias_init", INITS),
-    "activation_fn": ["jax.nn.relu", "lib.tanh"],
-    "keep_rngs": FLAG,
-    **options("kernel_metadata recurrent_kernel_metadata bias_metadata", METADATA),
-}
-GATED = {**CELL, "gate_fn": ["jax.nn.hard_sigmoid", "lib.sigmoid"]}
-CELLS = {
-    "SimpleCell": {**CELL, "residual": FLAG},
-    **options("GRUCell LSTMCell OptimizedLSTMCell", GATED),
-}
-RNN_CALL = {
-    **options("time_major return_carry reverse keep_order", FLAG),
-    "rngs": ["lib.Rngs(5)", "lib.Rngs(carry=5)", "lib.Rngs(5).carry"],
-}
-RNN = {
-    **RNN_CALL,
-    "unroll": ["1", "2", "3"],
-    "rngs": ["False", "lib.Rngs(4)", "lib.Rngs(4).carry", "True"],
-    "broadcast_rngs": ["True", "'carry'", "..."],
-    "state_axes": [
-        "lib.StateAxes({lib.Param: None, ...: lib.Carry})",
-        "lib.StateAxes({...: lib.Carry})",
-    ],
-}
-ATTENTION = {
-    "dtype": ["jnp.float32", "jnp.bfloat16", "None"],
-    "param_dtype": ["jnp.float32", "jnp.bfloat16"],
-    "qkv_features": ["4", "8"],
-    "out_features": ["3", "6"],
-    "num_kv_heads": ["1", "2"],
-    **options("broadcast_dropout deterministic use_bias decode normalize_qk keep_rngs", FLAG),
-    "dropout_rate": ["0.5", "0.0"],
-    "precision": PRECISION,
-    "kernel_init": KERNEL_INITS,
-    **options("out_kernel_init bias_init out_bias_init", INITS),
-    **options("kernel_metadata out_bias_metadata query_ln_scale_metadata", METADATA),
-}
-MASKS = rows("""
-    lib.make_causal_mask(x(2, 3))
-    lib.make_causal_mask(x(2, 3), dtype=bool)
-    lib.make_attention_mask(mask(2, 3), mask(2, 3))
-    lib.combine_masks(mask(2, 1, 3, 3), None, lib.make_causal_mask(x(2, 3)))
-    mask(2, 1, 1, 3)
-    mask(2, 2, 3, 3)
-""")
-ATTEND = {
+VALUES = {
+    "dtype": "jnp.float32|jnp.bfloat16|jnp.float16|None|jnp.complex64|'float16'",
+    "param_dtype": PARAM,
+    "precision": "'highest'|jax.lax.Precision.HIGH|None",
+    "preferred_element_type": "jnp.float32|jnp.bfloat16",
+    "activation_fn": "jax.nn.relu|lib.tanh",
+    "gate_fn": "jax.nn.hard_sigmoid|lib.sigmoid",
+    "epsilon": "1e-3|0.1",
+    "dropout_rate": "0.5|0.0",
+    "use_fast_variance": "False",
     "mask": MASKS,
-    "bias": ["x(2, 1, 3, 3)", "x(1, 2, 3, 3)"],
-    "dropout_rate": ["0.5"],
-    "dropout_rng": ["jax.random.key(0)"],
-    **options("deterministic broadcast_dropout is_causal", FLAG),
-    "dtype": DTYPES,
 }
-LINEARS = {  # arguments and the shape of an input
-    "LinearGeneral": [
-        ("3, 4", (2, 3)),
-        ("3, (2, 4)", (2, 3)),
-        ("(2, 3), 4, axis=(-2, -1)", (5, 2, 3)),
-        ("(3, 2), (2, 2), axis=(-1, -2)", (5, 2, 3)),
-        ("(2,), (3, 1), axis=(1,)", (3, 2, 4)),
-        ("3, 4, batch_axis={0: 2}", (2, 5, 3)),
-        ("3, (4, 2), batch_axis={0: 2, 1: 3}", (2, 3, 3)),
-        ("2, 4, axis=0", (2, 3)),
-        ("3, 4, axis=(1, 2)", (2, 3, 3)),
-    ],
-    "Einsum": [
-        ("'ab,bc->ac', (3, 4), (4,)", (2, 3)),
-        ("'...b,bc->...c', (3, 4), (4,)", (2, 2, 3)),
-        ("'abc,cde->abde', (3, 2, 4), (2, 4)", (2, 2, 3)),
-        ("'bf,hf->bh', (4, 3)", (2, 3)),
-        ("'bf,hf->b', (4, 3), (1,)", (2, 3)),
-        ("'nta,hab->nthb', (2, 3, 4), (2, 4)", (2, 2, 3)),
-        ("'ab->ba', (3, 4)", (2, 3)),
-    ],
+ENDINGS = {
+    "_init": INITS,
+    "_initializer": INITS,
+    "_metadata": "{'tag': 1}|{'on_get_value': lambda v, a: a * 2}",
 }
-INDICES = rows("""
-    jnp.array([0, 3, 2])
-    jnp.array(1)
-    jnp.array([[1, 9], [-1, 0]])
-    np.arange(2)
-    1
-    jnp.array([1.0])
-    jnp.array([True])
-    jnp.array([2], jnp.uint8)
-    [0, 1]
-""")
-WRAPPED = [
-    ("lib.Linear(3, 4, rngs=lib.Rngs(0))", (2, 3)),
-    ("lib.Linear(3, 4, use_bias=False, param_dtype=jnp.bfloat16, rngs=lib.Rngs(0))", (2, 3)),
-    ("lib.Conv(3, 4, 2, rngs=lib.Rngs(0))", (2, 5, 3)),
-    ("lib.LinearGeneral(3, (2, 4), rngs=lib.Rngs(0))", (2, 3)),
-    ("lib.Sequential(lib.Linear(3, 4, rngs=lib.Rngs(0)), jax.nn.relu)", (2, 3)),
-    ("lib.Einsum('ab,bc->ac', (3, 4), (4,), rngs=lib.Rngs(0))", (2, 3)),
-    ("lib.Embed(3, 4, rngs=lib.Rngs(0))", (2, 3)),
+FLAGS = "True|False"
+
+COMMON = "dtype param_dtype"
+WEIGHTS = f"""{COMMON} use_bias kernel_init bias_init kernel_metadata bias_metadata precision
+    preferred_element_type"""
+NORM = f"{COMMON} epsilon use_scale scale_init scale_metadata use_fast_variance"
+CELL = f"""{COMMON} carry_init kernel_init recurrent_kernel_init bias_init activation_fn keep_rngs
+    kernel_metadata recurrent_kernel_metadata bias_metadata"""
+LORA = "a_initializer b_initializer a_metadata b_metadata lora_param_type=lib.Param|lib.LoRAParam"
+RUN = "time_major return_carry reverse keep_order"
+OPTIONS = {
+    "linear": (0.25, WEIGHTS),
+    "product": (
+        0.25,
+        """dot_general=lambda *a, **k: 2 * jax.lax.dot_general(*a, **k)
+        promote_dtype=lambda a, *,dtype=None: tuple(a)""",
+    ),
+    "einsum": (0.2, WEIGHTS.replace("use_bias", "")),
+    "embed": (0.25, f"{COMMON} embedding_init={KERNELS} embedding_metadata"),
+    "norm": (0.2, f"{NORM} use_bias bias_init bias_metadata"),
+    "rms": (0.2, NORM),
+    "batch": (0.2, "axis=-1|1 momentum=0.5|0.0 use_running_average"),
+    "reduced": (0.2, "reduction_axes=(-2, -1)|-1|1|0 feature_axes=-1|(-1,)"),
+    "weight_norm": (
+        0.25,
+        """dtype=jnp.float32 feature_axes=-1|0|(0, 1)|None use_scale scale_init epsilon
+        variable_filter=lib.PathContains('bias')|lib.Param|lib.Any('kernel')""",
+    ),
+    "spectral_norm": (0.25, f"{COMMON} n_steps=1|3|0 epsilon error_on_non_matrix update_stats"),
+    "lora": (0.25, f"{LORA} {COMMON}"),
+    "lora_linear": (0.2, f"{LORA} {WEIGHTS} lora_dtype={PARAM} lora_param_dtype={PARAM}"),
+    "cell": (0.2, CELL),
+    "gated": (0.2, f"{CELL} gate_fn"),
+    "rnn": (
+        0.2,
+        f"""{RUN} unroll=1|2|3 rngs=False|lib.Rngs(4)|lib.Rngs(4).carry|True broadcast_rngs=True|'carry'|...
+        state_axes=lib.StateAxes({{lib.Param: None, ...: lib.Carry}})|lib.StateAxes({{...: lib.Carry}})""",
+    ),
+    "run": (0.2, f"{RUN} rngs=lib.Rngs(5)|lib.Rngs(carry=5)|lib.Rngs(5).carry"),
+    "lengths": (0.4, "seq_lengths=jnp.array([5, 3])|jnp.array([1, 4])|np.array([2, 2])"),
+    "carry": (0.25, "rngs=lib.Rngs(0)|lib.Rngs(carry=1) carry_init"),
+    "attention": (
+        0.15,
+        """dtype=jnp.float32|jnp.bfloat16|None param_dtype=jnp.float32|jnp.bfloat16 qkv_features=4|8
+        out_features=3|6 num_kv_heads=1|2 broadcast_dropout deterministic use_bias normalize_qk keep_rngs
+        dropout_rate precision kernel_init out_kernel_init bias_init out_bias_init kernel_metadata
+        out_bias_metadata query_ln_scale_metadata""",
+    ),
+    "attending": (
+        0.2,
+        """mask is_causal deterministic sow_weights
+        rngs=lib.Rngs(7)|lib.Rngs(dropout=7)|lib.Rngs(7).dropout""",
+    ),
+    "attend": (
+        0.3,
+        """mask bias=x(2, 1, 3, 3)|x(1, 2, 3, 3) dropout_rate=0.5 dropout_rng=jax.random.key(0) dtype
+        deterministic broadcast_dropout is_causal""",
+    ),
+    "dropout": (
+        0.5,
+        """broadcast_dims=(0,)|(-1,)|[0, 1]|(1,) deterministic rng_collection='noise'|'dropout'
+        rngs=lib.Rngs(0)|lib.Rngs(dropout=1)|lib.Rngs(0).dropout|lib.Rngs(0,noise=1)""",
+    ),
+    "drop": (0.25, "deterministic rngs=lib.Rngs(2)|jax.random.key(3)|lib.Rngs(2).dropout()"),
+    "counted": (0.5, "count_include_pad"),
+}
+"""How likely each of the arguments is, and the arguments, with values where they differ from `VALUES`."""
+
+
+def some(group):
+    """A hole for some of the arguments of a group, each with a comma before it."""
+    share, text = OPTIONS[group]
+    rows = []
+    for argument in re.split(r"\s+(?=[a-z_]+(?:=|\s|$))", text.strip()):
+        name, _, values = argument.partition("=")
+        ending = next((v for end, v in ENDINGS.items() if name.endswith(end)), FLAGS)
+        ending = KERNELS if "kernel_init" in name and "recurrent" not in name else ending
+        rows.append((name, (values or VALUES.get(name, ending)).split("|")))
+    return lambda s: "".join(f", {k}={s.one(v)}" for k, v in rows if s.chance(share))
+
+
+MACROS = {
+    "@batch": "<<|1, |2, |2, |2, 3, |0, >>",
+    "@one": "<<'SAME'|'VALID'|'CIRCULAR'|'CAUSAL'|'REFLECT'|0|1|(1,)|[(1,2)]>>",
+    "@two": "<<'SAME'|'VALID'|'CIRCULAR'|1|(1,2)|[(0,1),(2,1)]|((1,1),0)>>",
+    "@transposed": "<<'SAME'|'VALID'|'CIRCULAR'|1>>",
+    "@pad": "<<'SAME'|'VALID'|((1, 0), (0, 1))|[(1, 1), (0, 0)]|((1, 1),)|1>>",
+    "@window": "<<(2, 2)|(3, 1)|(2,)|(1, 2)>>",
+    "@stride": "<<|, strides=(2, 1)|, strides=(2, 2)|, strides=(2,)>>",
+    "@masked": "<<|||, mask=mask(2, 3, 4)|, mask=mask(2, 3, 4)[0]|, mask=mask(2, 3, 1)|, mask=None>>",
+    "@size": "<<(3, 4)|(2, 3, 4)|(4,)|(3, 3, 2, 2)|()|(0, 2)>>",
+    "@index": "<<jnp.array([0, 3, 2])|jnp.array(1)|jnp.array([[1, 9], [-1, 0]])|np.arange(2)|1|[0, 1]"
+    "|jnp.array([1.0])|jnp.array([True])|jnp.array([2], jnp.uint8)>>",
+    "@updating": "<<|, update_stats=False|, update_stats=True>>",
+}
+HOLES = {group: some(group) for group in OPTIONS} | {
+    "rngs": lambda s: s.one(
+        [
+            f", rngs=lib.Rngs({given})"
+            for given in ("0", "params=1", "0, params=2", "jax.random.key(3)")
+        ]
+    ),
+    "act": lambda s: s.one(
+        sorted(n for n in vars(activations) if n[0].islower() and n != "one_hot")
+    ),
+    "kernel": lambda s: s.one(KERNELS.split("|")),
+    "masks": lambda s: s.one(MASKS.split("|")),
+}
+TABLE = r"""
+Linear(3, 4$linear$product$rngs) => x(@batch3)
+Linear(<<1, 2|1, 1|1, 4>>$linear$rngs) => x(@batch1)
+LinearGeneral(3, <<4|(2, 4)>>$linear$rngs) => x(2, 3)
+LinearGeneral((2, 3), 4, axis=(-2, -1)$linear$rngs) => x(5, 2, 3)
+LinearGeneral((3, 2), (2, 2), axis=(-1, -2)$linear$rngs) => x(5, 2, 3)
+LinearGeneral((2,), (3, 1), axis=(1,)$linear$rngs) => x(3, 2, 4)
+LinearGeneral(3, <<4, batch_axis={0: 2}|(4, 2), batch_axis={0: 2, 1: 3}>>$linear$rngs) => x(2, 3, 3)
+LinearGeneral(<<2, 4, axis=0|3, 4, axis=(1, 2)>>$linear$rngs) => x(2, 3, 3)
+Einsum(<<'ab,bc->ac'|'...b,bc->...c'>>, (3, 4), (4,)$einsum$rngs) => x(2, 3) => <<||, einsum_str='...b,bc->...c'>>
+Einsum('abc,cde->abde', (3, 2, 4), (2, 4)$einsum$rngs) => x(2, 2, 3)
+Einsum('bf,hf->bh', (4, 3)$einsum$rngs) => x(2, 3)
+Einsum('bf,hf->b', (4, 3), (1,)$einsum$rngs) => x(2, 3)
+Einsum('nta,hab->nthb', (2, 3, 4), (2, 4)$einsum$rngs) => x(2, 2, 3)
+Embed(<<1|4|5>>, 3$embed$rngs) => @index
+Embed(4, 3$embed$rngs) => y = layer.attend(x(@batch3))
+Conv(<<3, 4|4, 4>>, <<2|(3,)|(1,)>>, <<1|2|3>>, padding=@one$linear$rngs) => x(@batch6, <<3|4>>)
+Conv(4, 2, 3, feature_group_count=2, <<kernel|input>>_dilation=2$linear$rngs) => x(@batch6, 4)
+Conv(3, 4, 3, mask=mask(3, 3, 4), padding=@one$linear$rngs) => x(@batch6, 3)
+Conv(4, 4, (2, 3), <<1|2|(1, 2)>>, padding=@two, feature_group_count=<<1|2|4>>$linear$rngs) => x(@batch5, 4, 4)
+ConvTranspose(3, 4, <<2|3|(3,)|(1,)>>, <<(2,)|2|(1,)|(3,)>>, padding=@transposed$linear$rngs) => x(@batch4, 3)
+ConvTranspose(2, 2, 3, 2, padding=@transposed, transpose_kernel=<<True|False>>, kernel_dilation=<<1|2>>, mask=mask(3, 2, 2)$linear$rngs) => x(@batch4, 2)
+ConvTranspose(3, 4, <<(2, 3)|(3, 1)>>, <<(2, 1)|(2, 2)>>, padding=@transposed$linear$rngs) => x(@batch3, 3, 3)
+BatchNorm(4$norm$batch$rngs) => x(<<2, 3, 4|3, 4|2, 5, 3, 4>>, dtype=<<'float32'|'bfloat16'|'float16'>>) => <<||, use_running_average=True>>
+BatchNorm(4$norm$rngs) => x(2, 3, 4, dtype='float32') => @masked
+<<LayerNorm|InstanceNorm>>(4$norm$rngs) => x(2, 3, 4) => @masked
+LayerNorm(4$norm$reduced$rngs) => x(<<2, 3, 4|3, 4|2, 5, 3, 4>>)
+RMSNorm(4$rms$reduced$rngs) => x(2, 3, 4) => @masked
+GroupNorm(4<<, 2|, 4|, num_groups=None, group_size=2|, 1|, 3>>$norm$rngs) => x(2, 3, 4) => @masked
+<<BatchNorm|LayerNorm>>(4, axis_name='d'$norm$rngs) => y = lib.vmap(lambda m, x: lib.clone(m)(x@masked), in_axes=(None, 0), axis_name='d')(layer, jnp.stack([x(2, 3, 4), x(2, 3, 4) * 2]))
+WeightNorm(lib.Linear(3, 4, rngs=lib.Rngs(0))$weight_norm$rngs) => x(2, 3)
+WeightNorm(lib.Conv(3, 4, 2, rngs=lib.Rngs(0))$weight_norm$rngs) => x(2, 5, 3)
+WeightNorm(lib.Sequential(lib.Linear(3, 4, rngs=lib.Rngs(0)), jax.nn.relu)$weight_norm$rngs) => x(2, 3)
+SpectralNorm(lib.Linear(3, 4<<|, use_bias=False, param_dtype=jnp.bfloat16>>, rngs=lib.Rngs(0))$spectral_norm$rngs) => x(2, 3) => @updating
+SpectralNorm(lib.<<LinearGeneral(3, (2, 4)|Embed(3, 4>>, rngs=lib.Rngs(0))$spectral_norm$rngs) => x(2, 3) => @updating
+SpectralNorm(lib.Conv(3, 4, 2, rngs=lib.Rngs(0))$spectral_norm$rngs) => x(2, 5, 3) => @updating
+LoRA(3, 2, 4, base_module=<<lib.Linear(3, 4, rngs=lib.Rngs(1))|lambda x: x[..., :1]|None>>$lora$rngs) => x(@batch3)
+LoRALinear(3, 4, lora_rank=2$lora_linear$rngs) => x(@batch3)
+Dropout(<<0.5|0.3|0.0|1.0|0>>$dropout) => y = layer(x(2, 3), deterministic=True) ; y = layer(x(<<2, 3|3|2, 1, 4>>)$drop)
+PReLU(<<0.1|-1, dtype=jnp.bfloat16|param_dtype=jnp.float16|0.1, dtype=jnp.complex64, param_dtype=jnp.float64>>) => x(2, 3)
+Sequential(<<lib.Linear(3, 2, rngs=lib.Rngs(0)), jnp.tanh|lambda x: (x, x), lambda a, b: {'a': a, 'b': b}, lambda a, b: a|>>) => x(2, 3)
+SimpleCell(3, 4$cell<<|, residual=True>>$rngs) => c = layer.initialize_carry((2, 3)$carry) ; y = layer(c, x(2, 3))
+<<GRUCell|LSTMCell|OptimizedLSTMCell>>(3, 4$gated$rngs) => c = layer.initialize_carry((@batch3,)$carry) ; y = layer(c, x(@batch3))
+<<GRUCell|LSTMCell|OptimizedLSTMCell>>(3, 4$gated$rngs) => c = layer.initialize_carry((2, 3)$carry) ; y = <<lib.jit(lambda m, *x: m(*x))(layer, c, x(2, 3))|lib.grad(lambda m: total(m(c, x(2, 3))))(layer)>>
+RNN(lib.SimpleCell(3, 4$cell$rngs)$rnn) => x(<<2, 5, 3|5, 3|2, 3, 4, 3|2, 1, 3>>) => $run
+RNN(lib.<<GRUCell|LSTMCell|OptimizedLSTMCell>>(3, 4$rngs)$rnn) => x(<<2, 5, 3|5, 3>>) => $run
+RNN(lib.<<GRUCell|LSTMCell|OptimizedLSTMCell>>(3, 4$gated$rngs)<<|, reverse=True|, return_carry=True>>) => x(2, 5, 3) => $lengths
+Bidirectional(lib.RNN(lib.GRUCell(3, 4$rngs)), lib.RNN(lib.LSTMCell(3, 4$rngs))<<|, merge_fn=jnp.add|, time_major=True|, return_carry=True>>) => x(2, 5, 3) => $run
+MultiHeadAttention(2, 4$attention$rngs) => x(2, 3, 4)<<||, x(2, 3, 4)>> => $attending, decode=False
+MultiHeadAttention(<<1, 3|1, 3, decode=False>>$attention$rngs) => x(2, 3, 3) => $attending
+MultiHeadAttention(4, 8, decode=True$attention$rngs) => c = layer.init_cache((2, 3, 8), dtype=jnp.bfloat16) ; y = layer(x(2, 1, 8)) ; y = layer(x(2, 1, 8))
+MultiHeadAttention(2, 4, decode=True<<|, dropout_rate=0.5, deterministic=True|, normalize_qk=True>>$rngs) => c = layer.init_cache((2, 3, 4)) ; y = layer(x(2, 1, 4)) ; y = layer(x(2, 1, 4)) ; y = layer(x(2, 1, 4))
+=> y = lib.avg_pool(x(2, 6, 4, 3, dtype='float32'), @window@stride, padding=@pad$counted)
+=> y = lib.<<max|min|avg>>_pool(x(2, 6, 4, 3), @window@stride, padding=@pad)
+=> y = jax.grad(lambda a: total(lib.max_pool(a, @window@stride, padding=@pad)))(x(2, 6, 4, 3))
+=> y = lib.pool(x(2, 6, 4, 3), 1.0, jax.lax.mul, @window, None, @pad)
+=> y = lib.dot_product_attention(x(2, 3, 2, 4), x(2, 3, 2, 4), x(2, 3, 2, 4)$attend)
+=> y = lib.dot_product_attention_weights(x(2, 3, 2, 4), x(2, 3, 2, 4)$attend)
+=> y = lib.$act(<<x(2, 3)|x(2, 3)|1|2.0|np.float32(2)|np.ones(2)|True>>)
+=> y = ($kernel)(jax.random.key(1), @size<<|, jnp.float32|, jnp.bfloat16|, jnp.float64|, jnp.int32>>)
+=> y = lib.make_attention_mask(x(2, 3), mask(2, 4), extra_batch_dims=<<0|1>>)
+=> y = lib.make_causal_mask(x(2, 3), extra_batch_dims=<<0|1>>)
+=> y = lib.combine_masks($masks, <<$masks2|None>>)
+"""
+"""A layer, arrays for it and other arguments of a call; or a layer, and lines that use it."""
+for _name, _choice in MACROS.items():
+    TABLE = TABLE.replace(_name, _choice)
+TEMPLATES = TABLE.strip().splitlines()
+CALLS = [
+    *["layer(ARRAYS MORE)"] * 10,
+    *["lib.jit(lambda m, *x: m(*x MORE))(layer, ARRAYS)"] * 2,
+    *["lib.grad(lambda m: total(m(ARRAYS MORE)))(layer)"] * 2,
+    "jax.grad(lambda *x: total(lib.clone(layer)(*x MORE)))(ARRAYS)",
+    "lib.eval_shape(lambda m, *x: m(*x MORE), layer, ARRAYS)",
+    "lib.vmap(lambda m, x: m(*x MORE), in_axes=(None, 0))(layer, jax.tree.map(lambda x: x[None], (ARRAYS,)))",
 ]
-WEIGHT_NORM = {
-    "dtype": DTYPES[:1],
-    "feature_axes": ["-1", "0", "(0, 1)", "None"],
-    "use_scale": FLAG,
-    "scale_init": ["lib.initializers.ones"],
-    "epsilon": ["1e-3"],
-    "variable_filter": ["lib.PathContains('bias')", "lib.Param", "lib.Any('kernel')"],
-}
-SPECTRAL_NORM = {
-    **COMMON,
-    "n_steps": ["1", "3", "0"],
-    "epsilon": ["1e-3"],
-    **options("error_on_non_matrix update_stats", FLAG),
-}
-LORA = {
-    **options("a_initializer b_initializer", INITS),
-    **options("a_metadata b_metadata", METADATA),
-    "lora_param_type": ["lib.Param", "lib.LoRAParam"],
-}
-DROPOUT = {
-    "broadcast_dims": ["(0,)", "(-1,)", "[0, 1]", "(1,)"],
-    "deterministic": FLAG,
-    "rngs": "lib.Rngs(0) lib.Rngs(dropout=1) lib.Rngs(0).dropout lib.Rngs(0,noise=1)".split(),
-    "rng_collection": ["'noise'", "'dropout'"],
-}
-ACTIVATIONS = sorted(n for n in vars(activations) if n[0].islower() and n != "one_hot")
-SIMPLE = rows("""
-    lib.PReLU(0.1)
-    lib.PReLU(-1, dtype=jnp.bfloat16)
-    lib.PReLU(param_dtype=jnp.float16)
-    lib.PReLU(0.1, dtype=jnp.complex64, param_dtype=jnp.float64)
-    lib.Sequential(lib.Linear(3, 2, rngs=lib.Rngs(0)), jnp.tanh)
-    lib.Sequential(lambda x: (x, x), lambda a, b: {'a': a, 'b': b}, lambda a, b: a)
-    lib.Sequential()
-""")
-BATCHES = [(), (1,), (2,), (2,), (2, 3), (0,)]
-FLOATS = ["", ", dtype='bfloat16'", ", dtype='float16'", ", dtype='int32'", ", dtype='complex64'"]
-MASKED = [
-    "",
-    "",
-    ", mask=mask({s})",
-    ", mask=mask({s})[0]",
-    ", mask=mask(*({s},)[:-1], 1)",
-    ", mask=None",
-]
 
 
-class Writer:
-    """Writes the program of a seed: lines that make a `layer` and call it."""
-
-    def __init__(self, seed):
-        self.random = random.Random(seed)
-        self.pick = self.random.choice
-        self.lines = []
-        getattr(self, self.pick(KINDS))()
-
-    def some(self, options, share=0.25):
-        """Some keyword arguments, each with a comma before it."""
-        chosen = [(k, self.pick(v)) for k, v in options.items() if self.random.random() < share]
-        return "".join(f", {k}={v}" for k, v in chosen)
-
-    def layer(self, cls, args, options, share=0.25):
-        """The text of a layer."""
-        rngs = "" if "rngs" in options else f", rngs={self.pick(RNGS)}"
-        return f"lib.{cls}({args}{self.some(options, share)}{rngs})"
-
-    def make(self, *args):
-        self.lines.append(f"layer = {self.layer(*args)}")
-
-    def array(self, *shape):
-        """The text of an array."""
-        dtype = self.random.choices(FLOATS, [12, 2, 2, 1, 1])[0]
-        if self.random.random() < 0.03:
-            shape = (*shape[:-1], shape[-1] + 1)
-        return f"x({', '.join(map(str, shape))}{dtype})"
-
-    def run(self, array, more=""):
-        """Lines that call the layer."""
-        for _ in range(self.pick([1, 1, 2])):
-            calls = [
-                f"layer({array}{more})",
-                f"lib.jit(lambda m, x: m(x{more}))(layer, {array})",
-                f"lib.grad(lambda m: total(m({array}{more})))(layer)",
-                f"jax.grad(lambda x: total(lib.clone(layer)(x{more})))({array})",
-                f"lib.eval_shape(lambda m, x: m(x{more}), layer, {array})",
-                f"lib.vmap(lambda m, x: m(x{more}), in_axes=(None, 0))(layer, {array}[None])",
-            ]
-            self.lines.append(f"y = {self.random.choices(calls, [10, 2, 2, 1, 1, 1])[0]}")
-            if self.random.random() < 0.15:
-                self.lines.append(self.pick(["_ = layer.eval()", "_ = layer.train()"]))
-
-    # Kinds of programs ------------------------------------------------------------------------------
-
-    def linear(self):
-        i, o = self.pick([1, 3, 4]), self.pick([1, 2, 4])
-        products = {
-            "dot_general": ["lambda *a, **k: 2 * jax.lax.dot_general(*a, **k)"],
-            "promote_dtype": ["lambda a, *, dtype=None: tuple(a)"],
-        }
-        self.make("Linear", f"{i}, {o}", {**WEIGHTS, **products})
-        self.run(self.array(*self.pick(BATCHES), i))
-
-    def linear_general(self):
-        args, shape = self.pick(LINEARS["LinearGeneral"])
-        self.make("LinearGeneral", args, WEIGHTS, 0.2)
-        self.run(self.array(*shape))
-
-    def einsum(self):
-        args, shape = self.pick(LINEARS["Einsum"])
-        self.make("Einsum", args, {k: v for k, v in WEIGHTS.items() if k != "use_bias"}, 0.2)
-        self.run(self.array(*shape), self.pick(["", "", "", ", einsum_str='...b,bc->...c'"]))
-
-    def embed(self):
-        table = {**COMMON, "embedding_init": KERNEL_INITS, "embedding_metadata": METADATA}
-        self.make("Embed", f"{self.pick([1, 4, 5])}, 3", table)
-        if self.random.random() < 0.3:
-            self.lines.append(f"y = layer.attend({self.array(*self.pick(BATCHES), 3)})")
-        else:
-            self.run(self.pick(INDICES))
-
-    def conv(self):
-        i, o, groups = self.pick([(3, 4, 1), (4, 2, 2), (2, 4, 2), (1, 1, 1), (4, 4, 4)])
-        one = self.random.random() < 0.6
-        kernel = self.pick(["2", "3", "(3,)", "(1,)"] if one else ["(2, 3)", "(3, 1)"])
-        more = {
-            **options(
-                "strides input_dilation kernel_dilation", ["2", "1", "3" if one else "(1, 2)"]
-            ),
-            "padding": PADDINGS if one else PADDINGS_2D,
-            "mask": [f"mask({'3' if one else '2, 3'}, {i // groups}, {o})"],
-        }
-        args = f"{i}, {o}, {kernel}" + (f", feature_group_count={groups}" if groups > 1 else "")
-        self.make("Conv", args, {**WEIGHTS, **more}, 0.2)
-        self.run(self.array(*self.pick(BATCHES), *((6,) if one else (5, 4)), i))
-
-    def conv_transpose(self):
-        i, o = self.pick([(3, 4), (1, 1), (2, 2)])
-        one = self.random.random() < 0.6
-        kernel = self.pick(["2", "3", "(3,)", "(1,)"] if one else ["(2, 3)", "(3, 1)"])
-        sizes = "(2,) 2 (1,) (3,)".split() if one else ["(2, 1)", "(2, 2)"]
-        spatial = "3" if one else "2, 3"
-        more = {
-            **options("strides kernel_dilation", sizes),
-            "padding": [p for p in (PADDINGS if one else PADDINGS_2D) if "REFL" not in p],
-            "transpose_kernel": FLAG,
-            "mask": [f"mask({spatial}, {i}, {o})", f"mask({spatial}, {o}, {i})"],
-        }
-        self.make("ConvTranspose", f"{i}, {o}, {kernel}", {**WEIGHTS, **more}, 0.2)
-        self.run(self.array(*self.pick(BATCHES), *((4,) if one else (3, 4)), i))
-
-    def norm(self):
-        name = self.pick(["BatchNorm", "LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm"])
-        more, features = {}, "4"
-        shape = self.pick([(2, 3, 4), (3, 4), (2, 5, 3, 4)])
-        if name == "BatchNorm":
-            more = {"axis": ["-1", "1"], "momentum": ["0.5", "0.0"], "use_running_average": FLAG}
-        elif name in ("LayerNorm", "RMSNorm"):
-            more = {"reduction_axes": ["(-2, -1)", "-1", "1", "0"], "feature_axes": ["-1", "(-1,)"]}
-        elif name == "GroupNorm":
-            features += self.pick([", 2", ", 4", ", num_groups=None, group_size=2", ", 1", ", 3"])
-        kept = {k: v for k, v in NORM.items() if "bias" not in k or name != "RMSNorm"}
-        text = self.layer(name, features, {**kept, **more}, 0.2)
-        along = self.random.random() < 0.2
-        self.lines.append("layer = " + (text[:-1] + ", axis_name='d')" if along else text))
-        args = self.pick(MASKED).replace("{s}", ", ".join(map(str, shape)))
-        if name == "BatchNorm":
-            args += self.pick(["", "", ", use_running_average=True"])
-        array = self.array(*shape)
-        if not along:
-            return self.run(array, args)
-        self.lines.append(
-            f"y = lib.vmap(lambda m, x: lib.clone(m)(x{args}), in_axes=(None, 0), "
-            f"axis_name='d')(layer, jnp.stack([{array}, {array} * 2]))"
-        )
-
-    def wrapped(self):
-        inner, shape = self.pick(WRAPPED)
-        if self.random.random() < 0.5:
-            self.make("WeightNorm", inner.replace(", param_dtype=jnp.bfloat16", ""), WEIGHT_NORM)
-            return self.run(self.array(*shape))
-        self.make("SpectralNorm", inner, SPECTRAL_NORM)
-        self.run(self.array(*shape), self.pick(["", ", update_stats=False", ", update_stats=True"]))
-
-    def lora(self):
-        if self.random.random() < 0.5:
-            base = ["lib.Linear(3, 4, rngs=lib.Rngs(1))", "lambda x: x[..., :1]", "None"]
-            self.make("LoRA", "3, 2, 4", {**LORA, **COMMON, "base_module": base})
-        else:
-            dtypes = {"lora_dtype": DTYPES, "lora_param_dtype": PARAM}
-            self.make("LoRALinear", "3, 4, lora_rank=2", {**LORA, **WEIGHTS, **dtypes}, 0.2)
-        self.run(self.array(*self.pick(BATCHES), 3))
-
-    def dropout(self):
-        self.make("Dropout", self.pick("0.5 0.5 0.3 0.0 1.0 0".split()), DROPOUT, 0.5)
-        sources = ["lib.Rngs(2)", "jax.random.key(3)", "lib.Rngs(2).dropout()"]
-        more = self.some({"deterministic": FLAG, "rngs": sources})
-        self.run(self.array(*self.pick([(2, 3), (3,), (2, 1, 4)])), more)
-
-    def simple(self):
-        self.lines.append(f"layer = {self.pick(SIMPLE)}")
-        self.run(self.array(2, 3))
-
-    def cell(self):
-        name = self.pick(list(CELLS))
-        self.make(name, "3, 4", CELLS[name], 0.2)
-        batch = self.pick([(2,), (), (2, 3)])
-        more = self.some({"rngs": ["lib.Rngs(0)", "lib.Rngs(carry=1)"], "carry_init": INITS})
-        self.lines.append(f"carry = layer.initialize_carry({(*batch, 3)}{more})")
-        self.run(f"carry, {self.array(*batch, 3)}")
-        self.lines = [line.replace("lambda m, x: m(x", "lambda m, *x: m(*x") for line in self.lines]
-
-    def rnn(self):
-        def one():
-            name = self.pick(list(CELLS))
-            return f"lib.RNN({self.layer(name, '3, 4', CELLS[name], 0.1)}{self.some(RNN, 0.2)})"
-
-        text = one()
-        if self.random.random() < 0.3:
-            both = {k: RNN[k] for k in ("time_major", "return_carry", "rngs")}
-            both["merge_fn"] = ["jnp.add", "lambda a, b: (a, b)"]
-            text = f"lib.Bidirectional({one()}, {one()}{self.some(both)})"
-        self.lines.append(f"layer = {text}")
-        array = self.array(*self.pick([(2, 5, 3), (2, 5, 3), (5, 3), (2, 3, 4, 3), (2, 1, 3)]))
-        more = self.some(RNN_CALL, 0.2)
-        if "2, 5, 3" in array and "time_major" not in text + more:
-            lengths = ["jnp.array([5, 3])", "jnp.array([1, 4])", "np.array([2, 2])"]
-            more += self.some({"seq_lengths": lengths}, 0.4)
-        self.run(array, more)
-
-    def attention(self):
-        heads, features = self.pick([(2, 4), (1, 3), (4, 8)])
-        text = self.layer("MultiHeadAttention", f"{heads}, {features}", ATTENTION, 0.15)
-        self.lines.append(f"layer = {text}")
-        if "decode=True" in text and self.random.random() < 0.9:
-            dtype = self.pick(["", ", dtype=jnp.bfloat16"])
-            if "param_dtype=jnp.bfloat16" in text:  # a wider cache widens a step of the reference
-                dtype = ", dtype=jnp.bfloat16"
-            self.lines.append(f"_ = layer.init_cache((2, 3, {features}){dtype})")
-            for _ in range(self.pick([2, 3])):
-                self.lines.append(f"y = layer({self.array(2, 1, features)})")
-            return
-        more = {
-            "mask": MASKS,
-            **options("is_causal deterministic sow_weights", FLAG),
-            "rngs": ["lib.Rngs(7)", "lib.Rngs(dropout=7)", "lib.Rngs(7).dropout"],
-        }
-        decode = "" if "decode" in text else ", decode=False"
-        other = self.pick(["", "", f", {self.array(2, 3, features)}"])
-        self.run(self.array(2, 3, features), f"{other}{self.some(more, 0.2)}{decode}")
-
-    def function(self):
-        a, shape = self.array(2, 6, 4, 3), self.pick(["(2, 2)", "(3, 1)", "(2,)", "(1, 2)"])
-        window = shape + self.pick(["", ", strides=(2, 1)", ", strides=(2, 2)", ", strides=(2,)"])
-        pads = ["'SAME'", "'VALID'", "((1, 0), (0, 1))", "[(1, 1), (0, 0)]", "((1, 1),)", "1"]
-        pad = self.pick(pads)
-        q, k = self.array(2, 3, 2, 4), self.array(2, 3, 2, 4)
-        act = self.pick(ACTIVATIONS)
-        attend = self.some(ATTEND, 0.3)
-        size = self.pick(["(3, 4)", "(2, 3, 4)", "(4,)", "(3, 3, 2, 2)", "()", "(0, 2)"])
-        dtype = self.pick(["", *[f", {d}" for d in PARAM], ", jnp.int32"])
-        # Of half precision the reference counts in float32, and keeps that dtype.
-        counted = "" if "float16" in a else self.some({"count_include_pad": FLAG}, 0.5)
-        more = self.pick(["extra_batch_dims=0", "extra_batch_dims=1"])
-        text = self.pick(
-            [
-                f"lib.avg_pool({a}, {window}, padding={pad}{counted})",
-                f"lib.max_pool({a}, {window}, padding={pad})",
-                f"lib.min_pool({a}, {window}, padding={pad})",
-                f"jax.grad(lambda a: total(lib.max_pool(a, {window}, padding={pad})))({a})",
-                f"lib.pool({a}, 1.0, jax.lax.mul, {shape}, None, {pad})",
-                f"lib.dot_product_attention({q}, {k}, {k}{attend})",
-                f"lib.dot_product_attention_weights({q}, {k}{attend})",
-                f"lib.{act}({self.array(2, 3)})",
-                f"lib.{act}({self.pick(['1', '2.0', 'np.float32(2)', 'np.ones(2)', 'True'])})",
-                f"({self.pick(KERNEL_INITS)})(jax.random.key(1), {size}{dtype})",
-                f"lib.make_attention_mask({self.array(2, 3)}, mask(2, 4), {more})",
-                f"lib.make_causal_mask({self.array(2, 3)}, {more})",
-                f"lib.combine_masks({self.pick(MASKS)}, {self.pick([*MASKS, 'None'])})",
-            ]
-        )
-        self.lines.append(f"y = {text}")
-
-
-KINDS = (
-    "linear linear_general einsum embed conv conv conv_transpose norm norm wrapped lora dropout simple "
-    "cell rnn rnn attention attention function function"
-).split()
+def array(s, shape):
+    """The text of an array, sometimes of another dtype, or one too large."""
+    dtype = s.rng.choices(
+        ["float32", "bfloat16", "float16", "int32", "complex64"], [12, 2, 2, 1, 1]
+    )[0]
+    return f"x({shape}{' + 1' if s.chance(0.03) else ''}, dtype={dtype!r})"
 
 
 def program_of(seed):
-    """The lines of the program of a seed."""
-    return Writer(seed).lines
+    """The lines of the program of a seed: each template in turn."""
+    s = Chance(random.Random(seed))
+    text = made(s, TEMPLATES[seed % len(TEMPLATES)], HOLES)
+    layer, arrays, more = [*map(str.strip, text.split("=> ")), ""][:3]
+    arrays = re.sub(r"\bx\(([\d, ]+)\)", lambda found: array(s, found[1]), arrays)
+    lines = [f"layer = lib.{layer}"] if layer else []
+    if arrays.startswith(("y = ", "c = ")):
+        return [*lines, *arrays.split(" ; ")]
+    for _ in range(s.one([1, 1, 2])):
+        call = s.one(CALLS).replace("ARRAYS", arrays).replace(" MORE", more)
+        lines.append(f"y = {call}")
+        if s.chance(0.15) and "mask" not in more:
+            lines.append(s.one(["_ = layer.eval()", "_ = layer.train()"]))
+    return lines
 
 
 # Outcomes -------------------------------------------------------------------------------------------
@@ -533,7 +331,7 @@ LENIENT = [
     ("layer", "object has no attribute 'dtype'|should be a jax array"),
     ("layer", "Cannot broadcast to shape with fewer dimensions|dynamic_update_slice requires"),
     ("layer", "integer modulo by zero"),
-    ("pool", r"safe_zip\(\) argument 1"),  # numbers as padding, beside several batch axes
+    ("pool", r"safe_zip\(\) argument 1|'int' object is not iterable"),  # numbers as padding
     ("mask", "cannot reshape array of shape .* into shape"),
 ]
 """What the reference refuses and this library takes: patterns of a line, and of the message."""

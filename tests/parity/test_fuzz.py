@@ -69,7 +69,7 @@ def test_each_template(start):
     jax.clear_caches()
 
 
-LANGUAGES = {"filtered": (filtered_fuzz, 80), "layers": (layer_fuzz, 0 if OLDER else 160)}
+LANGUAGES = {"filtered": (filtered_fuzz, 80), "layers": (layer_fuzz, 0 if OLDER else 124)}
 
 
 @pytest.mark.filterwarnings("ignore")
