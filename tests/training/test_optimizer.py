@@ -386,15 +386,17 @@ def test_a_transformation_that_fails_changes_nothing(tx, expected):
 
 
 @pytest.mark.parametrize(
-    ("tx", "wrt", "expected"),
+    ("call", "expected"),
     [
-        (optax.adam, nnx.Param, "tx must be an optax transformation.*optax.adam"),
-        (None, 5, "5 of type 'int' is not a filter"),
+        (lambda m: nnx.Optimizer(m, optax.sgd(1.0)), "`wrt` of Optimizer.__init__. Say what is"),
+        (lambda m: optimizer_of(m).update(m), "argument `grads` of Optimizer.update. Pass both"),
+        (lambda m: optimizer_of(m, optax.adam), "tx must be an optax transformation.*optax.adam"),
+        (lambda m: optimizer_of(m, wrt=5), "5 of type 'int' is not a filter"),
     ],
 )
-def test_arguments_that_are_wrong(tx, wrt, expected):
+def test_arguments_that_are_missing_or_wrong(call, expected):
     with pytest.raises(TypeError, match=expected):
-        optimizer_of(Dense(2, 3), tx, wrt)
+        call(Dense(2, 3))
 
 
 # learning rates ---------------------------------------------------------------------------------
