@@ -133,6 +133,8 @@ def test_derivatives(line, message):
         ValueError: answered 'a' for the leaf at 'x'
     nnx.filter_vmap(same, in_axes=nnx.Param, out_axes=None)(nnx.Dict(w=nnx.Param(ONES)))
         ValueError: out_axes for a shared Param: at 'x.w' it is 0, in the result at 'w' it is None
+    nnx.filter_pmap(ADD, donate="x")
+        ValueError: filter_pmap: donate='x'; it must be 'all', 'warn' or 'none'
     nnx.filter_pmap(ADD, donate_argnums=0)
         ValueError: filter_pmap takes no donate_argnums=
     nnx.filter_vmap(lambda x, y=1: x, in_axes={"x": 0, "y": 0})(ONES)
