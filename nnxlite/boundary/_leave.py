@@ -331,7 +331,7 @@ def _refuse_foreign(call: CallDef, out: Outputs, name: str) -> None:
         for leaf in filter(is_foreign, jax.tree_util.tree_leaves(value)):
             path = output_paths(call, out.definition)[number]
             if number < out.definition.num_arrays:
-                refuse_returned(name, path[1:], leaf)
+                raise not_returnable(name, path[1:], leaf)
             raise TypeError(
                 f"{name} stored a value of type '{type(leaf).__name__}' at '{path_text(path)}', which "
                 "is not a valid JAX type. Store an array; to make an attribute static, assign "
@@ -339,15 +339,14 @@ def _refuse_foreign(call: CallDef, out: Outputs, name: str) -> None:
             )
 
 
-def refuse_returned(name: str, path: Path, value: tp.Any) -> None:
-    """Raise TypeError where a leaf of what a function returned is nothing that JAX can return."""
-    if is_foreign(value):
-        at = f" at '{path_text(path)}'" if path else ""
-        raise TypeError(
-            f"{name} returned a value of type '{type(value).__name__}'{at}, which is not a valid JAX "
-            "type. Return arrays, objects, or pytrees of these; static values can be attributes of "
-            "objects."
-        )
+def not_returnable(name: str, path: Path, value: tp.Any) -> TypeError:
+    """The error for a leaf, of what a function returned, that JAX cannot return."""
+    at = f" at '{path_text(path)}'" if path else ""
+    return TypeError(
+        f"{name} returned a value of type '{type(value).__name__}'{at}, which is not a valid JAX "
+        "type. Return arrays, objects, or pytrees of these; static values can be attributes of "
+        "objects."
+    )
 
 
 def _refuse_shared(result: tp.Any, name: str) -> None:
@@ -389,7 +388,7 @@ def refuse_non_arrays(
 
 
 def is_foreign(value: tp.Any) -> bool:
-    """Whether a value is nothing that JAX takes for an array."""
+    """Whether JAX does not accept a value as an array."""
     try:
         jax.typeof(value)
     except TypeError:

@@ -23,7 +23,7 @@ from nnxlite._state._definition import State
 from nnxlite.boundary._call_def import CallDef, Partition
 from nnxlite.boundary._inputs import Inputs, further_leaves, leaves_of_code
 from nnxlite.boundary._labels import DiffState, labels
-from nnxlite.boundary._leave import is_foreign, refuse_returned
+from nnxlite.boundary._leave import is_foreign, not_returnable
 from nnxlite.boundary._out import Fixed
 from nnxlite.graph._defs import StaticDef
 from nnxlite.graph._kinds import Kind
@@ -400,11 +400,12 @@ class Derivation:
             shown = Inputs(value, self.call.definition.trees, inside=True)
             partition = Partition.chosen(map(self.wanted, shown.leaves))
             every = list(shown.leaves)
-            for i, flag in enumerate(partition.labels):
-                if flag and not isinstance(every[i], jax.Array):
-                    place = shown.definition.leaves()[i]
-                    refuse_returned(self.call.name, place.path, every[i])
-                    every[i] = jnp.asarray(every[i])
+            for i, (x, flag) in enumerate(zip(shown.leaves, partition.labels)):
+                if flag and not isinstance(x, jax.Array):
+                    if is_foreign(x):
+                        path = shown.definition.leaves()[i].path
+                        raise not_returnable(self.call.name, path, x)
+                    every[i] = jnp.asarray(x)
             shapes = [abstract(x) if hasattr(x, "dtype") else None for x in every]
             leaves, form = partition.split(every)[0], Result(shown.definition, partition, shapes)
         return leaves, (Fixed(form), self.call.leave(inner, (value, *aux) if aux else value))
