@@ -215,7 +215,7 @@ class Step:
         Args:
             **values: numbers, and arrays of one number.
         """
-        pending = self.run.pending
+        pending = self.run._pending
         for name, value in values.items():
             if getattr(value, "size", 1) != 1:
                 raise ValueError(
@@ -304,7 +304,7 @@ class Loop:
         self.interrupted = False
         self.steps_per_second = 0.0
         self._logs = (self.log,) if callable(self.log) else tuple(self.log)
-        self.pending: list[dict[str, tp.Any]] = []  # logged, and not read yet
+        self._pending: list[dict[str, tp.Any]] = []  # logged, and not read yet
         self._evaluation: dict[str, float] | None = None
         self._evaluated = self._saved = 0  # the number of steps done then
 
@@ -361,8 +361,8 @@ class Loop:
 
     def _read(self, before: int) -> None:
         """Fetch what was logged by the steps before one; this is where the loop waits."""
-        while self.pending and self.pending[0]["step"] < before:
-            entry = self.pending.pop(0)
+        while self._pending and self._pending[0]["step"] < before:
+            entry = self._pending.pop(0)
             values = zip(entry, jax.device_get(list(entry.values())), strict=True)
             row = {name: x.item() if hasattr(x, "item") else x for name, x in values}
             self.history.append(row)

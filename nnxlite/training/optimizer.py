@@ -270,7 +270,7 @@ class Optimizer(Pytree, tp.Generic[M]):
                 "nothing to update. nnx.unfreeze(model, filter) gives some free."
             )
         values = [read(leaf) for leaf in leaves]
-        grad_values = self._nnx_match(grads, model, params)
+        grad_values = self._nnx_match(grads, model, params, treedef)
         if not all(map(_ends_with, grad_values, values)):
             self._nnx_explain(params, grad_values, None)
         opt_leaves, opt_treedef = flatten(self.opt_state)
@@ -312,9 +312,11 @@ class Optimizer(Pytree, tp.Generic[M]):
         write_together(pair for pair in written if is_variable(pair[0]))
         return updates
 
-    def _nnx_match(self, grads: tp.Any, model: tp.Any, params: tp.Any) -> list[tp.Any]:
+    def _nnx_match(
+        self, grads: tp.Any, model: tp.Any, params: tp.Any, treedef: tp.Any
+    ) -> list[tp.Any]:
         """The gradients in the order of the parameters."""
-        given, treedef = grads, flatten(params)[1]
+        given = grads
         if isinstance(grads, tp.Mapping) and not isinstance(grads, State):
             given = State(tp.cast(tp.Any, grads))
         leaves, structure = flatten(given)
