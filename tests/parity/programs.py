@@ -47,6 +47,15 @@ class Lines:
                 label = f"{group}: {line.strip()}" + (f" [{mode}]" if modes else "")
                 self.params.append(pytest.param(scope, line.strip(), mode, id=label, marks=marks))
 
+    def test(self, **how: tp.Any) -> tp.Any:
+        """The test of the lines that are there; options are those of `compare`."""
+
+        @pytest.mark.parametrize("scope, line, mode", self.params)
+        def test_line(scope: Scope, line: str, mode: str) -> None:
+            agree(scope, line, mode, **how)
+
+        return test_line
+
 
 class Programs:
     """Programs that are functions of a library, some of them in several modes."""

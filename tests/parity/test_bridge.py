@@ -463,9 +463,7 @@ lines(
 )
 
 
-@pytest.mark.parametrize("scope, line, mode", lines.params)
-def test_line(scope, line, mode):
-    agree(scope, line, mode, observer=Bridged, close=exactly)
+test_line = lines.test(observer=Bridged, close=exactly)
 
 
 @pytest.mark.parametrize("scope, line, mode", on_mesh.params)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 
 import jax.numpy as jnp
-import pytest
 
-from tests.parity.programs import Lines, agree
+from tests.parity.programs import Lines
 
 
 def tables(lib):
@@ -54,6 +53,4 @@ lines(
 )
 
 
-@pytest.mark.parametrize("scope, line, mode", lines.params)
-def test_line(scope, line, mode):
-    agree(scope, line, mode)
+test_line = lines.test()

@@ -15,7 +15,7 @@ from tests.nn.catalogue import LAYERS
 from tests.nn.quick import QUICK, normal, quick
 from tests.parity.fuzz.observe import difference
 from tests.parity.layers import ref
-from tests.parity.programs import Lines, Plain, agree
+from tests.parity.programs import Lines, Plain
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 KEY = jax.random.key(0)
@@ -292,9 +292,7 @@ lines(
 )
 
 
-@pytest.mark.parametrize("scope, line, mode", lines.params)
-def test_line(scope, line, mode):
-    agree(scope, line, mode)
+test_line = lines.test()
 
 
 # Attributes, names and dtypes -------------------------------------------------------------------

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.parity.programs import Lines, Programs, agree, compare, models
+from tests.parity.programs import Lines, Programs, compare, models
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference warns of its own plans
 
@@ -413,9 +413,7 @@ lines(
 )
 
 
-@pytest.mark.parametrize("scope, line, mode", lines.params)
-def test_line(scope, line, mode):
-    agree(scope, line, mode)
+test_line = lines.test()
 
 
 @pytest.mark.parametrize("run", program.found)

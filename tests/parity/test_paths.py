@@ -11,7 +11,7 @@ import pytest
 
 import nnxlite as nnx
 from tests.parity.layers import ref
-from tests.parity.programs import Lines, agree
+from tests.parity.programs import Lines
 
 
 def public_names() -> list[tuple[str, str]]:
@@ -75,6 +75,4 @@ lines(
 )
 
 
-@pytest.mark.parametrize("scope, line, mode", lines.params)
-def test_line(scope, line, mode):
-    agree(scope, line, mode)
+test_line = lines.test()

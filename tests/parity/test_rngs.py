@@ -11,7 +11,7 @@ import pytest
 
 import nnxlite as nnx
 from tests.parity.layers import ref
-from tests.parity.programs import Lines, agree, compare
+from tests.parity.programs import Lines, compare
 
 pytestmark = pytest.mark.filterwarnings("ignore:The 'split' argument of 'fork':DeprecationWarning")
 
@@ -110,9 +110,7 @@ for rule in RULES.strip().splitlines():
     lines("rules", streams, f"lib.with_rngs(m, {rule.strip()}, **mode)  # newer", "plain", "tree")
 
 
-@pytest.mark.parametrize("scope, line, mode", lines.params)
-def test_line(scope, line, mode):
-    agree(scope, line, mode)
+test_line = lines.test()
 
 
 def test_every_method_of_the_reference_is_there():

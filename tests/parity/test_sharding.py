@@ -310,6 +310,4 @@ def test_line_on_a_mesh(kind, scope, line, mode):
         agree(scope, line, mode)
 
 
-@pytest.mark.parametrize("scope, line, mode", placed.params)
-def test_line_with_places(scope, line, mode):
-    agree(scope, line, mode)
+test_line_with_places = placed.test()

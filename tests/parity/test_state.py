@@ -172,6 +172,4 @@ lines(
 )
 
 
-@pytest.mark.parametrize("scope, line, mode", lines.params)
-def test_line(scope, line, mode):
-    agree(scope, line, mode)
+test_line = lines.test()

@@ -11,7 +11,7 @@ from jax.experimental import checkify
 
 import nnxlite as nnx
 from tests.parity.layers import ref
-from tests.parity.programs import Lines, agree, mesh_of, models
+from tests.parity.programs import Lines, mesh_of, models
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference warns of its own plans
 
@@ -301,6 +301,4 @@ def test_compat_has_the_names_of_the_reference():
     assert names[1] <= names[0]
 
 
-@pytest.mark.parametrize("scope, line, mode", lines.params)
-def test_line(scope, line, mode):
-    agree(scope, line, mode)
+test_line = lines.test()
