@@ -46,8 +46,8 @@ class Report:
         missing: names of leaves that are not stored; they keep their values.
         unexpected: stored names that no leaf has.
         misshapen: leaves stored in another shape, or as something else; they keep their values.
-        cast: leaves that were stored in another dtype and have been cast, also from 64 bits to 32
-            without x64; those that are restored only with `cast=True` are in `misshapen` without it.
+        cast: leaves that were stored in another dtype and have been cast; those that are restored only
+            with `cast=True` are in `misshapen` without it.
         renamed: pairs of a stored name and the name it was restored by.
         hints: for the first missing names, the stored name that is most like it; with a `Mapping`, also
             the foreign name that was looked for.

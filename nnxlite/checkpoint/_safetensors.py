@@ -52,8 +52,9 @@ def save_safetensors(
     """Save the arrays of a model to a safetensors file.
 
     Names are paths joined by dots: `blocks.0.attention.kernel`; an array that several paths lead to
-    is saved once, under the first.  One array at a time is copied to the memory of the host.  Whatever
-    happens meanwhile, there is the old file or the new one.  Typed random keys are saved as their data.
+    is saved once, under the first.  All arrays are copied to the memory of the host, and then written.
+    Whatever happens meanwhile, there is the old file or the new one.  Typed random keys are saved as
+    their data.
 
     Args:
         path: a file that ends in `.safetensors`, or a folder, which gets a `model.safetensors`.
@@ -120,9 +121,8 @@ def load_safetensors(
         strict: whether the file must have every array, and nothing else. Otherwise what matches is
             loaded.
         cast: whether to cast to dtypes of less precision or range as well. None: arrays keep the dtypes
-            that they have in the file. Without x64 JAX has no arrays of 64 bits: those are cast to 32
-            bits then, and listed under `cast` in the report, unless their values are outside of that
-            range, which is an error.
+            that they have in the file; those of 64 bits, which JAX does not have without x64, are
+            refused.
 
     Returns:
         A `Report`: what was restored, what was not, what was cast; `report.values["model"]` is the
