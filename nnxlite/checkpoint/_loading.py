@@ -337,4 +337,5 @@ def _remedy(stored: Spec, leaf: Leaf, cast: bool | None) -> str:
             f"without x64 JAX has no arrays of {stored.dtype}: cast=True casts, or set "
             "jax.config.update('jax_enable_x64', True)"
         )
-    return "cast=True casts with loss of precision, cast=None keeps the stored dtypes"
+    keeps = ", cast=None keeps the stored dtypes" if compatible(stored, leaf, None) else ""
+    return f"cast=True casts with loss of precision{keeps}"

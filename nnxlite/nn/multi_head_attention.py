@@ -301,9 +301,9 @@ class MultiHeadAttention(Module):
         except (TypeError, ValueError) as error:
             note_layer(error, self)
             raise
-        if fits is not None:
-            x = jnp.where(fits, x, jnp.nan)
-        return self.out(x, out_sharding=out_sharding)
+        y = self.out(x, out_sharding=out_sharding)
+        # After the projection: XLA makes this choice in the kernel that adds the bias.
+        return y if fits is None else jnp.where(fits, y, jnp.nan)
 
     def init_cache(self, input_shape: tp.Sequence[int], dtype: Dtype = jnp.float32) -> None:
         """Allocate an empty cache for decoding, in place of the present one if there is one.

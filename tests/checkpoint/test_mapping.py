@@ -174,8 +174,8 @@ def test_what_does_not_match_is_reported_by_name():
         "  unexpected, 2: more, net.0.bais\n"
         "  misshapen, 2: fc0.kernel: stored float32[2,3] as net.0.weight, wanted float32[3,2], "
         "head: stored float64[1], wanted float32[1]\n"
-        "  cast=True casts with loss of precision, cast=None keeps the stored dtypes; strict=False "
-        "restores what matches and reports the rest."
+        "  cast=True casts with loss of precision; strict=False restores what matches and reports the "
+        "rest."
     )
     assert values(model) == before
     report = mapping.load(foreign, model, strict=False, cast=True)
