@@ -553,7 +553,7 @@ def output_settings(
     new: dict[int, tp.Any] = {}
     first, last = left.first_result, left.first_result + len(left.where)
     by_root = [*root_settings[:first], *[settings[position] for position in left.where]]
-    for root, code in enumerate(decoded.roots):
+    for root, code in enumerate(decoded.roots if left.where or out.new else ()):
         place, *start = (root,) if root < last else came_from(call, left, root)
         of_root = by_root[place]
         for leaf, below in leaves_of_code(decoded, code):

@@ -250,8 +250,8 @@ def _mapped(
         default=ARRAYS,
         order=(0, None),
         axis_of=_axis_of,
-        metadata={},
-        jax_options=jax_options,
+        metadata=(),
+        jax_options=tuple(jax_options.items()),
     )
     return decorated(Mapped if make is jax.pmap else Transform, fun, options)
 

@@ -276,7 +276,7 @@ def tree_out(
 
 def filtered(name: str, run: tp.Callable[..., tp.Any] = Call, **more: tp.Any) -> Options:
     """The options of a filtered transform."""
-    return Options.of(name, Modes(True, True), run, **more)._replace(is_array=is_array)
+    return Options.of(name, Modes(True, True), run, is_array, **more)
 
 
 def call_of(name: str, fun: tp.Any, args: tp.Iterable[tp.Any], kwargs: dict[str, tp.Any]) -> Call:

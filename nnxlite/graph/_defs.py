@@ -137,11 +137,15 @@ class ObjectDef(Definition):
 
         What is known of the other values is taken over: it is why a change of mode is quick.
         """
-        at = self.names.static.index(name)
+        at, about = self.names.static.index(name), facts(value)
+        if self.public is None and about.exact:
+            place = len(self.head) + at
+            key = (*self.key[:place], about.key, *self.key[place + 1 :])
+            known = ObjectDef._table.find(key)
+            if known is not None:
+                return known
         values = (*self.values[:at], value, *self.values[at + 1 :])
-        return ObjectDef.of(
-            self.head, values, (*self.facts[:at], facts(value), *self.facts[at + 1 :])
-        )
+        return ObjectDef.of(self.head, values, (*self.facts[:at], about, *self.facts[at + 1 :]))
 
     def is_of(self, node: GraphNode, seen: set[int]) -> bool:
         """Whether the mutable static attributes of an object are what this definition says.

@@ -41,6 +41,15 @@ CALLS_PER_PLAN = 64
 _ROOT: tp.Any = object()
 
 
+class _Never:
+    """Stands for a node without a version: an array reference, whose structure never changes."""
+
+    _nnx_version = 0
+
+
+_NEVER = _Never()
+
+
 class Stale(Exception):
     """A plan no longer describes its objects."""
 
@@ -72,6 +81,7 @@ class Plan:
         self.refs: list[tp.Any] = list(map(ref, traversal.nodes))
         self.versions = traversal.versions
         self.roots: list[tp.Any] = list(map(ref, roots))
+        self.states: list[tuple[tp.Any, int]]
         self.states = [(ref(state), version) for state, version in traversal.states]
         self.mutable = [
             (ref(versioned(traversal.nodes[number])), form) for number, form in traversal.mutable
@@ -83,8 +93,9 @@ class Plan:
 
         Raises Stale where a node is gone.
         """
+        pairs = zip(self.nodes(), self.versions)
         try:
-            return [weakref.ref(versioned(node)) for node in self.nodes()]
+            return [weakref.ref(versioned(node) if version else _NEVER) for node, version in pairs]
         except TypeError:  # None
             raise Stale from None
 
@@ -150,28 +161,27 @@ class Plan:
                 return None
         if self.epoch == start:
             return {}
-        changed: dict[int, tuple[tp.Any, int]] = {}
-        states = [(ref(), version) for ref, version in self.states]
-        if any(state is None or state._nnx_version != version for state, version in states):
+        decoded, changed = self.graphdef.decoded, dict[int, tuple[tp.Any, int]]()
+        try:  # in this order: an edit writes a definition first, and then the version
+            states = [ref()._nnx_version for ref, _ in self.states]
+            versions = [ref()._nnx_version for ref in self.carriers]
+            forms = [self.carriers[number]()._nnx_def for number in decoded.children]
+        except (AttributeError, Stale):  # something is gone
             return None
-        try:
-            pairs = zip(self.carriers, self.versions)
-        except Stale:
+        if states != [version for _, version in self.states]:
             return None
-        definitions = self.graphdef.decoded.node_defs
-        for number, (form, (ref, version)) in enumerate(zip(definitions, pairs)):
-            node = ref()
-            if node is None:
-                return None
-            same = not version or node._nnx_version == version
-            if type(form) is ObjectDef:
-                if not same:
+        if versions != self.versions:
+            pairs = zip(versions, self.versions)
+            for number in [n for n, (now, before) in enumerate(pairs) if now != before]:
+                box = self.carriers[number]()
+                if number in decoded.children or box is None:
                     return None
-                if node._nnx_def is not form and not form.mutable:
-                    changed[number] = node._nnx_def, version
-            elif not same:
-                version = observe(node)  # before the definition is read
-                changed[number] = node.definition, version
+                version = observe(box)  # before the definition is read
+                changed[number] = box.definition, version
+        if forms != decoded.object_defs:
+            for number, form, now in zip(decoded.children, decoded.object_defs, forms):
+                if now is not form and not form.mutable:
+                    changed[number] = now, versions[number]
         if not changed:
             self.epoch = start
         return changed
@@ -432,7 +442,7 @@ def usual_plan(root: tp.Any) -> Plan | None:
     if root._nnx_plans is None:
         _set_plans(root, Bounded(PLANS_PER_ROOT))
         return None
-    return view(root).plan
+    return find_plan((root,)) or view(root).plan
 
 
 def checked_view(node: tp.Any, graph: bool | None, caller: str) -> View:

@@ -304,8 +304,8 @@ class Decoded:
             return Decoded(tokens, len(self.roots), self.first)
         new = copy.copy(self)
         new.node_defs = [*self.node_defs]
-        new.__dict__.pop("fillers", None)
-        new.__dict__.pop("plain_objects", None)
+        for name in ("fillers", "object_defs", "plain_objects"):
+            new.__dict__.pop(name, None)
         for position in own:
             new.node_defs[nodes[position]] = tokens[position]
         return new
@@ -365,6 +365,11 @@ class Decoded:
         self.leaf_frames.append(frame)
         self.leaf_nodes.append(node)
         return len(self.leaf_nodes) - 1
+
+    @functools.cached_property
+    def object_defs(self) -> list[ObjectDef]:
+        """The definition of each object, in the order of `children`."""
+        return [self.node_defs[number] for number in self.children]
 
     @functools.cached_property
     def fillers(self) -> list[tuple[int, ObjectDef, list[Code], Values | None]]:

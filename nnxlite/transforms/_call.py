@@ -529,7 +529,9 @@ def explained(program: tp.Any, error: Exception, inputs: Inputs) -> Exception:
     refuse_non_arrays(name, program.call, inputs.leaves, remedy)
     arguments = [leaf.text() for leaf in program.call.leaves()]
     if options.in_name == "in_axes":
-        sizes = axis_complaint(arguments, inputs.leaves, axes, options.jax_options["axis_size"])
+        sizes = axis_complaint(
+            arguments, inputs.leaves, axes, dict(options.jax_options)["axis_size"]
+        )
         if sizes:
             return ValueError(f"{name}: {sizes}")
     outputs = [] if last is None else last.names(program.call)

@@ -119,11 +119,12 @@ class Program:
         run.__signature__ = RUN  # type: ignore[attr-defined]  # which JAX asks for, and takes long
         # `jax.pmap` wants an argument that has the axis; `filter_pmap`, the size alone.
         sized = options.is_array is not None and options.make is jax.pmap
-        size = options.jax_options["axis_size"] if sized else None
+        given = dict(options.jax_options)
+        size = given["axis_size"] if sized else None
         self.size = () if size is None else (np.zeros(size, bool),)
         # Axes of the leaves, and of what gives the size; of the static data, and of each group.
         axes = {"in_axes": (settings, *[0] * len(self.size)), "out_axes": (None, options.order)}
-        self.mapped = options.make(run, **axes, **options.jax_options)
+        self.mapped = options.make(run, **axes, **given)
 
     def run(self, inputs: Inputs, mapped: tp.Any) -> tp.Any:
         """Call JAX's function, or what it was compiled to, and write back what changed."""
@@ -151,7 +152,7 @@ class Program:
         self, inputs: Inputs, groups: tp.Any, written: tp.Container[int]
     ) -> None:
         """Keep arrays that were only read where they were moved, for the next call."""
-        mesh = self.options.jax_options.get("mesh")
+        mesh = dict(self.options.jax_options).get("mesh")
         if self.options.name == "pmap":  # which makes the mesh
             shardings = [getattr(x, "sharding", None) for x in jax.tree_util.tree_leaves(groups)]
             mesh = next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
@@ -171,7 +172,7 @@ class Program:
     ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
         options, call = self.options, self.call
         (args, kwargs), inner = enter(call, leaves)
-        names = options.metadata
+        names = dict(options.metadata)
         remove_axis_names(inner, self.values, names)
         result = self._fun()(*args, **kwargs)
         foreign, modes = options.axis_of is not None, options.modes
@@ -230,7 +231,7 @@ class Program:
             f"nnx.RngState in {self.options.in_name}."
         )
         if self.options.name == "shard_map":
-            given = self.options.jax_options
+            given = dict(self.options.jax_options)
             mesh = given["mesh"]
             mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
             names = given.get("axis_names") or mesh.axis_names
@@ -382,8 +383,8 @@ def _mapping(
         order=mentioned(*prefixes, default, constant),
         axis_of=None,
         make=make,
-        jax_options=jax_options,
-        metadata=dict(metadata) if PARTITION_NAME in metadata else {},
+        jax_options=tuple(jax_options.items()),
+        metadata=tuple(metadata.items()) if PARTITION_NAME in metadata else (),
         statics=statics,
     )
     return decorated(Mapped if make is jax.pmap else Transform, f, options)
