@@ -1,4 +1,4 @@
-"""Results that hold Variables of the arguments: refused where only values leave a transform."""
+"""Results that hold Variables of the arguments, or one twice, where only values leave a transform."""
 
 from __future__ import annotations
 
@@ -6,49 +6,14 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
+from tests.messages import refused, rows
 
-MODES = [{"graph_updates": False}, {"graph": False}]
-MESSAGE = (
-    r"Duplicate Param found at paths: 'seen.w' of the result, 'm.w' of the arguments\. A transform with "
-    r"graph_updates=False \(or graph=False\) does not support Variable aliasing, only values leave"
-)
-
-
-def counter():
-    return nnx.Dict(w=nnx.Param(jnp.ones(2)), n=nnx.BatchStat(jnp.zeros(2)))
+PLAIN, TREE = {"graph_updates": False}, {"graph": False}
 
 
 def show(m):
     m.n[...] += 1
     return {"seen": nnx.Dict(w=m.w)}
-
-
-RUNS = {
-    "jit": lambda m, **mode: nnx.jit(show, **mode)(m),
-    "vmap": lambda m, **mode: nnx.vmap(show, **mode)(m),
-    "remat": lambda m, **mode: nnx.remat(show, **mode)(m),
-    "cond": lambda m, **mode: nnx.cond(True, lambda t: show(*t), lambda t: show(*t), (m,), **mode),
-    "eval_shape": lambda m, **mode: nnx.eval_shape(show, m, **mode),
-    "checkify": lambda m, **mode: nnx.checkify(show, **mode)(m)[1],
-}
-
-
-@pytest.mark.parametrize("mode", MODES, ids=["plain", "tree"])
-@pytest.mark.parametrize("name", RUNS)
-def test_results_hold_no_variable_of_the_arguments(name, mode):
-    m = counter()
-    message = MESSAGE.replace("'m.w'", "'t.0.w'") if name == "cond" else MESSAGE
-    with pytest.raises(ValueError, match=message):
-        RUNS[name](m, **mode)
-    assert m.n[...].tolist() == [0, 0]
-    assert (RUNS[name](m)["seen"].w is m.w) == (name != "eval_shape")
-
-
-@pytest.mark.parametrize("mode", MODES, ids=["plain", "tree"])
-def test_a_variable_that_is_the_argument_itself_is_no_result(mode):
-    message = "Duplicate Param found at paths: '<root>' of the result, 'v' of the arguments"
-    with pytest.raises(ValueError, match=message):
-        nnx.jit(lambda v: v, **mode)(nnx.Param(jnp.ones(2)))
 
 
 def twice(x):
@@ -58,33 +23,6 @@ def twice(x):
 
 def aux(x):
     return x.sum(), twice(x)
-
-
-RESULTS = {
-    "jit": lambda x, **mode: nnx.jit(twice, **mode)(x),
-    "vmap": lambda x, **mode: nnx.vmap(twice, **mode)(x),
-    "remat": lambda x, **mode: nnx.remat(twice, **mode)(x),
-    "cond": lambda x, **mode: nnx.cond(True, twice, twice, x, **mode),
-    "switch": lambda x, **mode: nnx.switch(0, [twice, twice], x, **mode),
-    "eval_shape": lambda x, **mode: nnx.eval_shape(twice, x, **mode),
-    "grad": lambda x, **mode: nnx.grad(aux, has_aux=True, **mode)(x)[1],
-    "vjp": lambda x, **mode: nnx.vjp(aux, x, has_aux=True, **mode)[2],
-    "scan": lambda x, **mode: nnx.scan(twice, in_axes=0, out_axes=0, **mode)(x),
-}
-
-
-@pytest.mark.parametrize("name", RESULTS)
-def test_results_are_trees_where_graphs_are_off(name):
-    message = (
-        r"Duplicate Param found at paths of the result: '(1\.)?a\.w', '(1\.)?b\.0'\. "
-        rf"nnxlite\.{name} with graph=False does not support Variable aliasing: "
-        rf"objects must form a tree\. Remove the sharing, or pass graph=True to nnxlite\.{name}"
-    )
-    with pytest.raises(ValueError, match=message):
-        RESULTS[name](jnp.ones(2), graph=False)
-    for mode in ({}, {"graph_updates": False}):
-        out = RESULTS[name](jnp.ones(2), **mode)
-        assert out["a"]["w"] is out["b"][0]
 
 
 def knot(x):
@@ -98,11 +36,48 @@ def shared(x):
     return {"a": nnx.Dict(n=node, scale=2), "b": [node]}
 
 
-@pytest.mark.parametrize("transform", [nnx.jit, nnx.vmap, nnx.remat])
-def test_results_that_contain_an_object_twice_are_no_trees(transform):
-    for fun, paths in ((knot, "'a', 'a.inner.again'"), (shared, "'a.n', 'b.0'")):
-        with pytest.raises(
-            ValueError, match=f"Duplicate Dict found at paths of the result: {paths}"
-        ):
-            transform(fun, graph=False)(jnp.ones(2))
-        transform(fun, graph_updates=False)(jnp.ones(2))
+@rows("""
+    nnx.jit(show, **PLAIN)(m)
+        ValueError: Duplicate Param found at paths: 'seen.w' of the result, 'm.w' of the arguments. A
+            transform with graph_updates=False (or graph=False) does not support Variable aliasing,
+            only values leave
+    nnx.vmap(show, **TREE)(m)
+        ValueError: 'seen.w' of the result, 'm.w' of the arguments
+    nnx.remat(show, **PLAIN)(m)
+        ValueError: 'seen.w' of the result, 'm.w' of the arguments
+    nnx.cond(True, lambda t: show(*t), lambda t: show(*t), (m,), **TREE)
+        ValueError: 'seen.w' of the result, 't.0.w' of the arguments
+    nnx.eval_shape(show, m, **PLAIN)
+        ValueError: 'seen.w' of the result, 'm.w' of the arguments
+    nnx.checkify(show, **TREE)(m)
+        ValueError: 'seen.w' of the result, 'm.w' of the arguments
+    nnx.jit(lambda v: v, **PLAIN)(m.w)
+        ValueError: Duplicate Param found at paths: '<root>' of the result, 'v' of the arguments
+    nnx.jit(twice, **TREE)(x)
+        ValueError: Duplicate Param found at paths of the result: 'a.w', 'b.0'. nnxlite.jit with
+            graph=False does not support Variable aliasing: objects must form a tree. Remove the
+            sharing, or pass graph=True to nnxlite.jit
+    nnx.switch(0, [twice, twice], x, **TREE)
+        ValueError: 'a.w', 'b.0'. nnxlite.switch with graph=False
+    nnx.grad(aux, has_aux=True, **TREE)(x)
+        ValueError: '1.a.w', '1.b.0'. nnxlite.grad with graph=False
+    nnx.vjp(aux, x, has_aux=True, **TREE)
+        ValueError: '1.a.w', '1.b.0'. nnxlite.vjp with graph=False
+    nnx.scan(twice, in_axes=0, out_axes=0, **TREE)(x)
+        ValueError: 'a.w', 'b.0'. nnxlite.scan with graph=False
+    nnx.jit(knot, **TREE)(x)
+        ValueError: Duplicate Dict found at paths of the result: 'a', 'a.inner.again'
+    nnx.vmap(shared, **TREE)(x)
+        ValueError: Duplicate Dict found at paths of the result: 'a.n', 'b.0'
+""")
+def test_refusals(line, message):
+    m = nnx.Dict(w=nnx.Param(jnp.ones(2)), n=nnx.BatchStat(jnp.zeros(2)))
+    refused(line, message, {**globals(), "m": m, "x": jnp.ones(2)})
+
+
+@pytest.mark.parametrize("mode", [{}, PLAIN], ids=str)
+def test_new_objects_in_a_result_may_share_where_graphs_are_on(mode):
+    for transform in (nnx.jit, nnx.vmap, nnx.remat):
+        out = transform(twice, **mode)(jnp.ones(2))
+        assert out["a"]["w"] is out["b"][0]
+        transform(knot, **mode)(jnp.ones(2))
