@@ -9,7 +9,6 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import nnxlite as nnx
@@ -28,25 +27,6 @@ def counted(fun):
     return inner, traces
 
 
-def test_arrays_are_traced_and_the_rest_is_static():
-    inner, traces = counted(lambda x, y: (x + y, "text", len))
-    f, one = nnx.filter_jit(inner), jnp.array(1)
-    for x, y, count in ((one, one, 1), (one, one + 4, 1), (one, 2, 2), (one, 2, 2), (one, 3, 3)):
-        assert f(x, y) == (x + y, "text", len) and len(traces) == count
-    assert f(1, 2) == (3, "text", len) and len(traces) == 4
-    assert f(np.ones(2), 1)[0].tolist() == [2, 2]
-
-
-def test_functions_are_static_leaves_that_are_equal_to_themselves_only():
-    inner, traces = counted(lambda f, x: f(x))
-    apply, make, x = nnx.filter_jit(inner), lambda n: lambda x: x + n, jnp.array(1)
-    one = make(1)
-    for f, y, count in ((one, 2, 1), (one, 2, 1), (make(1), 2, 2), (make(2), 3, 3)):
-        assert apply(f, x) == y and len(traces) == count
-    for _ in range(2):  # except those of libraries that never edit what they capture
-        assert apply(optax.constant_schedule(0.5), x) == 0.5 and len(traces) == 4
-
-
 def test_ahead_of_time_a_buffer_that_is_not_reused_is_warned_of_if_wanted():
     x, total = jnp.ones((1, 3)), lambda x: x.sum()
     compiled = nnx.filter_jit(total, donate="all").lower(x).compile()  # warnings are errors here
@@ -60,20 +40,14 @@ def test_frozen_modules_with_static_leaves_compile_once():
         weight: jax.Array
         activation: object = jax.nn.relu
 
-        def __call__(self, x):
-            return self.activation(self.weight * x)
-
-    inner, traces = counted(lambda layer, x: (layer, layer(x)))
-    f = nnx.filter_jit(inner)
-    layer = Layer(jnp.array(2.0))
+    inner, traces = counted(lambda layer, x: (layer, layer.activation(layer.weight * x)))
+    f, layer = nnx.filter_jit(inner), Layer(jnp.array(2.0))
     same, y = f(layer, 3.0)
     assert y == 6 and same is layer
     f(Layer(jnp.array(5.0)), 3.0)
     assert len(traces) == 1
     f(Layer(jnp.array(5.0), jnp.tanh), 3.0)
     assert len(traces) == 2
-    new = nnx.filter_jit(lambda w: Layer(w, jnp.tanh))(jnp.array(1.0))
-    assert new.activation is jnp.tanh and new.weight == 1
 
 
 class Net(nnx.Module):
@@ -171,22 +145,11 @@ def test_a_module_inside_of_wrappers_is_an_argument(jit, wrap):
     np.testing.assert_allclose(method(x), 2 * before, rtol=1e-6)
 
 
-def test_compiler_options():
+def test_the_stages_have_those_of_jax():
     lowered = nnx.filter_jit(lambda x, n: x * n).lower(jnp.ones(2), 2)
     compiled = lowered.compile(compiler_options={"xla_cpu_enable_fast_math": True})
-    assert compiled(jnp.ones(2), 2).tolist() == [2, 2]
     assert lowered.lowered.as_text() == lowered.as_text()
     assert compiled.compiled.cost_analysis() == compiled.cost_analysis()
-
-
-def test_a_bound_method_has_no_private_attribute_of_its_function():
-    class Layer(nnx.Module):
-        @nnx.filter_jit
-        def go(self, x):
-            return x
-
-    with pytest.raises(AttributeError, match="^_compiled$"):
-        Layer().go._compiled
 
 
 # filter_vmap and filter_pmap ----------------------------------------------------------------------

@@ -35,14 +35,6 @@ class Built(Affine):
         self.extra = jnp.zeros(2)
 
 
-def test_every_field_is_a_leaf_unless_it_is_static():
-    assert jax.tree.leaves(Affine(2.0)) == [False, 2.0]
-    assert jax.tree.structure(Affine(2.0)) == jax.tree.structure(Affine(3.0))
-    assert jax.tree.structure(Affine(2.0)) != jax.tree.structure(Affine(2.0, size=4))
-    chosen, rest = nnx.partition(Affine(2.0), nnx.is_array)
-    assert chosen.flag is None and rest.weight is None and rest.size == 3
-
-
 def test_generated_and_written_init():
     assert Affine(2.0, True).flag is True and Affine(weight=1).weight.dtype == jnp.int32
     built = Built(2.0)
@@ -121,18 +113,6 @@ def test_copies_and_pickles():
     assert new(2.0).tolist() == [2.0]
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'weight'"):
         new.weight = jnp.zeros(1)
-
-
-def test_sharing_between_frozen_modules_is_kept():
-    class Pair(nnx.Module, frozen=True):
-        one: Affine
-        two: Affine
-
-    layer = Affine(2.0)
-    pair = nnx.tree_at(lambda p: p.one.weight, Pair(layer, layer), 3.0)
-    assert pair.one is pair.two
-    out = nnx.filter_jit(lambda p: nnx.tree_at(lambda p: p.two.weight, p, 4.0))(pair)
-    assert out.one is out.two and out.one.weight == 4
 
 
 class Net(nnx.Module, frozen=True):

@@ -13,7 +13,7 @@ import nnxlite as nnx
 from nnxlite.filtered._specs import leaves_of
 from tests.laws import model
 from tests.laws.graphs import Box, Pair
-from tests.laws.model import references
+from tests.laws.model import content, references
 from tests.laws.programs import pairs
 
 
@@ -111,6 +111,37 @@ def test_halves_of_objects_that_share_join_again(pair, spec, inverse):
     assert not {id(x) for x in references(again)} & {id(x) for x in references(pair)}
     chosen = nnx.filter(pair, spec, inverse=inverse)
     assert [type(x) for x in references(chosen)] == [type(x) for x in references(pair)]
+
+
+def floats(tree):
+    """The float Variables and arrays of a tree, by path."""
+    values = {p: x.get_raw_value() if model.is_variable(x) else x for p, x in model.leaves(tree)}
+    return {p: x for p, x in values.items() if nnx.is_inexact_array(x)}
+
+
+@settings(max_examples=15)
+@given(pairs)
+def test_filter_jit_and_filter_grad_keep_the_form_of_objects_that_share(pair):
+    def write(pair):
+        for variable in references(pair):
+            if model.is_variable(variable) and nnx.is_inexact_array(variable.get_value()):
+                variable[...] = 2 * variable[...]
+        return pair
+
+    other, refs = model.copied(pair), references(pair)
+    found, expected = nnx.filter_jit(write)(pair), write(other)
+    for mine, theirs in ((pair, other), (found, expected)):
+        assert model.canonical(mine, content) == model.canonical(theirs, content)
+    assert all(x is y for x, y in zip(references(found), refs, strict=True))
+    grads = nnx.filter_grad(
+        lambda t: sum((x * x).sum() for x in [*floats(t).values(), jnp.zeros(())])
+    )(pair)
+    chosen = nnx.filter(pair, nnx.is_inexact_array)
+    blank = lambda leaf: None
+    assert model.canonical(grads, blank) == model.canonical(chosen, blank)
+    assert {p: x.tolist() for p, x in floats(grads).items()} == {
+        p: (2 * x).tolist() for p, x in floats(chosen).items()
+    }
 
 
 @settings(max_examples=4, deadline=None)

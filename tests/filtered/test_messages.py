@@ -65,20 +65,14 @@ def ruled_jvp(rule):
         ValueError: 1 primals and 0 tangents
     nnx.filter_jvp(abs, (1,), (1.0,))
         ValueError: it must be None
-    nnx.filter_jvp(abs, (ONES,), (jnp.ones(3),))
-        ValueError: of its shape
     pull(lambda x: (x, "a"), X)((None, None))
         ValueError: the cotangent at '0' is nothing
     pull(same, X)([X])
         ValueError: the cotangent at '0' is a float32[1, 3], which matches no leaf
-    pull(lambda x: [x], X)([X, X])
-        ValueError: at '1' is a float32[1, 3], which matches no leaf
     pull(lambda x: (x, 3.0), X)((X, 1.0))
         ValueError: at '1' is a float, but ... it must be None
     pull(same, X)(X.astype(jnp.bfloat16))
         ValueError: is bfloat16[1, 3], where float32[1, 3] needs one of its own
-    nnx.filter_jvp(same, (X,), (X + 1j,))
-        TypeError: is complex64[1, 3], where float32[1, 3] needs one of its own
     jax.jvp(ruled_jvp(lambda p, t: (p[0], X > 0)), (X,), (X,))
         TypeError: is bool[1, 3], where float32[1, 3] needs one of its own
     jax.grad(lambda x: ruled(same, X.astype(int))(x).sum())(X)
@@ -105,16 +99,12 @@ def test_derivatives(line, message):
         ValueError: no out=: arrays are traced
     nnx.filter_jit(ADD, donate="some")
         ValueError: it must be one of ('all', 'all-except-first', 'warn'
-    nnx.filter_jit(ADD, donate=True)
-        ValueError: it must be one of ('all', 'all-except-first', 'warn'
     COMPILED(ONES, 4)
         TypeError: filter_jit ... was compiled for arguments of another structure: n: 3 -> 4. Lower
     COMPILED(jnp.ones(4), 3)
         TypeError: filter_jit( ... ): ... compiled with
     MAPPED(ONES, 3)
         TypeError: was compiled for arguments of another structure: k: 2 -> 3. Lower
-    MAPPED(ONES)
-        TypeError: was compiled for arguments of another structure: k: gone. Lower
     nnx.filter_vmap(ADD, in_axes=(0, 0))(ONES, "a")
         TypeError: cannot interpret argument 'y' as an array, it is of type 'str'
     nnx.filter_vmap(ADD, in_axes=(0,))(1, 2)
@@ -123,14 +113,10 @@ def test_derivatives(line, message):
         ValueError: filter_vmap takes no args=: use in_
     nnx.filter_vmap(lambda x: "a", out_axes=0)(ONES)
         TypeError: out_axes: the leaf at 'result' must be traced
-    nnx.filter_vmap(lambda x: {"a": [x, "s"]}, out_axes={"a": [0, 0]})(ONES)
-        TypeError: the leaf at 'result.a.1' must be traced, but str 's' is neither an array
     nnx.filter_vmap(lambda x: {"a": [1.0, x]}, out_axes=None)(ONES)
         ValueError: batched: the result 'a.1' has axis None, and its value differs
     nnx.filter_vmap(lambda x: [x], out_axes=[lambda x: "a"])(ONES)
         ValueError: answered 'a' for the leaf at 'result.0'
-    nnx.filter_vmap(ADD, in_axes=lambda x: "a")(ONES, 1)
-        ValueError: answered 'a' for the leaf at 'x'
     nnx.filter_vmap(same, in_axes=nnx.Param, out_axes=None)(nnx.Dict(w=nnx.Param(ONES)))
         ValueError: out_axes for a shared Param: at 'x.w' it is 0, in the result at 'w' it is None
     nnx.filter_pmap(ADD, donate="x")
@@ -177,8 +163,6 @@ def test_transforms(line, message):
         ValueError: does not return a part of the tree, but 7
     nnx.tree_at(lambda m: m.rate, model, 2)
         ValueError: For a static attribute give its path
-    nnx.tree_at(lambda t: (t[0], t[0]), [1], (2, 3))
-        ValueError: the part at '0' twice
     nnx.tree_at(lambda m: (m.first, m.second), model, (2, 3))
         ValueError: twice; each part can be replaced once
     nnx.tree_at(lambda t: (t[0], t[0][1]), [[1, 2]], (2, 3))
@@ -189,8 +173,6 @@ def test_transforms(line, message):
         ValueError: same length, got int
     nnx.tree_at("a.c", {"a": {"b": 1}}, 3)
         ValueError: nothing at 'a.c': dict at 'a' has no 'c'
-    nnx.tree_at("first.x", model, 3)
-        ValueError: Linear at 'first' has no 'x'
     nnx.tree_at(lambda t: t[0][0], [1], 2)
         TypeError: it looked inside a leaf int with
     nnx.tree_at(lambda t: t["c"] if t["b"] is None else t["a"], nones, 5)
