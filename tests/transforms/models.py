@@ -8,7 +8,6 @@ import contextlib
 import jax
 import jax.monitoring
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import nnxlite as nnx
@@ -47,12 +46,6 @@ class Tied(nnx.Module):
         return (jnp.sin(self.a) * self.b + self.child.leaf) * x
 
 
-def lane(model, number):
-    """One slice of a stack, as a model of its own."""
-    graphdef, state = nnx.split(model)
-    return nnx.merge(graphdef, jax.tree.map(lambda x: x[number], state))
-
-
 def values(tree):
     """Leaves of a pytree of Variables, objects and arrays as nested lists."""
     return [jnp.asarray(x).tolist() for x in jax.tree.leaves(tree)]
@@ -67,52 +60,6 @@ def snapshot(*objects):
     return [
         (nnx.graphdef(x), [id(raw(v)) for _, v in nnx.to_flat_state(nnx.state(x))]) for x in objects
     ]
-
-
-def assert_close(a, b, atol=1e-6):
-    """Two pytrees of the same structure with close leaves."""
-    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=atol)
-    jax.tree.map(close, a, b)
-
-
-# The catalogue of the matrix: each model with the same function written by hand over dicts --------
-#
-# `pure(p, s, x)` takes the parameters and the other values by path, and returns the result with the
-# values that the call leaves.
-
-
-class Norm(nnx.Module):
-    """Batch statistics."""
-
-    def __init__(self):
-        self.norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
-
-    def __call__(self, x):
-        return self.norm(x)
-
-    @staticmethod
-    def pure(p, s, x):
-        mean, var = x.mean(0), (x**2).mean(0) - x.mean(0) ** 2
-        y = (x - mean) * jax.lax.rsqrt(var + 1e-5) * p["norm.scale"] + p["norm.bias"]
-        new = {"norm.mean": mean, "norm.var": var}
-        return y, {k: 0.99 * s[k] + 0.01 * new[k] for k in new}
-
-
-class Drop(nnx.Module):
-    """A random stream."""
-
-    def __init__(self):
-        self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
-
-    def __call__(self, x):
-        return self.drop(x)
-
-    @staticmethod
-    def pure(p, s, x):
-        count = s["drop.rngs.count"]
-        key = jax.random.fold_in(s["drop.rngs.key"], count)
-        y = jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x / 0.5, 0.0)
-        return y, {**s, "drop.rngs.count": count + 1}
 
 
 class Medley(nnx.Module):
@@ -137,42 +84,6 @@ class Medley(nnx.Module):
             self.child.n = nnx.Variable(jnp.array(0.0))
         self.child.n[...] += 1
         return y + self.child.n
-
-    @staticmethod
-    def pure(p, s, x):
-        mean, w = x.mean(0), p["child.tied"]
-        y = jnp.sin(x * w + w * s["child.last"] + s["draws"])
-        n = s.get("child.n", jnp.array(0.0)) + 1
-        new = {
-            "mean": (s["mean"] + mean) / 2,
-            "draws": s["draws"] + 1,
-            "child.last": mean,
-            "child.n": n,
-            "h": y,
-        }
-        return y + n, new
-
-
-CATALOGUE = {
-    "norm": Norm,
-    "drop": Drop,
-    "medley": Medley,
-}
-
-
-def by_path(model, *filters):
-    """The values of a model's Variables by dotted path."""
-    state = nnx.state(model, *filters)
-    return {".".join(map(str, p)): v.get_raw_value() for p, v in nnx.to_flat_state(state)}
-
-
-def objects_by_path(model):
-    """Every object and Variable of a model, by path."""
-    return {
-        path: node
-        for path, node in nnx.iter_graph(model)
-        if isinstance(node, (nnx.Pytree, nnx.Variable))
-    }
 
 
 @contextlib.contextmanager

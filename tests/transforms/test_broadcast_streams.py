@@ -98,30 +98,6 @@ def test_the_remedy_of_the_warning_gives_each_iteration_its_keys():
     assert int(rngs.noise.count.value) == 3
 
 
-def test_a_new_key_in_the_body_is_not_kept():
-    def again(rngs, x):
-        nnx.reseed(rngs, noise=7)
-        return noisy(rngs, x)
-
-    rngs = nnx.Rngs(noise=0)
-    with pytest.warns(UserWarning, match="'noise' is broadcast"):
-        out = nnx.scan(again, in_axes=(None, 0), out_axes=0)(rngs, XS)
-    assert jnp.array_equal(out[0], out[2]) and int(rngs.noise.count.value) == 0
-    assert jnp.array_equal(rngs.noise(), nnx.Rngs(noise=0).noise())
-
-
-def test_statistics_beside_a_stream_are_not_lost():
-    def body(layer, x):
-        layer.calls[...] += 1
-        return noisy(layer.rngs, x)
-
-    layer = nnx.Dict(rngs=nnx.Rngs(noise=0), calls=nnx.BatchStat(jnp.zeros(())))
-    lost = pytest.raises(ValueError, match=r"the body writes 'layer\.calls'")
-    with pytest.warns(UserWarning), lost:
-        nnx.scan(body, in_axes=(None, 0), out_axes=0)(layer, XS)
-    assert int(layer.rngs.noise.count.value) == 0 and float(layer.calls.value) == 0
-
-
 def test_the_condition_of_a_loop_draws_the_key_that_the_body_draws_next():
     drawn = []
 

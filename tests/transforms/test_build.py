@@ -40,11 +40,6 @@ def eager():
     return build()
 
 
-@pytest.fixture(scope="module")
-def mesh():
-    return jax.make_mesh((4,), ("model",), axis_types=(AxisType.Auto,))
-
-
 def bare(value):
     """The bits of a value: a random key as the numbers in it, a small float as an integer."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -83,7 +78,8 @@ def test_one_program_builds_model_and_optimizer_as_eager_code_does(eager):
     assert_same(again, eager)
 
 
-def test_annotated_parameters_are_born_sharded(eager, mesh):
+def test_annotated_parameters_are_born_sharded(eager):
+    mesh = jax.make_mesh((4,), ("model",), axis_types=(AxisType.Auto,))
     with jax.set_mesh(mesh):
         (model, optimizer), programs = compiled_by(nnx.jit(build))
     assert programs == 1
@@ -91,14 +87,3 @@ def test_annotated_parameters_are_born_sharded(eager, mesh):
     for variable in (model.up.kernel, optimizer.opt_state[0].mu.up.kernel):
         assert variable.get_value().sharding.is_equivalent_to(columns, 2)
     assert_same((model, optimizer), eager, 4)  # XLA may take other instructions for a part
-
-
-def test_out_shardings_place_what_is_built(eager, mesh):
-    columns, everywhere = NamedSharding(mesh, P(None, "model")), NamedSharding(mesh, P())
-    up_kernel = nnx.All(nnx.PathContains("up"), nnx.PathContains("kernel"))
-    place = nnx.StateSharding({up_kernel: columns, ...: everywhere})
-    model, optimizer = nnx.jit(build, out_shardings=place)()
-    assert_same((model, optimizer), eager, 4)
-    for path, variable in nnx.to_flat_state(nnx.state((model, optimizer))):
-        chosen = columns if {"up", "kernel"} <= set(path) else everywhere
-        assert variable.get_value().sharding.is_equivalent_to(chosen, variable.ndim), path

@@ -195,29 +195,3 @@ def test_the_wrapper_is_a_good_citizen(name):
         assert repr(transform()(call)) == repr(wrapped)
     with pytest.raises(TypeError, match="Expected a callable to transform, got int"):
         transform(3)
-
-
-METHODS = {
-    "jit": lambda y: float(y),
-    "value_and_grad": lambda y: float(y[0]),
-    "vjp": lambda y: float(y[0]),
-    "remat": float,
-    "checkify": lambda y: float(y[1]),
-    "filter_jit": float,
-    "filter_checkpoint": float,
-}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_are_decorated_in_the_class_body(name):
-    class Net(Scale):
-        @DECORATORS[name]
-        def method(self, x):
-            """Scales."""
-            return self(x)
-
-    m = Net()
-    y = m.method(jnp.array(3.0))
-    assert METHODS[name](y) == 6.0 and float(m.n.value) == 1.0
-    assert METHODS[name](Net.method(m, jnp.array(3.0))) == 12.0
-    assert (Net.method.__name__, Net.method.__doc__) == ("method", "Scales.")

@@ -102,7 +102,7 @@ def step(model, x):
     grads = nnx.grad(lambda m: ((m(x) - x) ** 2).mean())(model)
     model.kernel -= 1e-3 * grads["kernel"].value
 x = layout.put(np.ones((64, 64), "float32"))
-for _ in range(200):
+for _ in range(100):
     step(model, x)
 print(float(model.kernel.value.sum()))
 """

@@ -84,7 +84,5 @@ def test_every_kind_of_integer(call):
 
 
 def test_an_array_of_numbers_is_several():
-    expected = nnx.grad(scaled, argnums=(0, 1))(X, 3.0)
     assert nnx.jit(scaled, static_argnums=np.array([1]))(X, 3) == scaled(X, 3)
     assert nnx.remat(scaled, static_argnums=np.array([1]))(X, 3) == scaled(X, 3)
-    assert len(expected) == 2

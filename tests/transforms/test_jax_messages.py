@@ -70,9 +70,6 @@ def test_arguments_by_keyword_static_ones_and_bound_methods():
         (lambda f: nnx.cond(True, f, f, MLP(), BATCH), "model.layers[0].kernel"),
         (lambda f: nnx.scan(f, in_axes=(None, 0), out_axes=0)(MLP(), {"x": jnp.ones((3, 1, 2))}),
          "model.layers[0].kernel"),
-        (lambda f: nnx.while_loop(lambda m: True, lambda m: f(m, BATCH), MLP()),
-         "m.layers[0].kernel"),
-        (lambda f: nnx.fori_loop(0, 2, lambda i, m: f(m, BATCH), MLP()), "m.layers[0].kernel"),
         (lambda f: nnx.fori_loop(0, jnp.array(2), lambda i, m: f(m, BATCH), MLP()),
          "m.layers[0].kernel"),
     ],
@@ -218,39 +215,6 @@ def test_an_error_outside_of_modules_is_noted_with_the_function(args):
         assert "args[0]: weakly typed int32[], " in note and note.endswith(" and 4 more.")
 
 
-def writes_text(m):
-    m.w.value = "x"
-    return m
-
-
-def replaces_variable(m):
-    m.label = "new"
-    return m
-
-
-@pytest.mark.parametrize(
-    ("transform", "name"),
-    [
-        (nnx.jit, r"jit\({f}\)"),
-        (lambda f: nnx.vmap(f, in_axes=None, axis_size=2), r"vmap\({f}\)"),
-        (nnx.remat, r"remat\({f}\)"),
-        (lambda f: lambda m: nnx.eval_shape(f, m), r"eval_shape\({f}\)"),
-        (nnx.make_jaxpr, r"make_jaxpr\({f}\)"),
-        (nnx.checkify, r"checkify\({f}\)"),
-        (lambda f: lambda m: nnx.cond(True, f, f, m), r"cond\({f}\)"),
-        (lambda f: lambda m: nnx.fori_loop(0, 2, lambda i, m: f(m), m), "fori_loop"),
-    ],
-)
-@pytest.mark.parametrize(("fun", "path"), [(writes_text, "w"), (replaces_variable, "label")])
-def test_a_text_that_is_stored_in_the_place_of_an_array(transform, name, fun, path):
-    m = nnx.Dict(w=nnx.Param(jnp.ones(2)), label=nnx.Variable(jnp.zeros(())))
-    name = name.format(f=fun.__name__)
-    text = rf"^{name} stored a value of type 'str' at 'm\.{path}', which is not a valid JAX type"
-    with pytest.raises(TypeError, match=text):
-        transform(fun)(m)
-    assert m.w.value.tolist() == [1.0, 1.0] and isinstance(m.label, nnx.Variable)
-
-
 # What donation and captured states lead to, and the remedies --------------------------------------
 
 
@@ -304,10 +268,3 @@ def test_a_state_that_a_function_captures(jit, use):
     assert "nnx.merge(graphdef, state, copy=True)" in str(caught.value)
     jit(lambda: use(nnx.merge(graphdef, state, copy=True)))()
     assert (nnx.merge(graphdef, state).kernel == linear().kernel).all()
-
-
-def test_an_object_that_a_function_captures_and_returns():
-    model = linear()
-    with pytest.raises(ValueError, match=r"or return a copy: nnx\.clone\(captured\)"):
-        nnx.jit(lambda: model)()
-    assert (nnx.jit(lambda: nnx.clone(model))().kernel == model.kernel).all()

@@ -82,55 +82,39 @@ def test_without_updates_a_captured_object_without_variables_is_returned_as_a_ne
 # What can be wrapped ------------------------------------------------------------------------------
 
 
-class Stateful(nnx.Module):
+class Built(Foo):
     """Methods compiled in the class body."""
-
-    def __init__(self, start=0.0):
-        self.n = nnx.Variable(jnp.array(start))
-
-    @nnx.jit
-    def __call__(self, by=1.0):
-        self.n[...] += by
-        return self.n * 1.0
-
-    @nnx.jit(static_argnames="times", donate="written")
-    def repeat(self, by, times):
-        for _ in range(times):
-            self(by)
 
     @classmethod
     @nnx.jit(static_argnums=0)
-    def build(cls, start):
-        return cls(start)
+    def build(cls, x):
+        return cls(x)
 
     @staticmethod
-    @nnx.jit
-    def both(a, b):
-        return a(1.0) + b(1.0)
+    @nnx.jit(static_argnames="times", donate="written")
+    def scaled(m, by, times=1):
+        m.n[...] += by * times
+        return m.n * 1.0
 
 
-def test_methods_decorated_in_the_class_body():
-    m = Stateful()
-    assert float(m()) == 1.0 and float(m(by=2.0)) == 3.0
-    m.repeat(1.0, times=2)
-    m.repeat(1.0, 1)
-    assert float(m.n.value) == 6.0
-    assert float(Stateful.__call__(m, 1.0)) == 7.0
-    assert float(Stateful.both(m, m)) == 17.0
-    assert float(Stateful.build(4.0).n.value) == 4.0
-    assert float(nnx.jit(m)(1.0)) == 10.0  # an object whose call is transformed
+def test_methods_of_a_class_and_static_ones():
+    m = Built.build(4.0)
+    assert type(m) is Built and float(m.x.value) == 4.0
+    assert float(Built.scaled(m, 1.0, times=2)) == 2.0 and float(m.scaled(m, 1.0)) == 3.0
 
 
 def test_numbers_count_from_the_first_argument_that_is_still_to_be_given():
-    scaled = lambda m, by, times: m(by * times)
-    m = Stateful()
-    bound = nnx.jit(functools.partial(scaled, m), static_argnums=1)
-    assert float(bound(1.0, 2)) == 2.0 and float(m.n.value) == 2.0
-    method = nnx.jit(m.__call__, static_argnums=0)
-    assert float(method(1.0)) == 3.0 and float(method(by=1.0)) == 4.0
+    def scaled(m, by, times):
+        m.n[...] += by * times
+        return m.n * 1.0
+
+    m = type("Net", (Foo,), {"scaled": scaled})()
+    bound, method = nnx.jit(functools.partial(scaled, m), static_argnums=1), nnx.jit(m.scaled)
+    assert float(bound(1.0, 2)) == 2.0 and float(method(by=1.0, times=2.0)) == 4.0
+    assert float(nnx.jit(m.scaled, static_argnums=1)(1.0, 3)) == float(m.n.value) == 7.0
 
 
-@pytest.mark.parametrize("fun", [forward, Stateful.repeat], ids=["function", "method"])
+@pytest.mark.parametrize("fun", [forward, Built.scaled], ids=["function", "method"])
 def test_a_decorated_function_is_pickled_by_its_name(fun):
     """As functions are: a pool of processes takes it, and a copy is the function itself."""
     assert pickle.loads(pickle.dumps(fun)) is fun
@@ -269,32 +253,25 @@ def test_clear_cache(jit):
 # Modes --------------------------------------------------------------------------------------------
 
 
-def test_defaults_in_force_and_arguments_that_override_them():
+def test_a_function_keeps_the_defaults_of_when_it_was_made_and_arguments_override_them():
     def grow(m):
         m.x.value = m.x + 1
         m.extra = 1
 
-    jitted, explicit = nnx.jit(grow), nnx.jit(grow, graph_updates=True)
-    m = Foo()
+    jitted = nnx.jit(grow)
     with nnx.set_graph_updates(False):
-        plain = nnx.jit(grow)
-        plain(m)
-        assert not hasattr(m, "extra") and float(m.x.value) == 2.0
-        explicit(m)
-        assert m.extra == 1 and float(m.x.value) == 3.0
-        other = Foo()
-        jitted(other)  # made before: it keeps the default of then
-        assert other.extra == 1
-    third = Foo()
-    plain(third)
-    assert not hasattr(third, "extra")
-    tied = Tied()
+        plain, explicit = nnx.jit(grow), nnx.jit(grow, graph_updates=True)
+        jitted(inside := Foo())
     with nnx.set_graph_mode(False):
-        trees = nnx.jit(call)
-        forward(tied, 1.0)
-        nnx.jit(call, graph=True)(tied, 1.0)
+        trees, graphs = nnx.jit(call), nnx.jit(call, graph=True)
+        forward(Tied(), 1.0)
+    for run, grows in ((jitted, True), (plain, False), (explicit, True)):
+        run(m := Foo())
+        assert hasattr(m, "extra") is grows and float(m.x.value) == 2.0
+    assert inside.extra == 1
+    graphs(Tied(), 1.0)
     with pytest.raises(ValueError, match="Duplicate"):
-        trees(tied, 1.0)
+        trees(Tied(), 1.0)
 
 
 # Donation -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""vmap, pmap and shard_map: axes and specs, state, what is written, static arguments."""
+"""vmap, pmap, shard_map, and scan by axes: state, what is written, specs, static arguments."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
-from tests.transforms.models import Foo, lane
+from tests.transforms.models import Foo
 
 DEVICES = 8
 
@@ -39,29 +41,75 @@ def sharded(f, in_specs, out_specs, mesh=MESH, **options):
     return nnx.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
 
 
+# Any axes -----------------------------------------------------------------------------------------
+
+KINDS = {"p": nnx.Param, "b": nnx.BatchStat, "c": nnx.Cache}
+NAMES = st.sampled_from([*KINDS])
+AXES = st.sampled_from([0, 1, None, nnx.Carry])
+
+
+def mapped(name, f, axes):
+    """The function under a transform, for a model whose Variables have these axes, and an array."""
+    by_kind = nnx.StateAxes({KINDS[n]: axis for n, axis in axes.items()})
+    if name == "filter_vmap":
+        by_kind = nnx.Any(*[KINDS[n] for n, axis in axes.items() if axis == 0])
+        return nnx.filter_vmap(f, in_axes=(by_kind, 0))
+    if name == "vmap":
+        return nnx.vmap(f, in_axes=(by_kind, 0))
+    return nnx.scan(f, in_axes=(by_kind, 0), out_axes=0)
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from(["scan", "vmap", "filter_vmap"]),
+    st.tuples(AXES, AXES, AXES),
+    st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=3),
+)
+def test_L5_maps_and_scans_do_what_a_loop_of_python_over_slices_does(name, axes, program):
+    """What has an axis is sliced; what is carried goes from one to the next, the rest is read."""
+    allowed = {"scan": [0, 1, None, nnx.Carry], "vmap": [0, 1, None], "filter_vmap": [0, None]}
+    axes = {n: a if a in allowed[name] else None for n, a in zip(KINDS, axes)}
+
+    def f(m, x):
+        for target, source in program:
+            if axes[target] is not None:
+                m[target].value = (m[target].value + x * m[source].value.sum()) % 16
+        return sum(v.value.sum() for v in m.values())
+
+    values = {n: np.arange(9.0, dtype=np.float32).reshape(3, 3) + i for i, n in enumerate(KINDS)}
+    model = nnx.Dict({n: kind(jnp.array(values[n])) for n, kind in KINDS.items()})
+    variables, xs = [*model.values()], np.arange(1.0, 4.0, dtype=np.float32)
+    ys = mapped(name, f, axes)(model, xs)
+    for i, x in enumerate(xs):
+        whole = lambda n: not isinstance(axes[n], int)
+        views = {n: v if whole(n) else np.moveaxis(v, axes[n], 0)[i] for n, v in values.items()}
+        slices = nnx.Dict({n: nnx.Variable(view) for n, view in views.items()})
+        assert ys[i] == f(slices, x)
+        for n, view in views.items():
+            view[...] = slices[n].value
+    assert all(x is y for x, y in zip(model.values(), variables))
+    assert {n: v.value.tolist() for n, v in model.items()} == {
+        n: value.tolist() for n, value in values.items()
+    }
+
+
 # vmap ---------------------------------------------------------------------------------------------
 
 
-def test_axes_by_variable_and_what_is_written_or_returned_keeps_its_axis():
+def test_what_is_added_or_returned_has_the_axis_of_its_kind():
     def f(m, x):
-        assert m.w.shape == (2,) and m.n.shape == () and m.k.shape == ()
-        m.n[...] += x
-        m.w.value = m.w * x
-        m.k.value = m.k + 1.0
         m.seen = nnx.Param(x * jnp.ones(2))
         return nnx.Dict(w=nnx.Param(x * jnp.ones(2)), n=nnx.Variable(5.0), k=nnx.BatchStat(x))
 
-    m = nnx.Dict(
-        w=nnx.Param(jnp.ones((2, 4))), n=nnx.BatchStat(jnp.zeros(4)), k=nnx.Variable(jnp.array(3.0))
-    )
-    axes = nnx.StateAxes({nnx.Param: 1, "n": 0, nnx.BatchStat: 0, ...: None})
-    variables, rows = dict(m.items()), [[0.0, 1.0, 2.0, 3.0]] * 2
-    result = nnx.StateAxes({nnx.Param: 1, nnx.BatchStat: 0, ...: None})
-    out = nnx.vmap(f, in_axes=(axes, 0), out_axes=result)(m, jnp.arange(4.0))
-    assert m.w.value.tolist() == m.seen.value.tolist() == rows and m.n.value.tolist() == rows[0]
-    assert float(m.k.value) == 4.0
-    assert all(m[name] is variable for name, variable in variables.items())
-    assert out.w.value.tolist() == rows and out.k.value.tolist() == rows[0] and out.n.value == 5.0
+    m, axes = nnx.Dict(), nnx.StateAxes({nnx.Param: 1, nnx.BatchStat: 0, ...: None})
+    out = nnx.vmap(f, in_axes=(axes, 0), out_axes=axes)(m, jnp.arange(4.0))
+    assert m.seen.value.tolist() == out.w.value.tolist() == [[0.0, 1.0, 2.0, 3.0]] * 2
+    assert out.k.value.tolist() == [0.0, 1.0, 2.0, 3.0] and out.n.value == 5.0
+
+
+def test_a_class_builds_a_stack():
+    inside = nnx.vmap(nnx.Linear, in_axes=(None, None), axis_size=2)
+    assert inside(2, 3, rngs=nnx.Rngs(0).fork(split=2)).kernel.shape == (2, 2, 3)
 
 
 def test_names_and_sizes_of_the_axis():
@@ -82,23 +130,6 @@ def test_spmd_axis_name_reaches_the_compiler(name):
     jaxpr = nnx.make_jaxpr(mapped, graph_updates=False)(Foo(), jnp.ones((8, 4)))
     (eqn,) = [e for e in jaxpr.eqns if str(e.primitive) == "sharding_constraint"]
     assert (eqn.params["sharding"].spec == P("a")) == (name is not None)
-
-
-@pytest.mark.parametrize("axes", [None, (None,)])
-def test_without_graph_updates_keyword_arguments_have_axis_0(axes):
-    mapped = nnx.vmap(lambda m, x: m.x * x, in_axes=axes, graph_updates=False)
-    assert mapped(Foo(3.0), x=jnp.arange(3.0)).tolist() == [0.0, 3.0, 6.0]
-
-
-def test_a_function_that_builds_a_module_builds_a_stack():
-    streams = lambda: nnx.Rngs(0, dropout=1).fork(split=3)
-    stacked = nnx.vmap(lambda rngs: nnx.Linear(2, 3, rngs=rngs))(streams())
-    assert type(stacked) is nnx.Linear and stacked.kernel.shape == (3, 2, 3)
-    for i in range(3):
-        one = nnx.Linear(2, 3, rngs=lane(streams(), i))
-        np.testing.assert_allclose(stacked.kernel.value[i], one.kernel.value, rtol=1e-6)
-    inside = nnx.vmap(nnx.Linear, in_axes=(None, None), axis_size=2)
-    assert inside(2, 3, rngs=nnx.Rngs(0).fork(split=2)).kernel.shape == (2, 2, 3)
 
 
 def test_recurrent_layers_start_alike_without_a_warning():
@@ -155,10 +186,8 @@ def test_collectives_and_state_by_variable():
 
 
 def test_construction_structure_and_sharing():
-    make = nnx.pmap(lambda key: nnx.Linear(2, 3, rngs=nnx.Rngs(key)))
-    keys = jax.random.split(jax.random.key(0), DEVICES)
-    built, expected = make(keys), nnx.vmap(lambda k: nnx.Linear(2, 3, rngs=nnx.Rngs(k)))(keys)
-    np.testing.assert_array_equal(built.kernel.value, expected.kernel.value)
+    built = nnx.pmap(lambda x: nnx.Dict(w=nnx.Param(x * jnp.ones(2))))(jnp.arange(8.0))
+    assert built.w.value.tolist() == [[i, i] for i in range(8)]
 
     def grow(a, b):
         assert a is b["again"]
@@ -187,18 +216,6 @@ def test_static_arguments_devices_and_keywords():
     assert negative(m, "a", xs).tolist() == (2 * xs).tolist()
     two = nnx.pmap(lambda x: x + 1, devices=jax.devices()[2:4])(jnp.arange(2.0))
     assert {d.id for d in two.sharding.device_set} == {2, 3}
-
-
-def test_static_arguments_of_a_method_that_writes():
-    def scaled(self, how, x):
-        self.n[...] += len(how)
-        return self.w * x
-
-    model = type("Counted", (Row,), {"scaled": scaled})()
-    mapped = nnx.pmap(model.scaled, static_broadcasted_argnums=0)
-    for how, total in (("ab", 2), ("abc", 5)):
-        assert mapped(how, jnp.arange(8.0)).tolist() == [[i, 2 * i] for i in range(8)]
-        assert model.n[...] == total
 
 
 # shard_map ----------------------------------------------------------------------------------------
@@ -273,48 +290,38 @@ def test_results_and_new_variables():
     assert m.total.value.tolist() == list(range(8)) and m.size == 3
 
 
-def test_what_is_only_read_stays_where_shard_map_put_it():
-    model = Row(DEVICES)
-    model.bare = jnp.ones(DEVICES)
-    spec = nnx.StateSharding({nnx.Param: P("a"), nnx.BatchStat: P("a"), ...: P()})
-    run = sharded(lambda m, x: m.w * x, (spec, P("a")), P("a"))
-    x = jnp.ones((DEVICES, 2))
+BY_NAME = nnx.StateSharding({"columns": P(None, "a"), nnx.Variable: P("a"), ...: P()})
+AXES_BY_NAME = nnx.StateAxes({"columns": 1, nnx.Variable: 0, ...: None})
+MAPS = {
+    "shard_map": lambda f, **mode: sharded(f, (BY_NAME, P("a")), P("a"), **mode),
+    "pmap": lambda f, **mode: nnx.pmap(f, in_axes=(AXES_BY_NAME, 0), axis_name="a", **mode),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_what_is_only_read_stays_where_the_call_put_it(name):
+    def scaled(m, x):
+        return m.w * x + m.columns.sum()
+
+    model, other, x = Row(DEVICES), Row(DEVICES), jnp.ones((DEVICES, 2))
+    for m in (model, other):
+        m.bare, m.columns = jnp.ones(3), nnx.Cache(np.ones((3, DEVICES)), tag="columns")
+    run = MAPS[name](scaled)
     with pytest.raises(ValueError):
         run(model, jnp.ones(3))
     assert model.w.value.sharding.num_devices == 1
-    run(model, x)
-    place = {name: getattr(model, name).sharding.spec for name in ("w", "n", "bare")}
-    assert place == {"w": P("a"), "n": P("a"), "bare": P()}
+    result = run(model, x)
+    place = {name: getattr(model, name).sharding.spec for name in ("w", "n", "bare", "columns")}
+    assert place == {"w": P("a"), "n": P("a"), "bare": P(), "columns": P(None, "a")}
+    assert model.w.sharding == result.sharding
     placed = model.w.value
     run(model, x)
     assert model.w.value is placed
     model.w.value = jnp.ones((DEVICES, 2))  # a new value on one device is moved again
     run(model, x)
     assert model.w.sharding.spec == P("a")
-    off = sharded(lambda m: m.w.value, P("a"), P("a"), graph_updates=False)
-    other = Row(DEVICES)
-    off(other)
-    assert other.w.value.sharding.num_devices == 1
-
-
-def test_what_is_only_read_stays_where_pmap_put_it():
-    model = Row(2)
-    model.bare, model.columns = jnp.ones(3), nnx.Cache(np.ones((3, 2)))
-    axes = nnx.StateAxes({nnx.Cache: 1, nnx.Variable: 0, ...: None})
-    run = nnx.pmap(lambda m, x: m.w * x + m.columns.sum(), in_axes=(axes, 0), axis_name="a")
-    with pytest.raises(ValueError):
-        run(model, jnp.ones(3))
-    assert model.w.value.sharding.num_devices == 1
-    result = run(model, jnp.ones((2, 2)))
-    place = {name: getattr(model, name).sharding.spec for name in ("w", "n", "bare", "columns")}
-    assert place == {"w": P("a"), "n": P("a"), "bare": P(), "columns": P(None, "a")}
-    assert model.w.sharding == result.sharding
-    placed = model.w.value
-    run(model, jnp.ones((2, 2)))
-    assert model.w.value is placed
-    other = Row(2)
-    nnx.pmap(lambda m: m.w * 2, graph_updates=False)(other)
-    nnx.jit(nnx.pmap(lambda m: m.w * 2))(other)
+    MAPS[name](scaled, graph_updates=False)(other, x)
+    nnx.jit(MAPS[name](scaled))(other, x)
     assert other.w.value.sharding.num_devices == 1
 
 

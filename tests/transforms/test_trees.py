@@ -11,7 +11,7 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite.transforms._shapes import is_tree_node
-from tests.transforms.models import Counted, Foo, Tied, values
+from tests.transforms.models import Counted, Foo, Tied
 
 
 def test_there_and_back_with_sharing_and_cycles():
@@ -22,20 +22,6 @@ def test_there_and_back_with_sharing_and_cycles():
     a, three, (b, rest), ones = nnx.from_tree(tree)
     assert a is b and a is not m and rest["v"] is a.a and a.child.owner is a and three == 3
     assert a.a.value.tolist() == m.a.value.tolist()
-
-
-def test_it_is_a_pytree_that_jax_transforms_carry():
-    @jax.jit
-    def f(tree):
-        m, x = nnx.from_tree(tree)
-        return nnx.to_tree((m, m(x)))
-
-    m = Counted()
-    out, y = nnx.from_tree(f(nnx.to_tree((m, 2.0))))
-    assert y.tolist() == [8.0, 16.0]
-    assert float(out.count.value) == 4.0 and float(m.count.value) == 3.0
-    doubled = nnx.from_tree(jax.tree.map(lambda x: 2 * x, nnx.to_tree(m)))
-    assert doubled.w.value.tolist() == [2.0, 4.0]
 
 
 def test_a_state_is_opened_and_the_leaves_may_be_chosen():
@@ -195,22 +181,6 @@ def test_compat_names_fix_the_modes_of_the_public_functions(name):
     assert fixed.func is public
     modes = {"graph", "graph_updates"} & set(inspect.signature(public).parameters)
     assert fixed.keywords == dict.fromkeys(modes, True)
-
-
-def test_compat_holds_whatever_the_defaults_are():
-    m = Tied()
-    with nnx.set_graph_mode(False), nnx.set_graph_updates(False):
-        with pytest.raises(ValueError, match="Duplicate"):
-            nnx.split(m)
-        assert len(jax.tree.leaves(nnx.compat.split(m)[1])) == 1
-
-        @nnx.compat.jit
-        def grow(m):
-            m.new = nnx.Param(m.a * 2)
-
-        grow(m)
-        grads = nnx.compat.grad(lambda m: m(1.0).sum())(m)
-    assert values(m.new) == [[2.0, -4.0]] and isinstance(grads, nnx.State)
 
 
 def test_keys_are_backed_up_without_counts():
