@@ -1,7 +1,5 @@
 """The training loop: what is saved when, what Ctrl-C does, and that nothing waits for the device."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -18,8 +16,6 @@ from nnxlite.training import _loop
 
 
 class Memory:
-    """Checkpoints in a dict."""
-
     def __init__(self):
         self.saved, self.events = {}, []
 
@@ -85,7 +81,7 @@ def test_a_resumed_run_is_the_same_run():
 class Counting:
     """An iterator over numbers, with a state of the kind that is asked for."""
 
-    def __init__(self, form=lambda n: {"next": n, "more": ["a", None, 0.5]}):
+    def __init__(self, form):
         self.number, self.form, self.set = 0, form, None
 
     def __next__(self):
@@ -100,7 +96,9 @@ class Counting:
         self.number = state["next"] if isinstance(state, dict) else len(state) // 2
 
 
-@pytest.mark.parametrize("form", [Counting().form, lambda n: n * b"\n\0"])
+@pytest.mark.parametrize(
+    "form", [lambda n: {"next": n, "more": ["a", None, 0.5]}, lambda n: n * b"\n\0"]
+)
 def test_data_goes_on_where_the_checkpoint_was_saved(form):
     memory, seen = Memory(), []
     for stop_at in (3, None):
@@ -115,20 +113,14 @@ def test_data_goes_on_where_the_checkpoint_was_saved(form):
 def test_an_iterator_of_grain_goes_on(tmp_path):
     pytest.importorskip("orbax.checkpoint")
     grain = pytest.importorskip("grain")
-
-    def batches():
-        data = grain.MapDataset.range(40).shuffle(seed=1).repeat().batch(4)
-        return iter(data.to_iter_dataset())
-
-    def loader():
-        sampler = grain.samplers.IndexSampler(40, seed=0, shuffle=True)
-        return iter(grain.DataLoader(data_source=range(40), sampler=sampler))
-
-    for make in (batches, loader):
-        whole, seen = make(), []
-        with nnx.checkpoint.Manager(tmp_path / make.__name__) as manager:
+    batches = grain.MapDataset.range(40).shuffle(seed=1).repeat().batch(4).to_iter_dataset()
+    sampler = grain.samplers.IndexSampler(40, seed=0, shuffle=True)
+    loader = grain.DataLoader(data_source=range(40), sampler=sampler)
+    for number, source in enumerate((batches, loader)):
+        whole, seen = iter(source), []
+        with nnx.checkpoint.Manager(tmp_path / str(number)) as manager:
             for steps in (3, 6):
-                data = make()
+                data = iter(source)
                 for _ in quiet(steps, checkpoints=manager, items=one_param(), data=data):
                     seen.append(np.asarray(next(data)).tolist())
         assert seen == [np.asarray(next(whole)).tolist() for _ in range(6)]
@@ -180,9 +172,6 @@ def test_the_history_is_bounded_and_a_log_gets_all_before_a_save(monkeypatch):
     assert [entry["step"] for entry in run.history] == [2, 3, 4]
     evaluation = {"valid": 0.5}
     assert options["checkpoints"].events == [(3, evaluation, False), (5, evaluation, True), "wait"]
-    for step in quiet(1, log=lambda *row: first.append(row)):
-        step.log(loss=1.0)
-    assert first[-1] == (0, {"loss": 1.0})
 
 
 def test_the_events_of_tensorboard(tmp_path):
@@ -213,7 +202,6 @@ def test_a_run_of_weights_and_biases(tmp_path):
 
 
 def test_losses_are_read_when_the_device_is_further():
-    """An array that is not there yet is not asked for before `LAG` more steps."""
     read = []
 
     class Late:
@@ -328,7 +316,7 @@ def needs_an_argument(model):
         ({"checkpoints": Memory()}, "loop got checkpoints without items: pass both"),
         ({"items": {"a": 1}}, "loop got items without checkpoints: pass both"),
         (SAVED | {"items": {"step": 1}}, "item 'step' has the name of a parameter of Memory.save"),
-        ({"data": Counting()}, "loop: data needs checkpoints, and is saved as the item"),
+        ({"data": Counting(None)}, "loop: data needs checkpoints, and is saved as the item"),
         (SAVED | {"data": [1, 2]}, "get_state and set_state, and list does not. Pass the iter"),
     ],
 )
@@ -337,29 +325,39 @@ def test_options_that_mean_nothing(options, message):
         nnx.training.loop(**{"steps": 3, **options})
 
 
-@pytest.mark.parametrize("state", [{"a": (1, 2)}, object()])
-def test_data_without_a_position_that_can_be_saved(state):
-    run = quiet(3, data=Counting(lambda number: state), **SAVED)
-    expected = f"get_state of Counting returns .*{type(state).__name__}.* has to return bytes, or"
-    with pytest.raises(TypeError, match=expected):
-        next(iter(run))
-
-
-def test_what_cannot_be_logged():
-    [step, *_] = quiet(1)
-    with pytest.raises(ValueError, match=r"Step 0 logs loss of shape \(2,\); it takes single numb"):
-        step.log(loss=jnp.ones(2))
+object_at = lambda number: object()
+NO_BYTES = "has to return bytes, or"
+NO_NUMBERS = "has to return numbers by name"
 
 
 @pytest.mark.parametrize(
-    ("result", "what"), [(1.0, "float"), ({"a": 1.0, "b": jnp.ones(2)}, "dict")]
+    ("options", "message"),
+    [
+        (
+            SAVED | {"data": Counting(lambda n: {"a": (1, 2)})},
+            f"Counting returns .*dict.*{NO_BYTES}",
+        ),
+        (
+            SAVED | {"data": Counting(object_at)},
+            f"get_state of Counting returns .*object.* {NO_BYTES}",
+        ),
+        ({"evaluate": lambda: 1.0}, f"loop: evaluate returns float, and {NO_NUMBERS}"),
+        (
+            {"evaluate": lambda: {"b": jnp.ones(2)}},
+            f"loop: evaluate returns dict, and {NO_NUMBERS}",
+        ),
+    ],
 )
-def test_an_evaluation_that_returns_something_else(result, what):
-    expected = f"loop: evaluate returns {what}, and has to return numbers by name"
-    with pytest.raises(TypeError, match=expected):
-        list(quiet(3, evaluate=lambda: result, evaluate_every=1))
-    right = nnx.MultiMetric(a=nnx.metrics.Average()).compute
-    list(quiet(3, evaluate=right, evaluate_every=1))
+def test_data_and_evaluations_that_return_something_else(options, message):
+    with pytest.raises(TypeError, match=message):
+        list(quiet(1, evaluate_every=1 if "evaluate" in options else None, **options))
+
+
+def test_what_can_be_logged_and_evaluated():
+    evaluate = nnx.MultiMetric(a=nnx.metrics.Average()).compute
+    [step] = quiet(1, evaluate=evaluate, evaluate_every=1)
+    with pytest.raises(ValueError, match=r"Step 0 logs loss of shape \(2,\); it takes single numb"):
+        step.log(loss=jnp.ones(2))
 
 
 def test_items_with_the_names_of_parameters_are_refused_before_the_first_step(tmp_path):

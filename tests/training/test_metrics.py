@@ -1,7 +1,5 @@
 """Metrics: figures over batches, masks, composition, and messages."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +16,6 @@ def values_of(metric):
     return {path: np.asarray(v.value) for path, v in nnx.to_flat_state(nnx.state(metric))}
 
 
-# Average ----------------------------------------------------------------------------------------
-
 ROWS = [[True], [True], [False]]
 
 
@@ -29,14 +25,11 @@ ROWS = [[True], [True], [False]]
         ([1.0, 3.0, np.nan], [True, True, False], 4, 2),
         (np.ones((3, 2)), ROWS, 4, 4),  # the reference counts the mask as given: two rows
         ([1.0, 2.0, 3.0], [0, 2, 1], 7, 3),  # numbers are weights
-        ([1.0, 2.0, 3.0], [0.5, 1.0, 0.0], 2.5, 1),
         ([1.0, 2.0, 3.0], [0.75, 0.75, 1.0], 5.25, 2),
         (2.0, False, 0, 0),
         (np.ones(1000, jnp.bfloat16), None, 1000, 1000),  # summed in float32
         (np.ones(4, "bool"), [0.5, 0.5, 2.0, 0.0], 3, 3),  # weights are not rounded to integers
-        (np.ones(4, "float16"), [0.5, 0.5, 2.0, 0.0], 3, 3),
         (np.ones(2049), np.ones(2049, jnp.bfloat16), 2049, 2049),  # the count is exact
-        (np.ones(2049), np.ones(2049, "bool"), 2049, 2049),
         (np.full(4, 200, "uint8"), np.full(4, 2), 1600, 8),
         (np.full(4, 60000, "float16"), np.full(4, 2), 480000, 8),
     ],
@@ -72,11 +65,7 @@ BATCH = {"logits": LOGITS, "labels": LABELS}
         (Average("loss"), {}, "given: none"),
         (Average("loss"), {"loss": "q"}, "needs numbers as 'loss', got str"),
         (Welford(), {"loss": 3}, "Welford.update: Expected keyword argument 'values'"),
-        (
-            Average(),
-            {"values": np.ones(3), "mask": np.ones(2)},
-            r"float32\[2\] .* with values float32",
-        ),
+        (Average(), {"values": np.ones(3), "mask": np.ones(2)}, r"float32\[2\] .* values float32"),
         (Accuracy(), BATCH | {"labels": LABELS[:, None]}, r"multi-class.*ndim\+1.*3, 2.*3, 1\]"),
         (Accuracy(threshold=0.5), BATCH, "binary classification, .*==labels.ndim, got"),
         (Accuracy(), BATCH | {"labels": LABELS * 1.0}, r"jnp.int32, or another .*float32\[3\]"),
@@ -88,9 +77,6 @@ def test_a_refused_batch_changes_nothing(metric, given, message):
     with pytest.raises((TypeError, ValueError), match=message):
         metric.update(**given)
     assert metric.count.value == 0
-
-
-# Welford ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -107,15 +93,14 @@ def test_welford_of_numpys_precision(dtype, masked):
 
 def test_welford_of_64_bits():
     with jax.enable_x64(True):
-        values = jnp.asarray(1e12 + np.arange(50.0))
-        for given in (values, values.astype("int64"), np.asarray(values)):
-            metric = Welford()
+        for dtype in ("float64", "int64"):
+            metric, given = Welford(), jnp.asarray(1e12 + np.arange(50.0)).astype(dtype)
             nnx.jit(lambda metric, x: metric.update(values=x))(metric, given)
             np.testing.assert_allclose(metric.m2.value, np.arange(50.0).var() * 50, rtol=1e-6)
             assert metric.mean.value.dtype == metric.m2.value.dtype == jnp.float32
 
 
-def test_welford_with_a_mask_equals_welford_without_the_masked():
+def test_welford_ignores_what_is_masked_and_empty_batches_and_is_reset():
     masked, plain = Welford("x"), Welford("x")
     x = jnp.array([1.0, 2.0, jnp.nan, 5.0])
     masked.update(x=x, mask=jnp.array([1, 1, 0, 1]))
@@ -124,20 +109,11 @@ def test_welford_with_a_mask_equals_welford_without_the_masked():
     np.testing.assert_allclose(masked.m2.value, plain.m2.value, rtol=1e-6)
     before = values_of(masked)
     masked.update(x=x, mask=jnp.zeros(4))
+    masked.update(x=jnp.zeros(0))
     np.testing.assert_equal(values_of(masked), before)
-
-
-def test_welford_ignores_an_empty_batch_and_is_reset():
-    metric = Welford()
-    metric.update(values=jnp.array([1.0, 3.0]))
-    metric.update(values=jnp.zeros(0))
-    assert metric.compute().mean == 2
-    metric.reset()
-    assert all((v == 0).all() for v in values_of(metric).values())
-    assert jnp.isnan(metric.compute().standard_deviation)
-
-
-# Accuracy ---------------------------------------------------------------------------------------
+    masked.reset()
+    assert all((v == 0).all() for v in values_of(masked).values())
+    assert jnp.isnan(masked.compute().standard_deviation)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +132,6 @@ def test_accuracy_of_two_classes_takes_the_threshold_in_and_labels_by_their_sign
     metric = Accuracy(threshold=threshold)
     metric.update(logits=jnp.array(logits), labels=jnp.array(labels))
     assert metric.compute() == 1
-
-
-# MultiMetric ------------------------------------------------------------------------------------
 
 
 def make():
@@ -196,9 +169,6 @@ def test_multi_metric_refuses_names_of_methods_and_values_that_are_no_metrics():
         nnx.MultiMetric(a=3)
 
 
-# the base ---------------------------------------------------------------------------------------
-
-
 def test_the_base_says_what_a_subclass_must_define():
     class Unfinished(nnx.Metric):
         def __init__(self):
@@ -207,9 +177,8 @@ def test_the_base_says_what_a_subclass_must_define():
     with pytest.raises(NotImplementedError, match=r"Must override `__init__\(\)` method in Metric"):
         nnx.Metric()
     for method in ("reset", "update", "compute"):
-        with pytest.raises(
-            NotImplementedError, match=rf"Must override `{method}\(\)` method in Unf"
-        ):
+        message = rf"Must override `{method}\(\)` method in Unf"
+        with pytest.raises(NotImplementedError, match=message):
             getattr(Unfinished(), method)()
 
 

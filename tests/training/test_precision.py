@@ -1,7 +1,5 @@
 """`cast` and `Policy`: dtypes of parameters, computations and results."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -57,13 +55,10 @@ def test_only_and_keep():
     cast_ones = {path for path, dtype in dtypes(model).items() if dtype == "bfloat16"}
     assert cast_ones == {"embed.embedding", "head.kernel", "scale"}
     assert model.norm.param_dtype == F32 and model.head.param_dtype == BF16
-
-
-def test_settings_of_layers_without_parameters_of_their_own():
     attention = nnx.MultiHeadAttention(2, 4, normalize_qk=True, rngs=nnx.Rngs(0), decode=False)
     nnx.cast(attention, "bfloat16", only=nnx.PathContains("out"))
     assert attention.out.param_dtype == BF16 and attention.param_dtype == F32
-    nnx.cast(attention, "bfloat16")
+    nnx.cast(attention, "bfloat16")  # also a layer without parameters of its own
     assert attention.query.param_dtype == attention.param_dtype == BF16
 
 
@@ -90,14 +85,8 @@ def test_abstract_models_single_variables_and_jit():
     assert dtypes(model)["head.kernel"] == "float16" and model.head.param_dtype == jnp.float16
 
 
-def test_references_keep_their_dtype():
-    model = nnx.Dict(a=nnx.Param(jnp.ones(2)), b=nnx.Param(jnp.ones(2), ref=True))
-    with pytest.raises(ValueError, match="b is an array reference, whose dtype is fixed. Cast the"):
-        nnx.cast(model, "bfloat16")
-    assert model.a.dtype == F32
-
-
-def test_a_policy_sets_what_layers_store_and_compute_in():
+@pytest.mark.quick
+def test_a_policy_is_a_value_and_sets_what_layers_store_and_compute_in():
     model = make()
     policy = nnx.Policy(param="float32", compute="bfloat16", output="float32")
     policy.apply(model)
@@ -107,6 +96,10 @@ def test_a_policy_sets_what_layers_store_and_compute_in():
     logits = model(IDS)
     assert logits.dtype == BF16
     assert policy.cast_output({"logits": logits, "n": 1})["logits"].dtype == F32
+    same = nnx.Policy(compute=jnp.bfloat16, output=jnp.dtype("float32"))
+    assert (
+        same == policy and hash(same) == hash(policy) and nnx.Policy("float16").output == "float16"
+    )
     grads = nnx.eval_shape(nnx.grad(lambda m: policy.cast_output(m(IDS)).sum()), model)
     assert grads.head.kernel.dtype == F32
 
@@ -124,14 +117,7 @@ def test_norms_layers_to_keep_and_parts():
     assert part.head.dtype is None
 
 
-@pytest.mark.quick
-def test_policies_are_values():
-    policy = nnx.Policy(param="float32", compute="bfloat16", output="float32")
-    same = nnx.Policy(compute=jnp.bfloat16, output=jnp.dtype("float32"))
-    assert same == policy and hash(same) == hash(policy)
-    assert nnx.Policy("float16").output == jnp.float16
-
-
+REF = nnx.Param(jnp.ones(2), ref=True)
 KEEP_HEAD = "Policy.apply with `keep`: the filter 'head'"
 FLOATS = "is not a floating dtype, in which a model could compute. These are float16, bfl"
 
@@ -141,6 +127,10 @@ FLOATS = "is not a floating dtype, in which a model could compute. These are flo
     [
         (lambda m: nnx.cast(m, "bfloat"), f"cast: 'bfloat' {FLOATS}"),
         (lambda m: nnx.cast(m, "int8"), f"cast: 'int8' {FLOATS}"),
+        (
+            lambda m: nnx.cast([m, REF], "float16"),
+            "1 is an array reference, whose dtype is fixed. C",
+        ),
         (lambda m: nnx.cast(m, "float16", only=nnx.PathContains("haed")), "ing array .* 'head'"),
         (lambda m: nnx.cast(m, "float16", keep=nnx.RngKey), "RngKey matches no floating array"),
         (lambda m: nnx.Policy(compute=int), f"Policy: 'int64' {FLOATS}"),
