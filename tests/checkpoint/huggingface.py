@@ -123,21 +123,15 @@ class Llama(nnx.Module):
 def llama_mapping() -> Mapping:
     """Names of `LlamaForCausalLM`; its layers have kernels (out, in)."""
     theirs, ours = "model.layers.{i}", "blocks.{i}"
-    attn, split, joined = (
-        f"{theirs}.self_attn",
-        "(h d) width -> width h d",
-        "width (h d) -> h d width",
-    )
+    attn, attention = f"{theirs}.self_attn", f"{ours}.attention"
+    split, joined = "(h d) width -> width h d", "width (h d) -> h d width"
     return Mapping(
         [
             Rule("model.embed_tokens.weight", "tokens.embedding"),
             Rule(f"{theirs}.input_layernorm.weight", f"{ours}.norm1.scale"),
             Rule(f"{theirs}.post_attention_layernorm.weight", f"{ours}.norm2.scale"),
-            *(
-                Rule(f"{attn}.{p[0]}_proj.weight", f"{ours}.attention.{p}.kernel", split)
-                for p in PARTS
-            ),
-            Rule(f"{attn}.o_proj.weight", f"{ours}.attention.out.kernel", joined),
+            *(Rule(f"{attn}.{p[0]}_proj.weight", f"{attention}.{p}.kernel", split) for p in PARTS),
+            Rule(f"{attn}.o_proj.weight", f"{attention}.out.kernel", joined),
             Rule(f"{theirs}.mlp.{{part}}_proj.weight", f"{ours}.{{part}}.kernel", "o i -> i o"),
             Rule("model.norm.weight", "norm.scale"),
             Rule("lm_head.weight", "head.kernel", "o i -> i o"),

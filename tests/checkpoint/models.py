@@ -1,7 +1,5 @@
 """Models with all that can be in one, a training step, and the ways to save and to read."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +33,6 @@ class Net(nnx.Module):
 
 
 def build(seed=0, **kwargs):
-    """A `Net` and its optimizer."""
     model = Net(nnx.Rngs(seed), **kwargs)
     adam = optax.inject_hyperparams(optax.adamw)
     tx = optax.chain(
@@ -81,14 +78,13 @@ def bits(*nodes):
     return found
 
 
+checkpoint = nnx.checkpoint
 SAVE = {
-    "checkpoint": lambda folder, model: nnx.checkpoint.save(folder / "c", model=model),
-    "safetensors": lambda folder, model: nnx.save_safetensors(folder / "s", model),
+    "checkpoint": lambda folder, model, **how: checkpoint.save(folder / "c", model=model, **how),
+    "safetensors": lambda folder, model, **how: nnx.save_safetensors(folder / "s", model, **how),
 }
 READ = {
-    "checkpoint": lambda folder, model, **how: nnx.checkpoint.restore(
-        folder / "c", model=model, **how
-    ),
+    "checkpoint": lambda folder, model, **how: checkpoint.restore(folder / "c", model=model, **how),
     "safetensors": lambda folder, model, **how: nnx.load_safetensors(folder / "s", model, **how),
 }
 """The two formats, of one object in a folder."""

@@ -1,7 +1,5 @@
 """`save` and `restore`: everything comes back, into the objects that are there, or nothing changes."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 
@@ -36,7 +34,6 @@ def average():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A model, its optimizer and metrics after some steps, with a checkpoint of all."""
     run = (*build(), average())
     for position in range(3):
         step(*run, batch(position))
@@ -139,9 +136,6 @@ def zero(value):
     return (value * 0).astype(value.dtype)
 
 
-# sharing
-
-
 def test_a_tied_layer_comes_back_into_two_but_two_not_into_one(trained, folder):
     items, path = trained
     model, _ = build(1, tied=False)
@@ -155,16 +149,13 @@ def test_a_tied_layer_comes_back_into_two_but_two_not_into_one(trained, folder):
     assert bits(tied) == before
 
 
-def test_what_items_share_is_stored_once_and_found_by_each(folder):
+def test_what_items_share_is_stored_once(folder):
     model = linear()
     checkpoint.save(folder, model=model, pair=nnx.ModelAndOptimizer(model, optax.sgd(0.1)))
     assert sum("kernel" in name for name in checkpoint.info(folder).leaves) == 1
     other = nnx.ModelAndOptimizer(linear(1), optax.sgd(0.1))
     assert checkpoint.restore(folder, pair=other).complete
     np.testing.assert_array_equal(other.model.kernel, model.kernel)
-
-
-# items that are not objects
 
 
 def test_pytrees_numbers_and_states(folder):
@@ -191,37 +182,26 @@ def test_array_references(tmp_path, file):
     assert model.v.tolist() == [0, 1, 2] and model.r is ref and ref[...].tolist() == [1, 1]
     model.r = other = jax.new_ref(jnp.zeros(2, "float16"))
     model.v[...] += 1
-    with pytest.raises(
-        CheckpointError, match="r' is a reference to float16, which cannot become f"
-    ):
+    message = "r' is a reference to float16, which cannot become f"
+    with pytest.raises(CheckpointError, match=message):
         READ[file](tmp_path, model, cast=None)
     assert other[...].tolist() == [0, 0] and model.v.tolist() == [1, 2, 3]
     READ[file](tmp_path, model, cast=True)
     assert other[...].tolist() == [1, 1] and model.v.tolist() == [0, 1, 2]
 
 
-TRANSFORMATIONS = {
-    "lbfgs": lambda: optax.lbfgs(1e-2, memory_size=2, linesearch=None),
-    "multi steps": lambda: optax.MultiSteps(optax.sgd(1e-2, momentum=0.9), 2),
-    "groups": lambda: optax.partition(
-        {"kernel": optax.adam(1e-2), "bias": optax.sgd(1e-2)},
-        lambda params: nnx.map_state(lambda path, _: path[-1], params),
-    ),
-    "masked": lambda: optax.masked(optax.adam(1e-2), nnx.State({"bias": True, "kernel": False})),
-    "noise": lambda: optax.noisy_sgd(1e-2, key=jax.random.key(3)),
-}
+def test_states_of_transformations_and_averages(folder):
+    """Groups have masks; one counts steps and remembers differences, the other one has a key."""
+    slow = optax.MultiSteps(optax.lbfgs(1e-2, 2, linesearch=None), 2).gradient_transformation()
+    groups = {"kernel": slow, "bias": optax.noisy_sgd(1e-2, key=jax.random.key(3))}
+    tx = optax.partition(groups, lambda params: nnx.map_state(lambda path, _: path[-1], params))
 
-
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
-def test_states_of_transformations_and_averages(folder, name):
     def new(seed):
         model = linear(seed)
-        optimizer = nnx.Optimizer(model, TRANSFORMATIONS[name](), wrt=nnx.Param)
-        return [model, optimizer, nnx.EMA(model, decay=0.9)]
+        return [model, nnx.Optimizer(model, tx, wrt=nnx.Param), nnx.EMA(model, decay=0.9)]
 
     def train(model, optimizer, ema):
-        grads = nnx.grad(lambda model: (model(jnp.ones((1, 2))) ** 2).sum())(model)
-        optimizer.update(model, grads)
+        optimizer.update(model, jax.tree.map(jnp.ones_like, nnx.state(model)))
         ema.update(model)
 
     run, resumed = new(0), new(1)
@@ -234,20 +214,23 @@ def test_states_of_transformations_and_averages(folder, name):
     assert bits(*resumed) == bits(*run)
 
 
-# a part, other names, other dtypes
-
-
-def test_only_a_part(trained, folder):
-    items, path = trained
-    model, _ = build(1)
-    noise = bits(model.drop)
-    report = checkpoint.restore(path, model=model, only=nnx.PathContains("blocks"))
-    assert {name.split(".")[1] for name in report.restored} == {"blocks"} and report.complete
-    np.testing.assert_array_equal(model.blocks[1].kernel, items["model"].blocks[1].kernel)
-    assert bits(model.drop) == noise
-    checkpoint.save(folder, model=model, only=nnx.BatchStat)
-    assert list(checkpoint.info(folder).leaves) == ["model.norm.mean", "model.norm.var"]
-    assert checkpoint.restore(folder, model=model, only=nnx.BatchStat).complete
+@pytest.mark.parametrize("file", READ)
+def test_only_a_part(tmp_path, file):
+    part = lambda seed: nnx.Dict(a=linear(seed), drop=nnx.Dropout(0.5, rngs=nnx.Rngs(seed)))
+    model, new = part(0), part(1)
+    noise = bits(new.drop)
+    for name, options in (("whole", {}), ("part", {"only": nnx.Param})):
+        (tmp_path / name).mkdir()
+        SAVE[file](tmp_path / name, model, **options)
+        new.a = linear(2)
+        assert READ[file](tmp_path / name, new, only=nnx.Param).complete
+        assert bits(new.a) == bits(model.a) and bits(new.drop) == noise
+        with pytest.raises(CheckpointError, match="only=LoRAParam matches none of the 4 leaves of"):
+            READ[file](tmp_path / name, new, only=nnx.LoRAParam)
+    with pytest.raises(MismatchError, match=r"missing, 2: (model\.)?drop\.rngs\.count, .*ngs\.key"):
+        READ[file](tmp_path / "part", new)
+    with pytest.raises(CheckpointError, match="only=LoRAParam matches none of the 4 leaves of"):
+        SAVE[file](tmp_path / "whole", new, only=nnx.LoRAParam)
 
 
 def test_renaming(folder):
@@ -260,10 +243,11 @@ def test_renaming(folder):
     assert ("net.enc.1.kernel", "model.body.l1.kernel") in report.renamed
     np.testing.assert_array_equal(new.body.l1.kernel, old.enc[1].kernel)
     assert "renamed, 6: net.enc.0.bias to model.body.l0.bias, " in repr(report)
-    with pytest.raises(MismatchError, match=r"missing, 2: b\.bias"):  # the first one counts
-        checkpoint.restore(
-            folder, a=linear(), b=linear(), rename={"net.head.*": "a.*", "net.head.**": "b.**"}
-        )
+    rename = {"net.head.*": "a.*", "net.head.**": "b.**"}  # the first one counts
+    with pytest.raises(MismatchError, match=r"missing, 2: b\.bias"):
+        checkpoint.restore(folder, a=linear(), b=linear(), rename=rename)
+    assert renaming("a.kernel", "kernel") == 'rename={"a.kernel": "kernel"}'
+    assert renaming("kernel", "a.kernel") == 'rename={"kernel": "a.kernel"}'
 
 
 @pytest.mark.parametrize("file", READ)
@@ -343,17 +327,11 @@ def test_keys_of_another_implementation_are_not_cast(folder):
     assert read("rbg", only=nnx.Not(nnx.RngKey)).default.count.value == 1
 
 
-# what does not match
-
-
 @pytest.mark.parametrize(
     ("rename", "message"),
     [
         ({"model.kernle": "model.x"}, r"no stored name matches 'model\.kernle' \(near: model\.ker"),
-        (
-            {"model.kernel": "model.bias"},
-            r"(?s)missing, 1: model\.kernel.*unexpected, 1: model\.bias",
-        ),
+        ({"model.kernel": "model.bias"}, r"(?s)missing, 1: model\.kernel.*cted, 1: model\.bias"),
         ({"model.*": "model.{i}"}, r"'model\.\*', 'model\.\{i\}'.*must have the same wildcards"),
     ],
 )
@@ -362,17 +340,6 @@ def test_renamings_that_are_wrong(folder, rename, message):
     checkpoint.save(folder, model=model)
     with pytest.raises(ValueError, match=message):
         checkpoint.restore(folder, model=model, rename=rename)
-
-
-@pytest.mark.parametrize(
-    ("near", "name", "remedy"),
-    [
-        ("a.kernel", "kernel", 'rename={"a.kernel": "kernel"}'),
-        ("kernel", "a.kernel", 'rename={"kernel": "a.kernel"}'),
-    ],
-)
-def test_the_remedy_renames_what_differs(near, name, remedy):
-    assert renaming(near, name) == remedy
 
 
 def test_without_strict_what_matches_is_restored_and_nothing_is_left_without_a_value(folder):
@@ -387,30 +354,23 @@ def test_without_strict_what_matches_is_restored_and_nothing_is_left_without_a_v
     np.testing.assert_array_equal(model.a.kernel, old.a.kernel)
     assert bits(model.new) == before
     abstract = nnx.eval_shape(lambda: nnx.Dict(a=linear(), b=linear()))
-    with pytest.raises(
-        MismatchError, match=r"2 abstract leaves, such as model\.b\.bias, have no v"
-    ):
+    message = r"2 abstract leaves, such as model\.b\.bias, have no v"
+    with pytest.raises(MismatchError, match=message):
         checkpoint.restore(folder, model=abstract, strict=False)
 
 
-def deleted():
-    model = linear()
-    model.kernel.get_value().delete()
-    return model
-
-
-UNSAVED = [
-    (lambda: {"model": deleted()}, r"'model\.kernel' has been deleted, probably donated"),
-    (lambda: {"model": nnx.eval_shape(linear)}, r"'model\.bias' is abstract: it has no value to s"),
-    (lambda: {"v": nnx.Variable(object())}, r"'v' is a object, which a checkpoint cannot contain"),
-    (dict, r"Pass what is to be saved or restored by n"),
-]
-
-
 def test_what_cannot_be_saved(folder):
-    for items, message in UNSAVED:
+    deleted = linear()
+    deleted.kernel.get_value().delete()
+    abstract, thing = nnx.eval_shape(linear), nnx.Variable(object())
+    for items, message in (
+        ({"model": deleted}, r"'model\.kernel' has been deleted, probably donated"),
+        ({"model": abstract}, r"'model\.bias' is abstract: it has no value to s"),
+        ({"v": thing}, r"'v' is a object, which a checkpoint cannot contain"),
+        ({}, r"Pass what is to be saved or restored by n"),
+    ):
         with pytest.raises(CheckpointError, match=message):
-            checkpoint.save(folder, **items())
+            checkpoint.save(folder, **items)
     inside = nnx.jit(lambda model: checkpoint.save(folder, model=model))
     with pytest.raises(CheckpointError, match=r"'model\.bias' is traced: save and rest"):
         inside(linear())
@@ -435,9 +395,8 @@ def test_an_item_with_the_name_of_an_option_is_refused(tmp_path, call):
     manager = checkpoint.Manager(tmp_path)
     function = getattr(manager if "Manager" in call else checkpoint, call.split(".")[-1])
     for name in OPTIONS[call]:
-        message = (
-            f"{call.replace('Manager.re', 'nnx.checkpoint.re')}: `{name}` is an option, and got "
-        )
+        asked = call.replace("Manager.re", "nnx.checkpoint.re")
+        message = f"{asked}: `{name}` is an option, and got "
         if name == "only":
             message += "|is not a filter|only='x' matches none of the 2 leaves of model, such as"
         for item in (*objects, 3, "x", {"a": jnp.ones(3)}):
@@ -456,9 +415,6 @@ def test_items_with_the_name_of_another_calls_option(folder, name):
     else:
         checkpoint.restore(folder, **{name: new})
     assert bits(new) == bits(item)
-
-
-# folders
 
 
 def names_in(path):
@@ -516,9 +472,6 @@ def test_trees_that_orbax_wrote_by_hand(folder, form):
     assert checkpoint.info(folder).leaves["blocks.1.kernel"] == "float32[4,4]"
     with pytest.raises(CheckpointError, match="as one tree: restore one item of it, not mod"):
         checkpoint.restore(folder, model=new, optimizer=optimizer)
-
-
-# devices
 
 
 def mesh(shape, names, devices=None, kind=jax.sharding.AxisType.Auto):

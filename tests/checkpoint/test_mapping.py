@@ -1,7 +1,5 @@
 """Mappings: names and layouts of foreign weights, in both directions."""
 
-from __future__ import annotations
-
 import re
 
 import jax
@@ -20,9 +18,7 @@ def params(**shapes):
         *outer, name = path.split("__")
         place = model
         for part in outer:
-            if part not in place:
-                place[part] = nnx.Dict()
-            place = place[part]
+            place = place.setdefault(part, nnx.Dict())
         numbers = 100 * start + np.arange(int(np.prod(shape)), dtype="float32")
         place[name] = nnx.Param(jnp.asarray(numbers.reshape(shape)))
     return model
@@ -96,7 +92,6 @@ def test_arrays_are_renamed_and_converted_and_back(shapes, rules, foreign):
     ("axes", "sizes", "ours", "foreign"),
     [
         ("o i h w -> h w i o", {}, (2, 3, 4, 5), (5, 4, 2, 3)),
-        ("(h k) d -> d h k", {}, (5, 2, 3), (6, 5)),
         ("d (h k) -> h k d", {}, (2, 3, 5), (5, 6)),
         ("h k d -> d (h k)", {"h": 2}, (5, 6), (2, 3, 5)),
         # Llama's own checkpoints rotate neighbours, RoPE here the two halves.
@@ -131,10 +126,9 @@ def test_random_keys_keep_their_kind():
     every.load(every.export(model), other)
     assert (other.default.key[...] == model.default.key[...]).all()
     assert every.export(model)["default.key"].dtype == "uint32"
+    rules = [Rule("default.key", "default.key", "-> "), Rule("*.count", "*.count")]
     with pytest.raises(MappingError, match=r"default.key is a random key, which can only be renam"):
-        Mapping([Rule("default.key", "default.key", "-> "), Rule("*.count", "*.count")]).export(
-            model
-        )
+        Mapping(rules).export(model)
 
 
 def test_only_some_variables():
@@ -148,8 +142,7 @@ def test_only_some_variables():
 
 
 def test_nested_dictionaries():
-    model = params(a__w=(2,))
-    mapping = Mapping([Rule("x.y", "a.w")])
+    model, mapping = params(a__w=(2,)), Mapping([Rule("x.y", "a.w")])
     mapping.load({"x": {"y": jnp.array([3.0, 4.0])}}, model)
     assert model.a.w[...].tolist() == [3, 4]
     with pytest.raises(ValueError, match=re.escape("'x.y' is a str, not an array.")):
@@ -160,12 +153,8 @@ def test_what_does_not_match_is_reported_by_name():
     model = params(fc0__kernel=(2, 3), fc0__bias=(3,), head=(1,), other=(1,))
     before = values(model)
     mapping = Mapping([*NETS, Rule("head", "head")])
-    foreign = {
-        "net.0.weight": np.zeros((2, 3), "f4"),
-        "net.0.bais": np.zeros(3, "f4"),
-        "head": np.zeros(1),
-        "more": np.zeros(1),
-    }
+    foreign = {"net.0.weight": np.zeros((2, 3), "f4"), "net.0.bais": np.zeros(3, "f4")}
+    foreign |= {"head": np.zeros(1), "more": np.zeros(1)}
     with pytest.raises(MismatchError) as caught:
         mapping.load(foreign, model)
     assert str(caught.value) == (
@@ -178,6 +167,9 @@ def test_what_does_not_match_is_reported_by_name():
         "rest."
     )
     assert values(model) == before
+    mapping = Mapping(
+        [*mapping.entries, Rule("none", "none")]
+    )  # without strict it may match nothing
     report = mapping.load(foreign, model, strict=False, cast=True)
     assert report.restored == ("head",) and model.head[...] == 0
     assert values(model)["other"] == before["other"]
@@ -197,30 +189,16 @@ BIAS = Rule("x", "bias")
     [
         ([Rule("x", "kernels")], "Rule('x', 'kernels') matches none of our names (near: kernel)"),
         ([BIAS, Rule("*", "*as")], "bias: both Rule('x', 'bias') and Rule('*', '*as')"),
-        (
-            [BIAS, Rule("x", "bias2")],
-            "bias') and Rule('x', 'bias2') are for it. Remove one of them.",
-        ),
-        (
-            [BIAS, Rule(["x", "y"], "kernel", "n o -> n o")],
-            "and Rule(('x', 'y'), 'kernel', 'n o -> n o') are for it. Remove one",
-        ),
+        ([BIAS, Rule("x", "bias2")], "bias') and Rule('x', 'bias2') are for it. Remove one of them."),
         ([Rule("x", ["bias", "baes"])], "'baes' does not exist (near: bias)"),
         ([Rule("x", ["bias", "kernel"])], "our shapes are (3,), (2, 3): all input arrays must have"),
         ([Rule("x", ["bias", "kernel"], split=0)], "are (3,), (2, 3): all the input arrays must have"),
         ([Rule("x", ["bias", "bias2"], split=1)], "our shapes are (3,), (3,): axis 1"),
         ([Rule("x", "bias", "o i")], "'o i' has one side. Write both, as in 'o i -> i o'."),
         ([Rule("x", "bias", "o i -> i o")], "Wrong shape: expected 2 dims."),
-        ([Rule("x", "bias", "o i -> o")], "Identifiers only on one side"),
-        ([Rule("x", "kernel", "o o -> o o")], "contains duplicate dimension \"o\""),
         ([Rule("x", "bias", "(o i -> i o")], "Imbalanced parentheses"),
-        ([Rule("x", "bias", "o) -> o")], "Brackets are not balanced"),
         ([Rule("x", "bias", "o -> o", i=2)], "Axis i is not used in transform"),
         ([Rule("x", "kernel", "h a b -> h (a b)")], "Could not infer sizes for {"),
-        (
-            [Rule("x", "kernel", "h a b -> h (a b)", a=2)],
-            "Shape mismatch, can't divide axis of length 3 in chunks of 2",
-        ),
         ([Rule(["x", "y"], "bias")], "it is made from 3 arrays, not 2. Write axes, of which the fir"),
         ([Rule("x", "bias", split=0), Rule(["x", "y"], "kernel", split=0)], "from 1 arrays, not 2. W"),
     ],
@@ -236,12 +214,6 @@ def test_a_mapping_that_does_not_suit_the_model(rules, message):
     assert values(model) == before
     with pytest.raises(MappingError, match=re.escape(message)):
         Mapping(rules).export(model)
-
-
-def test_without_strict_a_rule_may_match_nothing():
-    mapping = Mapping([Rule("w", "w"), Rule("b", "b")])
-    foreign = {"w": np.full(1, 3, "f4")}
-    assert mapping.load(foreign, params(w=(1,)), strict=False).restored == ("w",)
 
 
 def test_saving_needs_a_rule_for_each_array():

@@ -1,10 +1,7 @@
 """Data beside objects: everything comes back as it was saved, or is refused; nothing vanishes."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
-import datetime
 import enum
 import json
 import shutil
@@ -24,9 +21,7 @@ from tests.checkpoint.models import bits, linear
 checkpoint = nnx.checkpoint
 
 
-@dataclasses.dataclass
-class Config:
-    rate: float = 0.1
+Config = dataclasses.make_dataclass("Config", ["rate"])
 
 
 @jax.tree_util.register_static
@@ -38,26 +33,20 @@ class Registered:
 Mode = enum.Enum("Mode", "FAST")
 Text = type("Text", (str,), {})
 
-SIMPLE = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(allow_nan=False),
-    st.complex_numbers(allow_nan=False, allow_infinity=False),
-    st.text(max_size=5),
-    st.binary(max_size=5),
-)
-KEYS = st.one_of(st.text(max_size=3), st.integers(0, 3), st.booleans(), st.none())
-PLAIN = st.recursive(
-    SIMPLE,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(KEYS, inner, max_size=3),
-        st.dictionaries(st.sampled_from(["1", "None", "a.b", ""]), inner, max_size=3),
-    ),
-    max_leaves=8,
-)
+COMPLEX = st.complex_numbers(allow_nan=False, allow_infinity=False)
+NUMBERS = st.integers() | st.floats(allow_nan=False) | COMPLEX
+SIMPLE = st.none() | st.booleans() | NUMBERS | st.text(max_size=5) | st.binary(max_size=5)
+KEYS = st.text(max_size=3) | st.integers(0, 3) | st.booleans() | st.none()
+NAMES = st.sampled_from(["1", "None", "a.b", ""])
+
+
+def containers(inner):
+    lists = st.lists(inner, max_size=3)
+    mappings = (st.dictionaries(keys, inner, max_size=3) for keys in (KEYS, NAMES))
+    return st.one_of(lists, lists.map(tuple), *mappings)
+
+
+PLAIN = st.recursive(SIMPLE, containers, max_leaves=8)
 
 
 def blank(value):
@@ -73,9 +62,7 @@ def blank(value):
             return type(value)()
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(["config", "history", "x"]), PLAIN, min_size=1))
 def test_plain_data_comes_back_as_it_was(tmp_path, items):
     shutil.rmtree(tmp_path / "c", ignore_errors=True)
@@ -94,18 +81,15 @@ def test_plain_data_comes_back_as_it_was(tmp_path, items):
 @pytest.mark.parametrize(
     ("value", "path", "what"),
     [
-        (Config(), "x", "Config"),
+        (Config(0.1), "x", "Config"),
         (Registered(), "x", "Registered"),
-        ({"deep": [1, Config()]}, "x.deep.1", "Config"),
+        ({"deep": [1, Config(0.1)]}, "x.deep.1", "Config"),
         (jax.nn.relu, "x", "custom_jvp"),
-        ((1, len), "x.1", "builtin_function_or_method"),
         ({"seen": {1, 2}}, "x.seen", "set"),
-        (frozenset(), "x", "frozenset"),
         (optax.adam(0.1), "x", "GradientTransformationExtraArgs"),
         (collections.Counter("ab"), "x", "Counter"),
         ([Mode.FAST], "x.0", "Mode"),
         (Text("abc"), "x", "Text"),
-        (datetime.date(2026, 1, 1), "x", "date"),
         (nnx.Linear, "x", "PytreeMeta"),
         (jnp.dtype("float32"), "x", "Float32DType"),
         (np.array(["a", "b"]), "x", "ndarray"),
@@ -147,17 +131,11 @@ def test_a_filter_leaves_out_what_cannot_be_stored(tmp_path):
 def test_structure_of_optimizers_and_objects_is_no_plain_data(tmp_path):
     """Attributes, fields of named tuples, and what their classes set, are built by the program."""
 
-    class State(optax.EmptyState):
-        pass
-
-    class Model(nnx.Module):
-        def __init__(self):
-            self.act, self.none, self.table = jax.nn.relu, None, {1: len, "w": jnp.ones(2)}
-
+    table = {1: len, "w": jnp.ones(2)}
     items = {
-        "model": Model(),
+        "model": nnx.Dict(act=jax.nn.relu, none=None, table=table),
         "state": optax.chain(optax.clip(1.0), optax.adam(0.1)).init({"w": jnp.ones(2)}),
-        "both": [linear(), {"n": 3}, nnx.Dropout(0.5), State()],
+        "both": [linear(), {"n": 3}, nnx.Dropout(0.5), optax.EmptyState()],
         "average": nnx.metrics.Average(),
         "empty": nnx.state(linear(), nnx.LoRAParam),
     }
