@@ -1,4 +1,4 @@
-"""What type checkers infer of modules, containers, random streams, graphs and states."""
+"""What type checkers infer of Variables, modules, containers, random streams, graphs and states."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import assert_type
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import nnxlite as nnx
@@ -288,3 +289,101 @@ with nnx.update_context("step") as context:
         merger.merge(definition, inner)
 assert issubclass(nnx.TraceContextError, nnx.NnxError)
 assert issubclass(nnx.RuntimeCheckError, nnx.NnxError)
+
+# Variables
+
+square = jnp.ones((3, 3))
+param, bits = nnx.Param(jnp.ones(3)), nnx.Param(jnp.array(True))
+Four: tp.TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+
+assert_type(param, nnx.Param[jax.Array])
+assert_type(nnx.Variable(0), nnx.Variable[int])
+assert_type(nnx.BatchStat(square), nnx.BatchStat[jax.Array])
+assert_type(nnx.Cache(square), nnx.Cache[jax.Array])
+assert_type(nnx.Intermediate((square,)), nnx.Intermediate[tuple[jax.Array]])
+assert_type(nnx.Perturbation(square), nnx.Perturbation[jax.Array])
+assert_type(nnx.LoRAParam(square), nnx.LoRAParam[jax.Array])
+assert_type(nnx.OptState(square), nnx.OptState[jax.Array])
+assert_type(nnx.OptArray(square), nnx.OptArray[jax.Array])
+assert_type(nnx.OptVariable(square), nnx.OptVariable[jax.Array])
+assert_type(nnx.RngKey(jax.random.key(0)), nnx.RngKey[jax.Array])
+assert_type(nnx.RngCount(jnp.zeros((), jnp.uint32)), nnx.RngCount[jax.Array])
+assert_type(nnx.RngState(square), nnx.RngState[jax.Array])
+assert_type(nnx.VariableState(square), nnx.Variable[jax.Array])
+
+# Their values
+
+assert_type((param.value, param.raw_value, param[...], param[0]), Four)
+assert_type((param[0:2], param.get_value(), param.get_value(index=0), param.get_raw_value()), Four)
+assert_type(nnx.Variable(0).value, int)
+assert_type(nnx.Variable(0)[...], int)
+assert_type(nnx.Variable({"a": 1})["a"], tp.Any)
+assert_type(param.copy(), nnx.Param[jax.Array])
+assert_type(param.replace(square), nnx.Param[jax.Array])
+assert_type(param.type, type[nnx.Param[jax.Array]])
+param.value = jnp.zeros(3)
+param[0] = 1.0
+param.set_value(jnp.ones(3))
+
+# Their operators
+
+assert_type((param + 1, 1 - param, 2.0 * param, param / param), Four)
+assert_type((param // 2, param % 2, param**2, 2**param), Four)
+assert_type((square @ param, param @ square, square + param, -param), Four)
+assert_type((nnx.Param(jnp.array(3)) << 1, bits & True, ~bits, abs(param)), Four)
+assert_type((round(param), *divmod(param, 2), param < 1), Four)
+assert_type((param >= param, param == param, param != 0, param.at[0].set(1)), Four)
+assert_type(float(param[0]), float)
+assert_type(bool(param), bool)
+assert_type(len(param), int)
+assert_type(np.asarray(param).ndim, int)
+same = param
+assert {param: 1}[param] == 1
+param += 1
+assert_type(param, nnx.Param[jax.Array])
+assert param is same
+
+# Members of the array
+
+assert_type(param.shape, tuple[int, ...])
+assert_type(param.dtype, np.dtype[tp.Any])
+assert_type(param.ndim, int)
+assert_type(param.size, int)
+assert_type((param.T, param.sum(), param.max(), param.reshape(3, 1)), Four)
+assert_type(param.mean(axis=0, keepdims=True), jax.Array)
+assert_type(param.astype(jnp.float16), jax.Array)
+assert_type(param.sharding, jax.sharding.Sharding)
+
+# Their metadata and names
+
+assert_type(param.sharding_names, tp.Any)
+assert_type(param.has_metadata("tag"), bool)
+assert_type(nnx.Param(square, tag="a").tag, tp.Any)
+assert_type(nnx.VariableMetadata(square).raw_value, jax.Array)
+zeros = nnx.initializers.zeros_init()
+with_tag = nnx.with_metadata(nnx.initializers.lecun_normal(), tag="head")
+assert_type(nnx.Param(with_tag(jax.random.key(0), (3, 3))), nnx.Param[jax.Array])
+assert_type(nnx.Param(zeros(jax.random.key(0), (3,))), nnx.Param[jax.Array])
+sharded = nnx.with_partitioning(nnx.initializers.ones_init(), ("model",))
+assert_type(nnx.Param(sharded(jax.random.key(0), (3,))), nnx.Param[jax.Array])
+assert_type(nnx.var_defaults(), nnx.VarDefaults)
+assert_type(nnx.variable_name_from_type(nnx.Param), str)
+assert_type(nnx.variable_type_from_name("params"), type[nnx.Variable[tp.Any]])
+
+
+@nnx.register_variable_name("momenta of the type tests")
+class Momentum(nnx.Variable[jax.Array]):
+    pass
+
+
+assert_type(Momentum(square).value, jax.Array)
+assert_type(nnx.is_array_ref(nnx.array_ref(square)), bool)
+assert isinstance(nnx.array_ref(square), nnx.ArrayRef)
+
+
+def without_parameter(variable: nnx.Param) -> None:
+    assert_type(variable.value, tp.Any)
+    assert_type(variable[...], tp.Any)
+
+
+without_parameter(param)

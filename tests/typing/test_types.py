@@ -38,8 +38,6 @@ def test_every_public_name_has_a_type():
     assert PUBLIC.keys() - used == {"A", "M"}  # type variables
 
 
-# Signatures ---------------------------------------------------------------------------------------
-
 # Anything can be passed to them, or they are not called: annotations, a protocol, a dict, ...
 ANY_ARGUMENTS = {"Data", "Static", "Initializer", "Dict", "Identity", "TraceContextError"}
 # Type variables, exceptions (with any arguments, or unknown to Python), a string, an alias.
@@ -75,25 +73,18 @@ def test_signature_of_a_class_is_that_of_its_constructor():
     assert first == ["in_features", "out_features", "use_bias"]
 
 
-TRANSFORMED = """
-    jit vmap pmap scan remat grad value_and_grad custom_vjp checkify make_jaxpr capture
-    filter_jit filter_vmap filter_pmap filter_grad filter_checkpoint filter_custom_jvp
-    filter_make_jaxpr jit(static_argnames="factor") split_rngs(splits=2)
-    transform_metadata(partition="a")
-"""
-
-
-@pytest.mark.parametrize("name", TRANSFORMED.split())
-def test_signature_of_a_transformed_function_is_its_own(name):
-    transform = eval(f"nnx.{name}")
-
+def test_signature_of_a_transformed_function_is_its_own():
     def fun(model, x: int, *, factor: float = 1.0): ...
 
-    assert shown(transform(fun)) == "(model, x: 'int', *, factor: 'float' = 1.0)"
-    assert transform(fun).__name__ == "fun"
+    names = "jit vmap pmap scan remat grad value_and_grad custom_vjp checkify make_jaxpr capture"
+    filtered = "jit vmap pmap grad checkpoint custom_jvp make_jaxpr"
+    names = [*names.split(), *(f"filter_{name}" for name in filtered.split())]
+    options = nnx.jit(static_argnames="factor"), nnx.split_rngs(splits=2)
+    options += (nnx.transform_metadata(partition="a"),)
+    for transform in (*(getattr(nnx, name) for name in names), *options):
+        assert shown(transform(fun)) == "(model, x: 'int', *, factor: 'float' = 1.0)"
+        assert transform(fun).__name__ == "fun"
 
-
-# What is written for type checkers only -----------------------------------------------------------
 
 KEYWORDS = {
     nnx.jit: signatures.JitKeywords,
@@ -118,13 +109,10 @@ def test_options_of_overloads_are_those_of_the_transform(transform):
     assert notes == named
 
 
-@pytest.mark.parametrize("layer", [nnx.RNN, nnx.Bidirectional])
-def test_options_of_a_call_of_recurrent_layers(layer):
-    names = inspect.signature(layer.__call__).parameters.keys()
-    assert names - {"self", "inputs", "return_carry"} == Keywords.__annotations__.keys()
-
-
-def test_options_of_grad():
+def test_options_of_grad_and_of_a_call_of_recurrent_layers():
+    for layer in (nnx.RNN, nnx.Bidirectional):
+        names = inspect.signature(layer.__call__).parameters.keys()
+        assert names - {"self", "inputs", "return_carry"} == Keywords.__annotations__.keys()
     named = inspect.signature(nnx.grad).parameters.keys() - {"f"}
     assert named == signatures.GradKeywords.__annotations__.keys()
     assert named - {"has_aux"} == signatures.FirstGradKeywords.__annotations__.keys()

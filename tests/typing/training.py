@@ -1,4 +1,4 @@
-"""What type checkers infer of training, files, layouts on a mesh, serving and generating."""
+"""What type checkers infer of layers, training, files, layouts, serving and generating."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ with nnx.training.interruptible() as stop:
 # Files
 
 if tp.TYPE_CHECKING:  # what needs files, and further packages
-    linear = nnx.checkpoint.Rule("fc.weight", "kernel", "o i -> i o")
-    mapping = nnx.checkpoint.Mapping([linear, nnx.checkpoint.Ignore("**.mask")])
+    rule = nnx.checkpoint.Rule("fc.weight", "kernel", "o i -> i o")
+    mapping = nnx.checkpoint.Mapping([rule, nnx.checkpoint.Ignore("**.mask")])
     assert_type(
         mapping.load({"fc.weight": x}, model, strict=False, only=nnx.Param), nnx.checkpoint.Report
     )
@@ -167,3 +167,109 @@ sampler = nnx.Sampler(temperature=0.5, top_k=3)
 assert_type(sampler(jnp.ones(4), jax.random.key(0)), jax.Array)
 assert_type(nnx.sampling.top_p(jnp.ones(4), 0.5), jax.Array)
 nnx.generate(Next(), [[3], [4, 5]], 3, sampler=sampler, rngs=nnx.Rngs(0), stop=[1, 2])
+
+# Layers
+
+Parameter: tp.TypeAlias = nnx.Param[jax.Array]
+Three: tp.TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
+
+rngs = nnx.Rngs(0)
+inputs = jnp.ones((2, 8, 4))
+image = jnp.ones((2, 8, 8, 4))
+
+linear = nnx.Linear(4, 3, rngs=rngs)
+assert_type(linear, nnx.Linear)
+assert_type(linear.kernel, Parameter)
+assert_type(linear.bias, Parameter | None)
+assert_type(linear.in_features, int)
+assert_type(linear(inputs), jax.Array)
+assert_type(inputs @ linear.kernel, jax.Array)
+general = nnx.LinearGeneral(4, (2, 3), rngs=rngs)
+assert_type(general.kernel, Parameter)
+assert_type(general(inputs), jax.Array)
+einsum = nnx.Einsum("bld,df->blf", (4, 3), (3,), rngs=rngs)
+assert_type(einsum.bias, Parameter | None)
+assert_type(einsum(inputs), jax.Array)
+conv = nnx.Conv(4, 3, (3, 3), rngs=rngs)
+assert_type(conv.kernel, Parameter)
+assert_type(conv.bias, Parameter | None)
+assert_type(conv(image), jax.Array)
+assert_type(nnx.ConvTranspose(4, 3, (3, 3), rngs=rngs)(image), jax.Array)
+wide = nnx.Linear(4, 4, rngs=rngs)
+stacked = nnx.stack_layers([nnx.clone(wide) for _ in range(8)])
+assert_type(stacked, nnx.Linear)
+assert_type(nnx.unstack_layers(stacked), nnx.List[nnx.Linear])
+remembering = nnx.remat_layers(nnx.Linear.__call__, {"**": None})
+assert_type(remembering(linear, inputs), jax.Array)
+embed = nnx.Embed(10, 4, rngs=rngs)
+assert_type(embed.embedding, Parameter)
+assert_type(embed(jnp.arange(3)), jax.Array)
+assert_type(embed.attend(inputs), jax.Array)
+attention = nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
+assert_type(attention(inputs), jax.Array)
+assert_type(attention.query, nnx.LinearGeneral)
+norm = nnx.BatchNorm(4, rngs=rngs)
+assert_type(norm.scale, Parameter | None)
+assert_type(norm.mean, nnx.BatchStat[jax.Array])
+assert_type(norm(inputs), jax.Array)
+assert_type(nnx.LayerNorm(4, rngs=rngs).bias, Parameter | None)
+assert_type(nnx.RMSNorm(4, rngs=rngs).scale, Parameter | None)
+norms = nnx.LayerNorm(4, rngs=rngs), nnx.RMSNorm(4, rngs=rngs), nnx.GroupNorm(4, 2, rngs=rngs)
+assert_type((norms[0](inputs), norms[1](inputs), norms[2](inputs)), Three)
+assert_type(nnx.InstanceNorm(4, rngs=rngs)(inputs), jax.Array)
+assert_type(nnx.Dropout(0.5, rngs=rngs)(inputs), jax.Array)
+assert_type(nnx.PReLU().negative_slope, Parameter)
+assert_type(nnx.PReLU()(inputs), jax.Array)
+assert_type(nnx.SpectralNorm(linear, rngs=rngs)(inputs), tp.Any)
+assert_type(nnx.WeightNorm(linear, rngs=rngs)(inputs), tp.Any)
+assert_type(nnx.LoRA(4, 2, 3, rngs=rngs)(inputs), jax.Array)
+assert_type(nnx.LoRALinear(4, 3, lora_rank=2, rngs=rngs)(inputs), jax.Array)
+assert_type(nnx.RoPE()(jnp.ones((1, 3, 2, 4))), jax.Array)
+assert_type(nnx.Identity()(inputs), tp.Any)
+
+# Layers made of others
+
+sequential = nnx.Sequential(linear, nnx.relu, nnx.Linear(3, 2, rngs=rngs))
+assert_type(sequential, nnx.Sequential[jax.Array])
+assert_type(sequential(inputs), jax.Array)
+assert_type(nnx.Sequential(*[linear])(inputs), jax.Array)
+mlp = nnx.MLP(4, 2, 8, 1, rngs=rngs)
+assert_type(mlp.layers, nnx.List[nnx.Linear])
+assert_type(mlp(inputs), jax.Array)
+lstm = nnx.LSTMCell(4, 3, rngs=rngs)
+carry = lstm.initialize_carry((2, 4))
+assert_type(lstm(carry, inputs[:, 0])[1], jax.Array)
+assert_type(nnx.OptimizedLSTMCell(4, 3, rngs=rngs)(carry, inputs[:, 0])[1], jax.Array)
+assert_type(nnx.GRUCell(4, 3, rngs=rngs)(carry[0], inputs[:, 0])[1], jax.Array)
+assert_type(nnx.SimpleCell(4, 3, rngs=rngs)(carry[0], inputs[:, 0])[1], jax.Array)
+cell: nnx.RNNCellBase = lstm
+forward, backward = nnx.RNN(lstm), nnx.RNN(nnx.LSTMCell(4, 3, rngs=rngs))
+assert_type(forward(inputs), tp.Any)
+assert_type(forward(inputs, return_carry=False, time_major=False), jax.Array)
+assert_type(forward(inputs, return_carry=True), tuple[tp.Any, jax.Array])
+directions = nnx.Bidirectional(forward, backward)
+assert_type(directions(inputs), tp.Any)
+assert_type(directions(inputs, return_carry=True), tuple[tp.Any, jax.Array])
+
+# Functions
+
+mask = nnx.make_causal_mask(jnp.ones((2, 8)))
+activations = [
+    nnx.celu, nnx.elu, nnx.gelu, nnx.glu, nnx.hard_sigmoid, nnx.hard_silu, nnx.hard_swish,
+    nnx.hard_tanh, nnx.identity, nnx.leaky_relu, nnx.log_sigmoid, nnx.log_softmax, nnx.relu,
+    nnx.relu6, nnx.selu, nnx.sigmoid, nnx.silu, nnx.soft_sign, nnx.softmax, nnx.softplus,
+    nnx.standardize, nnx.swish, nnx.tanh,
+]  # fmt: skip
+assert_type((nnx.relu(inputs), nnx.gelu(inputs), nnx.tanh(inputs)), Three)
+assert_type((nnx.softmax(inputs, axis=-1), nnx.one_hot(jnp.arange(3), 4), mask), Three)
+assert float(nnx.logsumexp(inputs, axis=None)) > 0
+pools = nnx.avg_pool(image, (2, 2)), nnx.max_pool(image, (2, 2)), nnx.min_pool(image, (2, 2))
+assert_type(pools, Three)
+assert_type(nnx.pool(image, 0.0, jax.lax.add, (2, 2), None, "VALID"), jax.Array)
+assert_type(nnx.make_attention_mask(jnp.ones((2, 8)), jnp.ones((2, 8))), jax.Array)
+assert_type(nnx.combine_masks(mask, None), jax.Array | None)
+heads = jnp.ones((2, 8, 2, 4))
+assert_type(nnx.dot_product_attention(heads, heads, heads), jax.Array)
+assert_type(nnx.dot_product_attention_with_rope(heads, heads, heads, rope=nnx.RoPE()), jax.Array)
+init: nnx.Initializer = nnx.initializers.he_normal()
+assert nnx.dtypes.canonicalize_dtype(inputs, dtype=None) == inputs.dtype

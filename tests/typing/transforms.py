@@ -1,4 +1,4 @@
-"""What type checkers infer of functions under transforms."""
+"""What type checkers infer of functions under transforms, also filtered ones, and on trees."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import assert_type
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import checkify
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
@@ -224,3 +225,98 @@ def annotated(v: nnx.Param[jax.Array], factor: float) -> jax.Array:
 
 
 assert_type(annotated(nnx.Param(x, sharding=("layers", None)), 2.0), jax.Array)
+
+# Filtered transforms
+
+vector = jnp.ones(3)
+layer = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+Params: tp.TypeAlias = dict[str, jax.Array]
+params: Params = {"w": vector}
+
+
+def weighted(params: Params, vector: jax.Array) -> jax.Array:
+    return (params["w"] * vector).sum()
+
+
+def weighted_and_name(params: Params, vector: jax.Array) -> tuple[jax.Array, str]:
+    return weighted(params, vector), "loss"
+
+
+def double(vector: jax.Array) -> jax.Array:
+    return 2 * vector
+
+
+assert_type(nnx.filter_jit(weighted)(params, vector), jax.Array)
+assert_type(
+    nnx.filter_jit(donate="none")(weighted_and_name)(params, vector=vector), tuple[jax.Array, str]
+)
+assert_type(nnx.filter_jit(weighted).lower(params, vector).compile()(params, vector), jax.Array)
+assert_type(nnx.filter_grad(weighted)(params, vector), Params)
+assert_type(nnx.filter_grad(lambda vector: vector**2)(3.0), jax.Array)
+assert_type(nnx.filter_grad(lambda m: m(vector).sum())(layer), nnx.Linear)
+assert_type(nnx.filter_grad(weighted_and_name, has_aux=True)(params, vector), tuple[Params, str])
+assert_type(nnx.filter_value_and_grad(weighted)(params, vector), tuple[jax.Array, Params])
+assert_type(
+    nnx.filter_value_and_grad(has_aux=True)(weighted_and_name)(params, vector),
+    tuple[tuple[jax.Array, str], Params],
+)
+assert_type(nnx.filter_jvp(double, (vector,), (vector,)), tuple[jax.Array, jax.Array])
+total_of_weights, pull_weights = nnx.filter_vjp(weighted, params, vector)
+assert_type(total_of_weights, jax.Array)
+assert_type(pull_weights(total_of_weights), tuple[Params, jax.Array])
+assert_type(nnx.filter_jacfwd(double)(vector), tp.Any)
+assert_type(nnx.filter_jacrev(double)(vector), tp.Any)
+assert_type(nnx.filter_hessian(weighted)(params, vector), tp.Any)
+assert_type(nnx.filter_vmap(double)(vector), jax.Array)
+assert_type(nnx.filter_vmap(in_axes=0)(double)(vector=vector), jax.Array)
+assert_type(nnx.filter_pmap(double)(vector[:1]), jax.Array)
+assert_type(nnx.filter_checkpoint(weighted)(params, vector), jax.Array)
+assert_type(nnx.filter_eval_shape(double, vector).shape, tuple[int, ...])
+assert_type(nnx.filter_eval_shape(weighted_and_name, params, vector), tuple[jax.Array, str])
+assert_type(nnx.filter_make_jaxpr(double)(vector)[0], ClosedJaxpr)
+assert_type(nnx.filter_closure_convert(double, vector)(vector), jax.Array)
+assert_type(nnx.filter_shard(params, jax.devices()[0]), Params)
+shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+assert_type(nnx.filter_pure_callback(np.sin, vector, result_shape_dtypes=shape), jax.Array)
+
+
+@nnx.filter_custom_jvp
+def call(fn: tp.Callable[[jax.Array], jax.Array], vector: jax.Array) -> jax.Array:
+    return fn(vector)
+
+
+@nnx.filter_custom_vjp
+def clip(vector: jax.Array, limit: float) -> jax.Array:
+    return vector
+
+
+assert_type(call.__wrapped__(double, vector), jax.Array)
+clip.defvjp(lambda vector, limit: (vector, None), lambda residuals, grad, vector, limit: grad)
+assert_type(clip(vector, 1.0), jax.Array)
+
+# Functions on trees
+
+assert_type(nnx.filter(params, nnx.is_array), Params)
+assert_type(nnx.partition(params, nnx.is_inexact_array), tuple[Params, Params])
+assert_type(nnx.combine(params, params), Params)
+assert_type(nnx.apply_updates(params, params), Params)
+assert_type(nnx.tree_at(lambda p: p["w"], params, replace=vector), Params)
+assert_type(nnx.tree_at("bias", layer, replace_fn=lambda bias: bias + 1), nnx.Linear)
+assert_type(nnx.tree_equal(params, params), bool | jax.Array)
+assert_type(nnx.tree_check(params), None)
+assert_type(nnx.tree_flatten_one_level(params)[0], list[tp.Any])
+assert_type(nnx.tree_inference(layer), nnx.Linear)
+assert_type(nnx.tree_pformat(params), str)
+assert_type(nnx.tree_pprint({}), None)
+assert_type(nnx.error_if(vector, False, "no"), jax.Array)
+assert_type(nnx.branched_error_if(vector, False, 0, ["no"]), jax.Array)
+assert_type(nnx.if_array(0)(vector), int | None)
+assert_type(nnx.is_array_like(vector), bool)
+assert_type(nnx.is_inexact_array_like(vector), bool)
+
+
+def size_of(leaf: jax.Array | str) -> int:
+    return leaf.size if nnx.is_array(leaf) else 0
+
+
+assert size_of(vector) == 3
