@@ -62,7 +62,7 @@ def blank(value):
             return type(value)()
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(["config", "history", "x"]), PLAIN, min_size=1))
 def test_plain_data_comes_back_as_it_was(tmp_path, items):
     shutil.rmtree(tmp_path / "c", ignore_errors=True)

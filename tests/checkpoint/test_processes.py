@@ -1,7 +1,5 @@
 """Processes that are killed, and that run out of space."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -13,7 +11,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def python(*args, timeout=None):
-    """The output of a Python process, which has to succeed."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": xla_flags(1)}
     command = [sys.executable, *map(str, args)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
@@ -31,32 +28,23 @@ import resource, signal, sys
 import numpy as np
 import nnxlite as nnx
 
-def ours(folder):
-    path = folder + "/c"
-    save = lambda step, w: nnx.checkpoint.save(path, w=w, overwrite=True)
-    return save, lambda w: nnx.checkpoint.restore(path, w=w)
-
-def managed(folder):
-    manager = nnx.checkpoint.Manager(folder, keep=1)
-    save = lambda step, w: (manager.save(step, w=w), manager.wait())
-    return save, lambda w: manager.restore(w=w)
-
+path, manager = sys.argv[1] + "/c", nnx.checkpoint.Manager(sys.argv[1] + "/run", keep=1)
+plain = lambda step, w: nnx.checkpoint.save(path, w=w, overwrite=True)
+managed = lambda step, w: (manager.save(step, w=w), manager.wait())
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 limit = lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-small, large = ({"w": nnx.Param(np.ones(n, "f") * n)} for n in (10, 1_000_000))
-for way in (ours, managed):
-    save, load = way(sys.argv[1] + "/" + way.__name__)
-    save(1, small)
+for save, folder in ((plain, path), (managed, manager.directory / "1")):
+    save(1, nnx.Param(np.ones(10, "f")))
     limit(100_000)
     try:
-        save(2, {"w": nnx.Param(np.random.default_rng(0).normal(size=1_000_000))})
+        save(2, nnx.Param(np.random.default_rng(0).normal(size=1_000_000)))
     except Exception as error:
         print("refused:", error)
     limit(resource.RLIM_INFINITY)
-    target = {"w": nnx.Param(np.zeros(10, "f"))}
-    load(target)
-    assert target["w"].tolist() == [10.0] * 10
-    save(3, large)
+    target = nnx.Param(np.zeros(10, "f"))
+    nnx.checkpoint.restore(folder, w=target)
+    assert target.tolist() == [1.0] * 10
+    save(3, nnx.Param(np.ones(1_000_000, "f")))
 """
 
 
