@@ -4,12 +4,8 @@ A pytest plugin, for Python 3.12 or newer. While tests run it notes whose messag
 session fails if a `raise` statement is left:
 
     python -m pytest -n auto -p tests.reliability.raises
-    python -m pytest -p tests.reliability.raises --raises-to reached.txt tests/graph
-    python -m tests.reliability.raises reached.txt
 
-The second form adds what some tests reached to a file and never fails; the third lists what the
-tests of such a file left. The interpreter reports each exception (`sys.monitoring`), so that a
-run takes no longer.
+The interpreter reports each exception (`sys.monitoring`), so that a run takes no longer.
 
 **A test reads a message** when `pytest.raises(..., match=...)` or `ExceptionInfo.match` matched it,
 when a line of the test says `str(caught.value)`, or when `capsys.readouterr` returned it.
@@ -63,21 +59,15 @@ def statements() -> list[Statement]:
         if file.startswith("flax/"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Raise) and node.exc is not None and not is_class(node.exc):
+            if isinstance(node, ast.Raise) and not is_class(node.exc):
                 text = " ".join(ast.unparse(node.exc).split())
                 found.append(Statement(file, node.lineno, text[:70]))
     return sorted(found)
 
 
-def is_class(raised: ast.expr) -> bool:
-    """Whether an expression is the name of a class: an instance of it has no message."""
-    return isinstance(raised, ast.Name) and raised.id[0].isupper()
-
-
-def line_of(code: types.CodeType, offset: int) -> int:
-    """The line of an instruction."""
-    lines = (line for start, end, line in code.co_lines() if start <= offset < end)
-    return next(lines) or 0
+def is_class(raised: ast.expr | None) -> bool:
+    """Whether what is raised has no message: it is there already, or is the name of a class."""
+    return raised is None or (isinstance(raised, ast.Name) and raised.id[0].isupper())
 
 
 class Readings:
@@ -95,7 +85,8 @@ class Readings:
         known = code.co_filename.startswith(PREFIX) and 0 <= offset < len(code.co_code)
         if known and code.co_code[offset] == RAISE:
             file = code.co_filename[len(PREFIX) :]
-            self.raised.add((str(error), file, line_of(code, offset)))
+            lines = [line for start, end, line in code.co_lines() if start <= offset < end]
+            self.raised.add((str(error), file, lines[0] or 0))
 
     def read(self, message: str) -> None:
         """A test reads this message."""
@@ -143,7 +134,6 @@ class Readings:
         pytest.ExceptionInfo.value = property(noted_value, doc=value.__doc__)  # type: ignore[method-assign]
 
     def left(self) -> list[Statement]:
-        """The statements that no test reached."""
         return [s for s in statements() if (s.file, s.line) not in self.lines]
 
 
@@ -151,21 +141,13 @@ PREFIX = f"{PACKAGE}/"
 readings = Readings()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """The file that collects what several sessions reach."""
-    text = "add the raise statements whose message a test read to this file, and check nothing"
-    parser.addoption("--raises-to", metavar="FILE", type=Path, help=text)
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin, in workers too."""
     if sys.version_info < (3, 12):
         raise pytest.UsageError("tests.reliability.raises needs Python 3.12 or newer.")
     readings.watch()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End."""
     sys.monitoring.free_tool_id(TOOL)
 
 
@@ -184,34 +166,15 @@ def pytest_testnodedown(node: tp.Any, error: object) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a session that would have passed, if a statement is left."""
-    config = session.config
-    if hasattr(config, "workeroutput"):
-        config.workeroutput["raises"] = sorted(readings.lines)
-    elif file := config.getoption("--raises-to"):
-        with file.open("a") as out:
-            out.writelines(f"{name} {line}\n" for name, line in sorted(readings.lines))
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["raises"] = sorted(readings.lines)
     elif session.exitstatus == pytest.ExitCode.OK and readings.left():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what is left."""
-    if not terminalreporter.config.getoption("--raises-to"):
-        terminalreporter.section("raise statements whose message no test read")
-        terminalreporter.write_line(summary(readings))
-
-
-def summary(reached: Readings) -> str:
-    """The statements left, and a line of counts."""
-    left = reached.left()
-    return "\n".join([*map(str, left), f"{len(statements())} raise statements, {len(left)} left"])
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    for entry in Path(sys.argv[1]).read_text().split("\n")[:-1]:
-        name, _, number = entry.rpartition(" ")
-        readings.lines.add((name, int(number)))
-    print(summary(readings))
-    raise SystemExit(bool(readings.left()))
+    """Show what is left, and how many there are."""
+    left = readings.left()
+    terminalreporter.section("raise statements whose message no test read")
+    counts = f"{len(statements())} raise statements, {len(left)} left"
+    terminalreporter.write_line("\n".join([*map(str, left), counts]))

@@ -1,11 +1,8 @@
 """Nothing grows with steps, events, structures or threads (law L9).
 
-A small network with shared weights, batch statistics and dropout is trained, and what users do beside it
-happens: see EVENTS. The tests count what one more occurrence of each leaves behind: arrays, objects,
-entries of the library's tables, compiled programs.
+A small network is trained, and what users do beside it happens: see EVENTS. The tests count what one
+more occurrence of each leaves behind: arrays, objects, entries of the library's tables, programs.
 """
-
-from __future__ import annotations
 
 import collections
 import contextlib
@@ -25,34 +22,11 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite._base.interning import Table
+from tests.reliability.other_process import Net, adam
 
 pytest.importorskip("orbax.checkpoint")
 
-X = jnp.linspace(-1.0, 1.0, 32).reshape(4, 8)
-
-
-class Block(nnx.Module):
-    def __init__(self, rngs):
-        self.linear = nnx.Linear(8, 8, rngs=rngs)
-        self.norm = nnx.BatchNorm(8, rngs=rngs)
-        self.dropout = nnx.Dropout(0.1, rngs=rngs)
-
-    def __call__(self, x):
-        return self.dropout(jax.nn.relu(self.norm(self.linear(x))))
-
-
-class Net(nnx.Module):
-    """Two blocks, of which one is used twice, and an output layer tied to the first kernel."""
-
-    def __init__(self, rngs):
-        self.first = Block(rngs)
-        self.blocks = nnx.List([Block(rngs), self.first])
-        self.tied = self.first.linear.kernel
-
-    def __call__(self, x):
-        for block in self.blocks:
-            x = x + block(x)
-        return x @ self.tied
+X = jnp.linspace(-1.0, 1.0, 8).reshape(4, 2)
 
 
 def loss_of(model):
@@ -69,6 +43,7 @@ def train_step(model, optimizer, metrics):
 @nnx.jit
 def eval_step(model, metrics):
     metrics.update(values=loss_of(model))
+    model.first.sow(nnx.Intermediate, "seen", model.first(X))
 
 
 @nnx.filter_jit
@@ -83,19 +58,10 @@ def lora_step(model, optimizer):
 
 
 @nnx.jit
-def sow(model):
-    model.first.sow(nnx.Intermediate, "seen", model.first.linear(X))
-
-
-@nnx.jit
 def fails(model, x):
-    model.tied.value = model.tied.value * 2
-    model.first.more = nnx.Param(model.first.linear(x))
+    model.first.kernel.value *= 2
+    model.first.more = nnx.Param(model.first(x))
     raise ZeroDivisionError
-
-
-def adam(model, tx=None, wrt=nnx.Param):
-    return nnx.Optimizer(model, optax.adam(1e-3) if tx is None else tx, wrt=wrt)
 
 
 class Run:
@@ -110,20 +76,17 @@ class Run:
         self.count += 1
 
 
-# Events: each leaves the run as it was but for values ---------------------------------------------
-
-
 def evaluate(run):
     run.model.eval()
     run.metrics.reset()
     eval_step(run.model, run.metrics)
     run.metrics.compute()
     run.metrics.reset()
+    nnx.pop(run.model, nnx.Intermediate)
     run.model.train()
 
 
 def checkpoint(run):
-    """Saved, restored, and the manager is made again."""
     items = {"model": run.model, "optimizer": run.optimizer}
     run.manager.save((run.manager.latest or 0) + 1, metrics={"loss": 1}, **items)
     run.manager.restore(**items)
@@ -131,36 +94,24 @@ def checkpoint(run):
     run.manager = nnx.checkpoint.Manager(run.folder, keep=2)
 
 
-def attribute(run):
-    """An attribute and a static one are added, and removed after a step."""
-    run.model.first.note = "noted"
-    run.model.first.extra = nnx.Cache(jnp.zeros(3))
+def edits(run):
+    """Attributes are added and removed, a layer gives way to another one and comes back."""
+    first, before = run.model.first, run.model.second
+    first.note, first.extra = "noted", nnx.Cache(jnp.zeros(3))
     run.step()
-    del run.model.first.note, run.model.first.extra
+    del first.note, first.extra
     run.step()
-
-
-def replaced_layer(run):
-    """A layer gives way to another one, and comes back."""
-    before = run.model.first.norm
-    run.model.first.norm = nnx.Sequential(before)
-    filtered_step(run.model)
-    run.model.first.norm = before
-    filtered_step(run.model)
+    for layer in (nnx.Sequential(before), before):
+        run.model.second = layer
+        filtered_step(run.model)
 
 
 def adapters(run):
-    """LoRA is put on a model, trained, and taken off."""
     model = nnx.clone(run.model)
     nnx.lora.inject(model, nnx.Linear, rank=2, rngs=nnx.Rngs(0))
-    lora_step(model, adam(model, wrt=nnx.LoRAParam))
+    lora_step(model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.LoRAParam))
     nnx.lora.remove(model)
     filtered_step(model)
-
-
-def sown(run):
-    sow(run.model)
-    nnx.pop(run.model, nnx.Intermediate)
 
 
 def new_optimizers(run):
@@ -172,11 +123,10 @@ def new_optimizers(run):
         optax.inject_hyperparams(optax.adam)(learning_rate=1e-3),
         optax.MultiSteps(optax.adam(1e-3), every_k_schedule=2),
     ):
-        train_step(model, adam(model, tx), run.metrics)
+        train_step(model, nnx.Optimizer(model, tx, wrt=nnx.Param), run.metrics)
 
 
 def new_model(run):
-    """A model of the same structure is made, trained and dropped."""
     model = Net(nnx.Rngs(run.count))
     train_step(model, adam(model), run.metrics)
 
@@ -185,29 +135,23 @@ def new_functions(run):
     """Functions are defined, compiled and dropped; each is another one, as for `jax.jit`."""
     nnx.jit(lambda model: model(X))(run.model)
     nnx.jit(lambda model, x: model(x), donate_argnums=1)(run.model, X + 0)
-
-
-def new_filtered_functions(run):
     nnx.filter_jit(lambda x: x * 3)(X)
     nnx.filter_grad(lambda tree: (tree["w"] ** 2).sum())({"w": X, "name": "w"})
     nnx.filter_vmap(lambda x: x * 2)(X)
 
 
 def eager(run):
-    """Transforms outside of every `jit`, of functions that are defined again each time.
-
-    A loop whose body captures another array is another program.
-    """
+    """Functions are defined again each time; a body that captures another array is a new program."""
     model, array = run.model, jnp.full((), float(run.count % 3))
     nnx.grad(lambda model: jnp.mean(model(X) ** 2))(model)
     wrt = nnx.DiffState(0, lambda path, leaf: "bias" in path)
     nnx.grad(lambda model: jnp.mean(model(X) ** 2), argnums=wrt)(model)
     nnx.fori_loop(0, 3, lambda i, c: c + array, jnp.zeros(()))
-    nnx.vmap(lambda model, x: model.first.linear(x), in_axes=(None, 0))(model, X)
+    nnx.vmap(lambda model, x: model.first(x), in_axes=(None, 0))(model, X)
     nnx.scan(lambda c, x: (c + x, c), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(X[0], X)
-    nnx.cond(run.count % 2 == 0, lambda m, x: x + m.tied.sum(), lambda m, x: x, model, X)
+    nnx.cond(run.count % 2 == 0, lambda m, x: x + m.plain[0].sum(), lambda m, x: x, model, X)
     nnx.while_loop(lambda c: c < 3, lambda c: c + 1, 0)
-    nnx.remat(lambda model, x: model.first.linear(x))(model, X)
+    nnx.remat(lambda model, x: model.first(x))(model, X)
     nnx.eval_shape(lambda: Net(nnx.Rngs(0)))
 
 
@@ -234,13 +178,13 @@ def failing(run):
     """Calls that fail: while they are traced, when they are checked, and from inside."""
     model = run.model
     for call in (
-        lambda: fails(model, X[:, :3]),
+        lambda: fails(model, X[:, :1]),
         lambda: fails(model, X),
         lambda: nnx.update(model, {"no": {"such": jnp.zeros(2)}}),
         lambda: nnx.grad(lambda model: model(X))(model),  # not a scalar
         lambda: nnx.vmap(lambda x, y: x + y)(X, X[:2]),
         lambda: nnx.scan(lambda c, x: (jnp.zeros(3), x))(jnp.zeros(2), X),
-        lambda: jax.jit(lambda x: setattr(model.tied, "value", x))(model.tied.value),
+        lambda: jax.jit(lambda x: setattr(model.plain[0], "value", x))(model.plain[0].value),
         lambda: nnx.merge(nnx.graphdef(model), {}),
     ):
         with contextlib.suppress(ValueError, TypeError, KeyError, ZeroDivisionError, nnx.NnxError):
@@ -249,28 +193,15 @@ def failing(run):
 
 
 def other_thread(run):
-    """A thread that splits, trains a model of its own, and ends."""
     thread = threading.Thread(target=lambda: (functional(run), new_model(run)))
     thread.start()
     thread.join()
 
 
-EVENTS = (
-    evaluate,
-    checkpoint,
-    attribute,
-    replaced_layer,
-    adapters,
-    sown,
-    new_optimizers,
-    new_model,
-)
-EVENTS += (new_functions, new_filtered_functions, eager, functional, printed, failing, other_thread)
-COMPILES = {new_functions: 2, new_filtered_functions: 1, eager: 1}
+EVENTS = (evaluate, checkpoint, edits, adapters, new_optimizers, new_model, new_functions)
+EVENTS += (eager, functional, printed, failing, other_thread)
+COMPILES = {new_functions: 3, eager: 1}
 """How many programs one more occurrence may compile."""
-
-
-# Counting -----------------------------------------------------------------------------------------
 
 PROGRAMS = []
 jax.monitoring.register_event_duration_secs_listener(
@@ -293,7 +224,6 @@ def tables():
 
 
 def measure():
-    """What there is in the process."""
     gc.collect()
     gc.collect()  # what a weak reference or a finalizer set free
     by_type = collections.Counter(
@@ -334,16 +264,7 @@ def test_L9_one_more_occurrence_of_an_event_leaves_nothing(run, event):
     most = 1_800 if event is new_functions and jax.__version_info__ >= (0, 11) else 250
     left = after.by_type - before.by_type
     assert after.objects - before.objects <= most, left.most_common(8)
-
-
-def test_L9_threads_that_have_ended_leave_nothing(run):
-    other_thread(run)
-    before = measure()
-    for _ in range(20):
-        other_thread(run)
-    after = measure()
-    assert after.threads == before.threads
-    assert after.objects <= before.objects + 100
+    assert after.threads <= before.threads or event is checkpoint  # which has some of its own
 
 
 class Sized(nnx.Module):

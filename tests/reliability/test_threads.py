@@ -1,11 +1,11 @@
-"""Threads that run freely (`docs/threads.md`): the results are those of the same work done in turn.
+"""Threads and tasks that run freely (`docs/threads.md`): the results are those of work done in turn.
 
 Threads that start at once make new functions and structures, so that the first calls race as well as the
 later ones.
 """
 
-from __future__ import annotations
-
+import asyncio
+import contextlib
 import copy
 import functools
 import itertools
@@ -17,14 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import nnxlite as nnx
 from nnxlite._base.interning import LOCK
 from nnxlite._base.jax import EAGER, trace_state
 from tests.laws import model as slow
-from tests.laws.model import content
+from tests.reliability.other_process import Net, adam, form
 
 
 @pytest.fixture(autouse=True)
@@ -53,22 +52,6 @@ def consistent(*models):
         assert not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(nnx.state(model)))
 
 
-class Net(nnx.Module):
-    """A model with shared parameters, statistics, a random stream, and modes."""
-
-    def __init__(self, size, tag, rngs):
-        self.first = nnx.Linear(2, size, rngs=rngs)
-        self.second = nnx.Linear(size, 2, rngs=rngs)
-        self.tied = self.first
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.count = nnx.BatchStat(jnp.array(0.0))
-        self.plain = [nnx.Param(jnp.array([1.0, 1.0])), tag]
-
-    def __call__(self, x):
-        self.count[...] += 1.0
-        return self.second(self.dropout(nnx.tanh(self.first(x)))) + self.plain[0]
-
-
 def train(model, optimizer, x, scale):
     """A step with transforms inside, and a change of structure that leaves it."""
     value, grads = nnx.value_and_grad(lambda model: (model(scale * x) ** 2).mean())(model)
@@ -90,34 +73,25 @@ def test_different_models_in_one_function(transform):
     x, scales = jnp.array([[1.0, 2.0], [3.0, 4.0]]), (0.5, 2.0, 0.5)
 
     def work(step, number):
-        model = Net(2 + number % 2, number, nnx.Rngs(number))
-        optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+        model = Net(nnx.Rngs(number), 2 + number % 2, number)
+        optimizer = adam(model)
         return model, optimizer, [float(step(model, optimizer, x, scale)) for scale in scales]
 
     together, alone = (TRANSFORMS[transform](lambda *args: train(*args)) for _ in range(2))
     threads = at_once([functools.partial(work, together, number) for number in range(3)])
     for number, (model, optimizer, results) in enumerate(threads):
         expected, _, values = work(alone, number)
-        assert results == values
-        assert slow.canonical(model, content) == slow.canonical(expected, content)
+        assert results == values and form(model) == form(expected)
         consistent(model, optimizer)
 
 
-READERS = (
-    lambda model: nnx.merge(*nnx.split(model)),
-    nnx.clone,
-    copy.deepcopy,
-    lambda model: pickle.loads(pickle.dumps(model)),
-)
+PICKLED = lambda model: pickle.loads(pickle.dumps(model))
+READERS = lambda model: nnx.merge(*nnx.split(model)), nnx.clone, copy.deepcopy, PICKLED
 
 
 def test_one_model_read_while_it_is_trained():
-    """Half of the threads train one model, the others read it in every way.
-
-    Nobody adds or removes anything, so nothing may raise, and each reader sees the structure and
-    values that some step wrote.
-    """
-    model, seen, calls, writers = Net(2, 0, nnx.Rngs(0)), [], 6, 2
+    """Nobody adds or removes anything: nothing raises, and readers see what some step wrote."""
+    model, seen, calls, writers = Net(nnx.Rngs(0), 2), [], 6, 2
     parts = lambda model: (model.first.kernel, model.second.kernel, model.plain[0], model.count)
     for part in parts(model):
         part[...] = jnp.zeros_like(part)
@@ -159,7 +133,7 @@ def test_sixteen_threads_draw_different_keys(threads=16, draws=20):
 def test_no_stale_definition_stays_after_edits_by_several_threads(threads=3):
     """Each edits another attribute, some read; afterwards the engine sees the last state."""
     for attempt in range(10):
-        model = Net(2, attempt, nnx.Rngs(0))
+        model = Net(nnx.Rngs(0), 2, attempt)
         model.flag, model.sizes, layers = False, [0], (model.first, model.second)
 
         def write(number, m=model, layers=layers):
@@ -231,3 +205,69 @@ def test_a_write_beside_a_call_is_never_lost(call, raised):
             assert read(model)[0] == (number + 1) * raised + 10 * number
 
     at_once([writer, caller])
+
+
+# Tasks of one event loop interleave between awaits: each has the settings that it has made ---------
+
+mode, updates = nnx.set_graph_mode.current_value, nnx.set_graph_updates.current_value
+SWITCHES = {
+    "graph mode": (lambda: nnx.set_graph_mode(False), mode),
+    "graph updates": (lambda: nnx.set_graph_updates(False), updates),
+    "eager sharding": (lambda: nnx.use_eager_sharding(False), nnx.using_eager_sharding),
+    "var defaults": (lambda: nnx.var_defaults(ref=True), lambda: not nnx.var_defaults().ref),
+}
+
+
+def together(*tasks):
+
+    async def main():
+        return await asyncio.gather(*tasks)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_setting_holds_in_its_task_alone(name):
+    """Task by task, blocks that overlap without being nested."""
+    scope, is_default = SWITCHES[name]
+
+    async def seen(steps, scope):
+        found = []
+        with scope():
+            for _ in range(steps):
+                await asyncio.sleep(0)
+                found.append(is_default())
+        return [*found, is_default()]
+
+    inside = [[False] * steps + [True] for steps in (3, 5, 1)]
+    tasks = seen(3, scope), seen(6, contextlib.nullcontext), seen(5, scope), seen(1, scope)
+    assert together(*tasks) == [inside[0], [True] * 7, inside[1], inside[2]]
+    assert is_default()
+
+
+def test_to_thread_takes_the_settings_along_and_brings_none_back():
+    def work():
+        nnx.set_graph_mode(False)
+        return mode()
+
+    async def main():
+        with nnx.set_graph_mode(False):
+            there = await asyncio.to_thread(mode)
+        return there, await asyncio.to_thread(mode), await asyncio.to_thread(work), mode()
+
+    assert asyncio.run(main()) == (False, True, False, True)
+
+
+def test_one_update_context_manager_in_several_tasks():
+    """The manager is entered by one task while another one is inside."""
+    manager = nnx.update_context("shared")
+
+    async def cross(number):
+        with manager as context:
+            context.outer_ref_outer_index = nnx.graphlib.RefMap()  # as its first step does
+            for _ in range(number):
+                await asyncio.sleep(0)
+            assert nnx.current_update_context("shared") is context
+            assert context.outer_ref_outer_index is not None
+
+    together(cross(1), cross(2), cross(3))
