@@ -1,65 +1,37 @@
-"""The harness measures what it says it measures, on contenders whose cost is known."""
+"""The harness measures what it says it measures, on contenders whose cost is known; what it draws."""
 
-from __future__ import annotations
-
-import itertools
+import importlib.util
 import json
 import math
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import harness, report
+from benchmarks import plot, report
 from benchmarks.harness import Budget, Calls, Case, Pace, SelfTimed, Spread, measure
 
-PACE = Pace(rounds=4, batch=0.001, warm_calls=2)
 
-
-def steady(seconds: float):
+def steady(seconds):
     return lambda: SelfTimed(lambda: seconds)
 
 
-def measured(contenders, *budgets: Budget, pace: Pace = PACE) -> harness.Result:
+def measured(contenders, *budgets):
+    pace = Pace(rounds=4, batch=0.001, warm_calls=2)
     return measure(Case("bench", "case", lambda: contenders, budgets), pace)
 
 
-def test_a_ratio_is_taken_round_by_round_so_that_drift_cancels():
-    clock = itertools.count()
-
-    class Drifting:
-        """Twice as slow as its neighbour, on a machine that grows slower with every round."""
-
-        def __init__(self, factor: int):
-            self.factor = factor
-
-        def warm(self, pace):
-            pass
-
-        def sample(self):
-            return self.factor * (1 + next(clock) // 2)
-
-    result = measured({"limit": lambda: Drifting(1), "nnxlite": lambda: Drifting(2)})
-    assert result.samples["limit"] == [1, 2, 3, 4]
-    assert result.ratio("nnxlite", "limit") == Spread(2, 2, 2)
-
-
-def test_contenders_take_turns_in_a_rotating_order():
+def test_contenders_take_turns_and_a_ratio_is_taken_round_by_round_so_that_drift_cancels():
     order = []
 
-    def contender(name):
-        return lambda: SelfTimed(lambda: order.append(name) or 1.0)
+    def drifting(name, factor):
+        return lambda: SelfTimed(lambda: order.append(name) or factor * ((len(order) - 1) // 3))
 
-    measured({name: contender(name) for name in "abc"}, pace=Pace(rounds=3))
-    assert "".join(order) == "abc" + "abc" + "bca" + "cab"  # the warm-up comes first
-
-
-def test_calls_counts_units_and_fills_the_batch():
-    calls = Calls(lambda: sum(range(100)), units=10)
-    calls.warm(PACE)
-    assert calls.count > 1
-    assert 0 < calls.sample() < PACE.batch
+    result = measured({"a": drifting("a", 1), "b": drifting("b", 2), "c": drifting("c", 3)})
+    assert "".join(order) == "abc" + "abc" + "bca" + "cab" + "abc"  # the warm-up comes first
+    assert len(set(result.samples["a"])) > 2 and result.ratio("c", "a") == Spread(3, 3, 3)
 
 
 def test_budgets_say_what_they_limit_and_whether_they_are_met():
@@ -79,6 +51,9 @@ def test_budgets_say_what_they_limit_and_whether_they_are_met():
         ("at most 500 ns", False),
         ("at most 1x equinox", None),
     ]
+    row = plot.rows(report.case_json(result))[0]
+    assert row.ratios == {"limit": 1.0, "nnxlite": 1.05, "flax": 42.0}
+    assert (row.of, row.subject, row.at_most, row.met) == ("limit", "nnxlite", 1.08, True)
 
 
 def test_a_contender_that_compiles_while_timed_is_marked():
@@ -91,17 +66,23 @@ def test_a_contender_that_compiles_while_timed_is_marked():
     assert result.recompiled == {"nnxlite"}
 
 
-def test_a_contender_that_cannot_run_does_not_hide_the_others():
-    def absent():
-        raise ModuleNotFoundError("No module named 'flax'", name="flax")
+def absent():
+    raise ModuleNotFoundError("No module named 'flax'", name="flax")
 
-    def broken():
-        raise ValueError("not\nyet")
 
-    result = measured({"limit": steady(1.0), "nnxlite": broken, "flax": absent})
+def broken():
+    raise ValueError("not\nyet")
+
+
+def test_a_contender_that_cannot_run_does_not_hide_the_others(monkeypatch, capsys):
+    contenders = {"limit": steady(1.0), "nnxlite": broken, "flax": absent}
+    result = measured(contenders)
     assert result.failed == {"nnxlite": "ValueError: not yet", "flax": "flax is not installed"}
     assert result.figure("limit") == Spread(1.0, 1.0, 1.0)
     assert result.figure("nnxlite") is None
+    monkeypatch.setattr(command, "CASES", [Case("eager", "work", lambda: contenders)])
+    assert command.main(["--quick"]) == 1
+    assert "eager: work: nnxlite: ValueError: not yet" in capsys.readouterr().out
 
 
 def test_a_change_within_the_spread_is_not_called_one():
@@ -115,14 +96,15 @@ def test_a_change_within_the_spread_is_not_called_one():
 @pytest.fixture
 def one_case(monkeypatch):
     build = lambda: {"limit": steady(1.0), "nnxlite": steady(1.5)}
-    monkeypatch.setattr(command, "CASES", [Case("eager", "work", build, (Budget(2, "limit"),))])
+    cases = [Case("eager", name, build, (Budget(2, "limit"),)) for name in ("grad", "work")]
+    monkeypatch.setattr(command, "CASES", cases)
 
 
 def test_command_prints_a_table_and_writes_and_compares_json(one_case, tmp_path, capsys):
     file = tmp_path / "figures.json"
     assert command.main(["--rounds", "2", "--only", "eager", "--json", str(file)]) == 0
     figures = json.loads(file.read_text())
-    [case] = figures["cases"]
+    case, _ = figures["cases"]
     assert case["seconds"]["nnxlite"] == {"median": 1.5, "low": 1.5, "high": 1.5}
     assert math.isclose(case["nnxlite_to"]["limit"]["median"], 1.5)
     assert case["budgets"][0]["met"] is True
@@ -133,35 +115,47 @@ def test_command_prints_a_table_and_writes_and_compares_json(one_case, tmp_path,
     assert "compared" in printed and "1.00x" in printed
 
 
-def test_exit_status_tells_that_our_own_contender_failed(monkeypatch, capsys):
-    def broken():
-        raise RuntimeError("no figure")
+def test_the_cases_of_the_chart_alone_are_measured_and_drawn(one_case, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture, file, again = (tmp_path / name for name in ("chart.svg", "chart.json", "again.svg"))
+    assert command.main(["--quick", "--chart", str(picture), "--json", str(file)]) == 0
+    assert [case["case"] for case in json.loads(file.read_text())["cases"]] == ["grad"]
+    assert picture.read_text().count("<svg") == 1
+    assert command.main(["--load", str(file), "--chart", str(again)]) == 0
+    assert again.read_bytes() == picture.read_bytes()
 
-    monkeypatch.setattr(command, "CASES", [Case("eager", "work", lambda: {"nnxlite": broken})])
-    assert command.main(["--quick"]) == 1
-    assert "eager: work: nnxlite: RuntimeError: no figure" in capsys.readouterr().out
+
+def test_the_figures_of_the_readme_are_those_of_cases_that_exist():
+    kept = json.loads((pathlib.Path(__file__).parents[2] / "docs/benchmarks.json").read_text())
+    assert {(case["bench"], case["case"]) for case in kept["cases"]} == plot.CHART.keys()
+    assert plot.CHART.keys() <= {(case.bench, case.name) for case in command.CASES}
+    assert kept["judged"] and not any(case["failed"] for case in kept["cases"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--only", "speed"], "argument --only: invalid choice: 'speed'"),
-        (["--rounds", "1"], "argument --rounds: at least 2, not 1"),
-        (["--json", "absent/file"], "argument --json: cannot write absent/file: No such file"),
-        (["--compare", "absent"], "argument --compare: cannot read absent: No such file"),
-        (["--compare", "other"], "argument --compare: other is not a file written by --json"),
-        (["--load", "other"], "argument --load: other is not a file written by --json"),
-        (["--load", "old"], "argument --load: old is of an earlier version, which kept less"),
+        ("--only speed", "invalid choice: 'speed'"),
+        ("--rounds 1", "at least 2, not 1"),
+        ("--json absent/file", "cannot write absent/file: No such file"),
+        ("--compare absent", "cannot read absent: No such file"),
+        ("--compare other", "other is not a file written by --json"),
+        ("--load other", "other is not a file written by --json"),
+        ("--load old", "old is of an earlier version, which kept less"),
+        ("--plot a.txt", "a.txt is neither a folder nor ends in .svg or .png"),
+        ("--plot absent/a.svg", "cannot write absent/a.svg: there is no absent"),
+        ("--chart a.svg", 'needs matplotlib: pip install -e ".[bench]"'),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_options_are_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
+    spec = None if arguments.startswith("--chart") else importlib.util.find_spec("json")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").write_text("[]")
     (tmp_path / "old").write_text('{"cases": [{"seconds": {}}]}')
     with pytest.raises(SystemExit) as stop:
-        command.main(arguments)
+        command.main(arguments.split())
     assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"python -m benchmarks: error: {complaint}")
+    said, option = capsys.readouterr().err, arguments.split()[0]
+    assert said.startswith(f"python -m benchmarks: error: argument {option}: {complaint}")
     assert said.count("\n") == 1

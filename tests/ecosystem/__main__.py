@@ -39,9 +39,6 @@ class Failure(Exception):
     """What went wrong, in a sentence or with the end of a program's output."""
 
 
-# The environment ----------------------------------------------------------------------------------
-
-
 def made(folder: Path, packages: tp.Sequence[Package]) -> Path:
     """The Python of the environment, with the packages in it."""
     python = folder / "bin" / "python"
@@ -68,9 +65,6 @@ def install(python: Path, *what: str) -> None:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         said = errors[-1] if errors else done.stderr.strip()
         raise Failure(f"The packages cannot be installed from PyPI. pip says: {said}")
-
-
-# Running a program --------------------------------------------------------------------------------
 
 
 def run(python: Path, package: Package, options: tp.Sequence[str], seconds: float) -> tp.Any:
@@ -115,15 +109,11 @@ def agreement(theirs: list[float], ours: list[float]) -> str:
     """To which digit two lists of numbers are equal."""
     if len(theirs) != len(ours):
         return f"{len(theirs)} numbers and {len(ours)}"
-    gaps = [
-        abs(a - b) for a, b in zip(theirs, ours) if a != b and (a == a or b == b)
-    ]  # or both NaN
+    differ = [(a, b) for a, b in zip(theirs, ours) if a != b and (a == a or b == b)]  # or both NaN
+    gaps = [abs(a - b) for a, b in differ]
     if not gaps:
         return "bit for bit"
     return f"to {max(int(-math.log10(max(gaps) / max(map(abs, theirs)))), 0)} digits"
-
-
-# The table ----------------------------------------------------------------------------------------
 
 
 def table(rows: tp.Sequence[Row]) -> str:
@@ -156,14 +146,12 @@ def written(page: str, rows: tp.Sequence[Row]) -> str:
 
 
 def main() -> int:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.ecosystem")
     folder = Path.home() / ".cache" / "nnxlite" / f"ecosystem-{platform.python_version()}"
     parser.add_argument("--env", type=Path, default=folder, help=f"the environment ({folder})")
     parser.add_argument("--only", action="append", metavar="NAME", help="one package; repeatable")
     parser.add_argument("--rounds", type=int, default=3, help="processes of each kind (3)")
     parser.add_argument("--quick", action="store_true", help="one short process of each kind")
-    parser.add_argument("--list", action="store_true", help="print the packages, and stop")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     names = [package.name for package in PACKAGES]
@@ -171,9 +159,6 @@ def main() -> int:
     if unknown:
         parser.error(f"no package {', '.join(unknown)} in the table: {', '.join(names)}")
     packages = [x for x in PACKAGES if not options.only or x.name in options.only]
-    if options.list:
-        print("\n".join(f"{x.name}=={x.version}  {x.about}" for x in packages))
-        return 0
     try:
         python = made(options.env.absolute(), packages)
     except Failure as failure:

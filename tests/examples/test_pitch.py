@@ -1,7 +1,5 @@
 """The pretrained pitch tracker gives what the network of torchcrepe gives."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import types
