@@ -138,6 +138,16 @@ def make():
     return nnx.MultiMetric(accuracy=Accuracy(), loss=Average("loss"), spread=Welford("loss"))
 
 
+def test_a_stack_of_metrics_is_reset_as_a_stack():
+    stack = nnx.vmap(lambda _: make())(jnp.arange(2))
+    before = values_of(stack)
+    update = nnx.vmap(lambda metrics: metrics.update(logits=LOGITS, labels=LABELS, loss=1.0))
+    update(stack)
+    stack.reset()
+    np.testing.assert_equal(values_of(stack), before)
+    update(stack)
+
+
 def test_a_metric_without_a_mask_is_not_given_one():
     class Maskless(Average):
         def update(self, *, values):
