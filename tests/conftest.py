@@ -69,11 +69,11 @@ QUICK = frozenset(
     boundary/test_aliases.py checkpoint/test_mapping.py decoding/test_sampling.py
     distributed/test_local.py filtered/test_trees.py
     graph/test_graphdef.py graph/test_plans.py graph/test_writes.py inspect/test_tabulate.py
-    laws/test_nothing_lost.py laws/test_order.py migrate/test_rules.py nn/test_linear.py
-    nn/test_modes.py nn/test_names.py numerics/test_edges.py objects/test_capture.py
+    laws/test_nothing_lost.py laws/test_order.py migrate/test_rules.py nn/test_layers.py
+    nn/test_modes.py numerics/test_edges.py objects/test_capture.py
     objects/test_containers.py objects/test_module.py reliability/test_checks.py
-    serving/test_export.py sharding/test_abstract.py sharding/test_plans.py
-    sharding/test_remat_layers.py test_architecture.py test_config.py test_filters.py test_names.py
+    serving/test_export.py sharding/test_annotations.py sharding/test_plans.py
+    test_architecture.py test_config.py test_filters.py test_names.py
     test_state.py test_text.py training/test_metrics.py training/test_patterns.py
     transforms/test_build.py transforms/test_calls.py transforms/test_partial.py
     transforms/test_trees.py variables/test_metadata.py variables/test_variable.py
@@ -84,8 +84,8 @@ QUICK = frozenset(
 SLOW = frozenset(
     """
     checkpoint/test_pretrained.py checkpoint/test_processes.py decoding/test_generate.py
-    distributed/test_processes.py flax/test_hook.py flax/test_private_names.py flax/test_rest.py
-    graph/test_scale.py nn/test_adapters.py numerics/test_gradients.py numerics/test_values.py
+    distributed/test_processes.py flax/test_hook.py
+    graph/test_scale.py nn/test_adapters.py numerics/test_values.py
     reliability/test_long_run.py reliability/test_processes.py reliability/test_settings.py
     test_docs.py test_docstrings.py::test_examples_in test_notebooks.py typing/test_types.py
     """.split()

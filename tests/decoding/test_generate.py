@@ -1,4 +1,4 @@
-"""`generate`: the same tokens as step by step, whatever else is in the batch."""
+"""`generate`: the same tokens as step by step, whatever is in the batch; beams beside all there are."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 0, 1, 2]]
 
 
 class Attention(nnx.MultiHeadAttention):
-    """Attention that is causal or not."""
-
     def __init__(self, rngs, causal=True, **options):
         super().__init__(2, 8, num_kv_heads=1, dropout_rate=0.5, rngs=rngs, **options)
         self.causal = causal
@@ -289,14 +287,9 @@ def test_an_empty_prompt_goes_on_with_the_last_turn():
     assert one.lists() + nnx.generate(model, [], 4, cache=one.cache).lists() == whole[1]
 
 
-class Untold(nnx.Module):
-    """Counts positions from zero in each call, which is wrong with a cache."""
-
-    def __init__(self):
-        self.inner = Decoder()
-
+class Untold(Decoder):
     def __call__(self, tokens):
-        return self.inner(tokens)
+        return super().__call__(tokens)  # positions from zero, which is wrong with a cache
 
 
 def test_a_model_that_is_not_told_positions_runs_without_a_cache():
@@ -307,17 +300,13 @@ def test_a_model_that_is_not_told_positions_runs_without_a_cache():
     assert nnx.generate(model, PROMPTS[0], 6, use_cache=True).lists() != tokens
 
 
-def conv(padding):
-    return lambda rngs: nnx.Conv(8, 8, 3, padding=padding, rngs=rngs)
-
-
 NOT_CAUSAL = {
     "attention": lambda rngs: Attention(rngs, causal=False),
-    "convolution": conv("SAME"),
+    "convolution": lambda rngs: nnx.Conv(8, 8, 3, padding="SAME", rngs=rngs),
     "mean": lambda rngs: lambda x: jnp.broadcast_to(x.mean(1, keepdims=True), x.shape),
 }
 CAUSAL = {
-    "convolution": conv("CAUSAL"),
+    "convolution": lambda rngs: nnx.Conv(8, 8, 3, padding="CAUSAL", rngs=rngs),
     "cumulative sum": lambda rngs: lambda x: jnp.cumsum(x, 1),
     "recurrent": lambda rngs: nnx.RNN(nnx.GRUCell(8, 8, rngs=rngs)),
 }
@@ -370,7 +359,7 @@ def test_a_cache_has_the_dtype_of_the_parameters():
     assert "bf16[1,8,1,4]" in text
 
 
-def test_a_sharded_model():
+def test_a_sharded_decoder():
     model = Decoder()
     expected = nnx.generate(model, [[1, 2, 3], [4, 5, 6]], 6).lists()
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
@@ -424,18 +413,7 @@ def test_bad_arguments(prompt, options, message):
         nnx.generate(Counter(), prompt, **{"max_new": 4, **options})
 
 
-class Returning(nnx.Module):
-    """Not a language model: returns what a function makes of the tokens."""
-
-    def __init__(self, fun):
-        self.fun = fun
-
-    def __call__(self, tokens):
-        return self.fun(tokens)
-
-
-def last_only(tokens):
-    return nnx.one_hot(tokens, VOCAB)[:, -1]
+LAST = lambda tokens: nnx.one_hot(tokens, VOCAB)[:, -1]
 
 
 @pytest.mark.parametrize(
@@ -443,10 +421,11 @@ def last_only(tokens):
     [
         (len, {}, "generate takes a module that can be called"),
         (nnx.Dict(), {}, "generate takes a module that can be called"),
-        (Returning(len), {"use_cache": True}, "Returning has no cache for use_cache=True"),
-        (Returning(last_only), {}, r"logits \(batch, length, vocabulary\) for .* \(1, 11\)"),
-        (Returning(lambda tokens: (tokens, tokens)), {}, "it returned tuple"),
+        (nnx.Sequential(len), {"use_cache": True}, "Sequential has no cache for use_cache=True"),
+        (nnx.Sequential(LAST), {}, r"logits \(batch, length, vocabulary\) for .* \(1, 11\)"),
+        (nnx.Sequential(lambda tokens: (tokens, tokens)), {}, "it returned tuple"),
     ],
+    ids=["function", "no call", "no cache", "last", "tuple"],
 )
 def test_models_that_do_not_decode(model, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
@@ -457,3 +436,84 @@ def test_logits_that_are_nan_are_refused():
     expected = "Decoder gave logits that are NaN for the token at position 9 of 12"
     with pytest.raises(ValueError, match=expected):
         nnx.generate(Decoder(longest=8), [1, 2, 3], 9)
+
+
+# Beams ------------------------------------------------------------------------------------------
+
+STOP = 3
+
+
+decoder = functools.cache(Decoder)
+
+
+@pytest.fixture(scope="module")
+def continuations():
+    """The log probability of each continuation of (1, 2) by two tokens, or by one that stops."""
+    after = lambda *tokens: jax.nn.log_softmax(logits_of(decoder(), [1, 2, *tokens])[-1])
+    first = after()
+    found = {(STOP,): float(first[STOP])}
+    for a in {*range(VOCAB)} - {STOP}:
+        found |= {(a, b): float(first[a] + second) for b, second in enumerate(after(a))}
+    return found
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_wide_enough_it_finds_the_best_sequences_of_all(continuations, penalty):
+    found = nnx.generate(decoder(), [1, 2], 2, beams=VOCAB, stop=STOP, length_penalty=penalty)
+    scores = {tokens: total / len(tokens) ** penalty for tokens, total in continuations.items()}
+    best = sorted(scores, key=lambda tokens: -scores[tokens])[:VOCAB]
+    assert [tuple(tokens) for tokens in found.lists()] == best
+    np.testing.assert_allclose(found.scores, [scores[tokens] for tokens in best], rtol=1e-5)
+    assert found.tokens.shape == (VOCAB, 2) and found.lengths.dtype == jnp.int32
+    assert found.log_probs is None
+
+
+def test_one_beam_is_greedy():
+    prompts = [[1, 2], [4, 5, 6, 7]]
+    out, greedy = (
+        nnx.generate(decoder(), prompts, 6, beams=beams, stop=STOP, pad=9) for beams in (1, None)
+    )
+    np.testing.assert_array_equal(out.tokens[:, 0], greedy.tokens)
+    np.testing.assert_array_equal(out.lengths[:, 0], greedy.lengths)
+
+
+def test_beams_do_not_depend_on_each_other_or_on_the_cache():
+    prompts = [[1, 2], [4, 5, 6, 7]]
+    out = nnx.generate(decoder(), prompts, 4, beams=3, stop=STOP)
+    alone = {"beams": 3, "stop": STOP, "max_length": 8}  # one program
+    assert out.lists() == [nnx.generate(decoder(), one, 4, **alone).lists() for one in prompts]
+    again = nnx.generate(decoder(), prompts, 4, beams=3, stop=STOP, use_cache=False)
+    assert out.lists() == again.lists()
+    assert np.all(np.diff(out.scores) <= 0)
+
+
+def test_caches_move_with_their_rows_along_any_axis():
+    out, plain = (
+        nnx.generate(Counter(2), [[1, 2], [3]], 5, beams=4, use_cache=use_cache).lists()
+        for use_cache in (True, False)
+    )
+    assert out == plain
+
+
+class Table(nnx.Module):
+    """The probabilities of the next token depend on the last one alone."""
+
+    def __init__(self, rows):
+        table = np.zeros((VOCAB, VOCAB), np.float32)
+        for token, probabilities in rows.items():
+            for following, p in probabilities.items():
+                table[token, following] = p
+        self.logits = nnx.data(jnp.log(jnp.array(table)))
+
+    def __call__(self, tokens):
+        return self.logits[tokens]
+
+
+def test_nan_after_the_end_of_a_beam_is_not_an_error():
+    """A beam ends, is overtaken by a longer one, and the model gives NaN for its padding."""
+    rows = {1: {3: 0.5, 2: 0.45, 4: 0.05}, 2: {5: 0.5, 4: 0.3, 6: 0.2}, 5: {6: 1.0}, 6: {7: 1.0}}
+    options = {"beams": 2, "stop": STOP, "pad": 9, "length_penalty": 1.0}
+    model = Table(rows | {4: {4: 1.0}, 7: {7: 1.0}, 9: {0: np.nan}})
+    assert nnx.generate(model, [1], 3, **options).lists() == [[2, 5, 6], [3]]
+    with pytest.raises(ValueError, match="gave logits that are NaN for the token at position 3"):
+        nnx.generate(Table(rows | {5: {0: np.nan}}), [1], 3, **options)

@@ -85,8 +85,10 @@ def test_settings_that_mean_nothing(settings, message):
 
 
 def test_probabilities_of_half_precision_add_up_in_float32():
-    """In bfloat16 the sum over equally likely tokens stops growing at 1/2."""
-    logits = jnp.arange(4096, dtype=jnp.bfloat16)[::-1] * 0  # all the same
-    logits = logits.at[:2048].add(jnp.bfloat16(4.0))
-    kept = jnp.isfinite(nnx.sampling.top_p(logits, 0.9))
-    assert kept[:2048].all() and not kept[2048:].any()
+    """In bfloat16 sums have three digits, and those of many equal tokens stop growing at 1/2."""
+    equal = jnp.zeros(4096, jnp.bfloat16).at[:2048].set(4.0)
+    assert left(sampling.top_p(equal, 0.9)) == [*range(2048)]
+    logits = -jnp.arange(64, dtype=jnp.bfloat16) / 8
+    for p in (0.3, 0.6, 0.9, 0.99, 0.999):
+        wanted = left(sampling.top_p(logits.astype(jnp.float32), p))
+        assert left(sampling.top_p(logits, p)) == wanted

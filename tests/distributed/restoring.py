@@ -24,26 +24,24 @@ folder, me = Path(sys.argv[1]), jax.process_index()
 mesh = mesh_of(jax.device_count())
 items = build(mesh, 1)
 kernel = lambda: process_allgather(items["model"].first.kernel[...], tiled=True)
-before = kernel()
-report: dict = {}
-damaged = folder / "damaged"
-try:
-    nnx.checkpoint.restore(damaged, **items)
-except nnx.checkpoint.DamagedError as error:
-    report["damaged"] = str(error)
+before, report = kernel(), {}
+
+
+def refusal(path, **given):
+    try:
+        nnx.checkpoint.restore(folder / path, **given)
+    except nnx.checkpoint.CheckpointError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+report["damaged"] = refusal("damaged", **items)
 assert np.array_equal(kernel(), before)
-try:
-    extra = {} if me else {"extra": nnx.Param(np.zeros(2))}
-    nnx.checkpoint.restore(folder / "good", **items, **extra)
-except nnx.checkpoint.CheckpointError as error:
-    report["mismatch"] = f"{type(error).__name__}: {error}"
-try:
-    uneven = jax.make_mesh((3,), ("data",), devices=jax.devices()[:3])
-    abstract = jax.ShapeDtypeStruct((8, 16), "float32", sharding=NamedSharding(uneven, P("data")))
-    model = {"first": {"kernel": nnx.Param(abstract)}}
-    nnx.checkpoint.restore(folder / "good", model=model, strict=False)
-except nnx.checkpoint.CheckpointError as error:
-    report["uneven"] = f"{type(error).__name__}: {error}"
+extra = {} if me else {"extra": nnx.Param(np.zeros(2))}
+report["mismatch"] = refusal("good", **items, **extra)
+uneven = jax.make_mesh((3,), ("data",), devices=jax.devices()[:3])
+abstract = jax.ShapeDtypeStruct((8, 16), "float32", sharding=NamedSharding(uneven, P("data")))
+model = {"first": {"kernel": nnx.Param(abstract)}}
+report["uneven"] = refusal("good", model=model, strict=False)
 restored = nnx.checkpoint.restore(folder / "good", **items, step=0)
 report["step"] = restored.values["step"]
 report["losses"] = train(mesh, items, range(3, 5))

@@ -19,7 +19,7 @@ ROWS = 16
 class Net(nnx.Module):
     """A sharded kernel, noise, what is on no mesh, and NumPy arrays."""
 
-    def __init__(self, rngs: nnx.Rngs):
+    def __init__(self, rngs):
         split = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("data", None))
         self.first = nnx.Linear(8, 16, kernel_init=split, rngs=rngs)
         self.drop = nnx.Dropout(0.1, rngs=rngs)
@@ -30,19 +30,19 @@ class Net(nnx.Module):
         return self.last(self.drop(nnx.relu(self.first(x)))) * self.scale[0]
 
 
-def join(**options) -> None:
+def join(**options):
     """Join the processes that `starting` started."""
     count, number = (int(os.environ[f"JAX_{name}"]) for name in ("NUM_PROCESSES", "PROCESS_ID"))
     jax.distributed.initialize(num_processes=count, process_id=number, **options)
 
 
-def mesh_of(devices: int) -> jax.sharding.Mesh:
+def mesh_of(devices):
     return jax.make_mesh(
         (devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
     )
 
 
-def build(mesh: jax.sharding.Mesh, seed: int) -> dict:
+def build(mesh, seed):
     def init():
         model = Net(nnx.Rngs(seed))
         return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
@@ -53,7 +53,7 @@ def build(mesh: jax.sharding.Mesh, seed: int) -> dict:
 
 
 @nnx.jit
-def step(model: Net, optimizer: nnx.Optimizer, metrics: nnx.metrics.Average, x: jax.Array):
+def step(model, optimizer, metrics, x):
     def loss_of(model):
         return jnp.mean((model(x) - x.sum(-1, keepdims=True)) ** 2)
 
@@ -63,7 +63,7 @@ def step(model: Net, optimizer: nnx.Optimizer, metrics: nnx.metrics.Average, x: 
     return loss
 
 
-def train(mesh: jax.sharding.Mesh, items: dict, steps: range) -> list[float]:
+def train(mesh, items, steps):
     """Train with the rows of this process; the losses."""
     over = NamedSharding(mesh, P("data"))
     losses = []

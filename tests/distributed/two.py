@@ -25,10 +25,10 @@ from tests.distributed.training import build, join, mesh_of, train
 join()
 
 folder, me = Path(sys.argv[1]), jax.process_index()
-report: dict = {}
+report = {}
 
 
-def refusal(call) -> str:
+def refusal(call):
     """What is said of something that must not succeed."""
     try:
         call()
@@ -37,7 +37,7 @@ def refusal(call) -> str:
     raise AssertionError("no error")
 
 
-def agreement() -> None:
+def agreement():
     assert nnx.distributed.exchange("letters", "ab"[me]) == ["a", "b"]
     assert nnx.distributed.exchange("letters", "cd"[me]) == ["c", "d"]
 
@@ -52,7 +52,7 @@ def agreement() -> None:
         report["late"] = refusal(late)
 
 
-def training() -> None:
+def training():
     mesh = mesh_of(4)
     items = build(mesh, 0)
     report["losses"] = train(mesh, items, range(3))
@@ -108,7 +108,7 @@ class Numbers:
         self.number = state["number"]
 
 
-def stopping(run: str, steps: int, struck: tuple) -> dict:
+def stopping(run, steps, struck):
     """A loop in which each process gets a signal, in a step of its own."""
     items = build(mesh_of(4), 0)
     saved = {"model": items["model"], "optimizer": items["optimizer"], "seen": items["metrics"]}

@@ -1,10 +1,16 @@
-"""`nnxlite.flax`: a program that imports `flax.nnx` gets nnxlite, by every way of starting it."""
+"""`nnxlite.flax`: a program that imports `flax.nnx` gets nnxlite, by every way of starting it.
+
+Also what libraries use of Flax beyond its public names (`private_names.py` is a program that does), what
+programs print under the hook, and what pickles contain.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -88,7 +94,10 @@ def test_modules_are_those_of_nnxlite_by_the_names_of_flax(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(MODULES)
     assert printed("-m", "nnxlite.flax", str(script)) == ["right"]
-    assert printed("-c", "import nnxlite.flax" + MODULES) == ["right"]
+
+
+def path_of(folder):
+    return {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
 
 
 PROGRAM = """
@@ -105,7 +114,7 @@ print([f for f in sys.path if "_site" in f])
 def test_a_script_a_module_and_code_are_run_as_by_python(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "sitecustomize.py").write_text("print('the next sitecustomize')")
-    path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    path = path_of(tmp_path)
     first = "the next sitecustomize"
     for flags, program in (
         (["-q", "-X", "utf8", "-m", "nnxlite.flax"], [str(tmp_path / "program.py")]),
@@ -157,60 +166,52 @@ def test_the_plugin_of_pytest_and_its_workers(tmp_path):
     assert "1 passed" in printed("-m", "pytest", *arguments, str(tmp_path))[-1]
 
 
-def test_bad_input():
-    """Without a program the usage; with one that is not there, what Python says of it."""
-    done = python("-m", "nnxlite.flax")
-    assert done.returncode == 2 and done.stderr.startswith("usage: python")
-    assert printed("-m", "nnxlite.flax", "--help")[0].startswith("usage: python")
-    for program in (["nothing.py"], ["-m", "no_such.module"], ["--repotr", "x.py"]):
-        ours, pythons = python("-m", "nnxlite.flax", *program), python(*program)
-        assert ours.returncode == pythons.returncode != 0
-        assert ours.stderr.splitlines()[-1] == pythons.stderr.splitlines()[-1]
-
-
-def test_python_that_reads_no_environment():
-    code = f"import sys; sys.path[:0] = {[str(ROOT), *sys.path]}; from nnxlite.flax import __main__ as m"
-    done = python("-E", "-c", f"{code}; sys.exit(m.main(['x.py']))")
-    assert done.returncode == 2
-    assert "needs PYTHONPATH and `site`: start Python without -E, -I and -S." in done.stderr
-
-
-LATE = """
-try:
-    import nnxlite.flax
-except ImportError as error:
-    print(error)
-"""
-
-
-@needs_flax
-def test_a_process_that_imported_flax_nnx_before_is_refused(tmp_path):
-    (tmp_path / "early.py").write_text("from flax import nnx")
-    path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    begin = "nnxlite.flax must come before the first import of flax.nnx: start the program with"
-    [line] = printed("-c", "import early" + LATE, **path)
-    assert line.startswith(begin)
-    (tmp_path / "sitecustomize.py").write_text("import early")
-    done = python("-m", "nnxlite.flax", "-c", "pass", **path)
-    assert done.returncode == 2 and done.stderr.startswith(begin), done
-
-
 OTHER_VERSION = """
 import importlib.metadata
 importlib.metadata.version = lambda name: "0.13.0"
 """
+AS_MODULE, LATE = ("-m", "nnxlite.flax", "-c", "pass"), "from flax import nnx; import nnxlite.flax"
+OTHER = ("-c", OTHER_VERSION + "from flax import nnx")
+STANDS_IN = "nnxlite.flax stands in for flax.nnx of Flax"
+FIRST = "nnxlite.flax must come before the first import of flax.nnx: start the program with"
+NO_ENVIRONMENT = f"""
+import sys
+sys.path[:0] = {[str(ROOT), *sys.path]}
+from nnxlite.flax import __main__ as m
+sys.exit(m.main(['x.py']))
+"""
+WRONG = {  # arguments, what `sitecustomize` does, the exit status, and how the message begins
+    "no program": (("-m", "nnxlite.flax"), "", 2, "usage: python"),
+    "no environment": (
+        ("-E", "-c", NO_ENVIRONMENT),
+        "",
+        2,
+        "nnxlite.flax needs PYTHONPATH and `site`",
+    ),
+    "another version": (AS_MODULE, OTHER_VERSION, 2, f"{STANDS_IN} 0.12, and Flax 0.13.0 is"),
+    "one that is seen late": (OTHER, None, 1, f"ImportError: {STANDS_IN}"),
+    "after Flax": (AS_MODULE, "from flax import nnx", 2, FIRST),
+    "in a program after Flax": (("-c", LATE), "", 1, f"ImportError: {FIRST}"),
+}
 
 
-def test_another_version_of_flax(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
-    path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    done = python("-m", "nnxlite.flax", "-c", "pass", **path)
-    assert done.returncode == 2
-    begin = "nnxlite.flax stands in for flax.nnx of Flax 0.12, and Flax 0.13.0 is"
-    assert done.stderr.startswith(begin)
-    variables = {"PYTHONPATH": f"{SITE}{os.pathsep}{ROOT}", "NNXLITE_FLAX": "1"}
-    done = python("-c", OTHER_VERSION + "from flax import nnx", **variables)
-    assert done.returncode == 1 and "ImportError: nnxlite.flax stands in" in done.stderr
+@pytest.mark.parametrize("name", WRONG)
+def test_a_process_that_cannot_begin_says_why(name, tmp_path):
+    if "after" in name and not HAS_FLAX:
+        pytest.skip("needs Flax")
+    arguments, start, status, text = WRONG[name]
+    (tmp_path / "sitecustomize.py").write_text(start or "")
+    hook = {"PYTHONPATH": f"{SITE}{os.pathsep}{ROOT}", "NNXLITE_FLAX": "1"}
+    done = python(*arguments, **(hook if start is None else path_of(tmp_path)))
+    line = done.stderr.splitlines()[-1 if status == 1 else 0]
+    assert done.returncode == status and line.startswith(text), done.stderr
+
+
+@pytest.mark.parametrize("program", [["nothing.py"], ["-m", "no_such.module"]], ids=" ".join)
+def test_of_a_program_that_is_not_there_python_says_so(program):
+    ours, pythons = python("-m", "nnxlite.flax", *program), python(*program)
+    assert ours.returncode == pythons.returncode != 0
+    assert ours.stderr.splitlines()[-1] == pythons.stderr.splitlines()[-1]
 
 
 WITHOUT = """
@@ -222,6 +223,12 @@ def version(name):
     raise importlib.metadata.PackageNotFoundError(name)
 importlib.metadata.version = version
 
+import nnxlite
+assert "bridge" not in dir(nnxlite)
+try:
+    nnxlite.bridge
+except ImportError as error:
+    assert str(error).endswith("and Flax is not installed: pip install flax")
 import nnxlite.flax
 import flax
 from flax import nnx
@@ -292,6 +299,213 @@ def test_options_of_flax_have_their_effect():
         program = ("-W", "ignore", "-c", SETTINGS)
         there = printed(*program, **variables)
         assert printed("-m", "nnxlite.flax", "-c", SETTINGS, **variables) == there
+
+
+# Beyond public names -------------------------------------------------------------------------------
+
+PRIVATE = Path(__file__).with_name("private_names.py")
+
+
+@needs_flax
+def test_the_same_program_prints_the_same_under_flax():
+    lines = printed("-W", "ignore", "-m", "nnxlite.flax", str(PRIVATE))
+    assert len(lines) > 50 and lines == printed("-W", "ignore", str(PRIVATE))
+
+
+OTHERS = """
+import nnxlite.flax
+import copy, pickle, sys, warnings
+import jax, jax.numpy as jnp
+from flax import nnx
+from flax.nnx import deprecations, ids
+import flax.nnx.nn.linear
+
+assert ids.uuid() != ids.uuid() and ids.UUID(1) == ids.UUIDManager()() and hash(ids.UUID(1))
+
+@deprecations.deprecated
+def current(x):
+    return x + 1
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert current(1) == 2 and current.__name__ == "current"
+assert [str(w.message) for w in caught] == ["This function is deprecated. Use current instead."]
+
+# A Variable with a way to pickle of its own, which fills the private slots.
+class Weight(nnx.Variable):
+    def __getstate__(self):
+        state = nnx.Variable.__getstate__(self)
+        return {"value": state["_raw_value"], "metadata": state["_var_metadata"]}
+    def __setstate__(self, state):
+        assert not hasattr(self, "_var_metadata")
+        object.__setattr__(self, "_raw_value", state["value"])
+        object.__setattr__(self, "_trace_state", nnx.tracers.TraceState())
+        object.__setattr__(self, "_var_metadata", state["metadata"])
+
+sys.modules["__main__"].Weight = Weight
+weight = Weight(jnp.ones(2), tag="x")
+for other in (pickle.loads(pickle.dumps(weight)), copy.deepcopy(weight)):
+    assert other.tag == "x" and other[...].tolist() == [1, 1]
+    assert other._trace_state == weight._trace_state
+live = weight._var_metadata
+live.update(more=1)
+assert weight.more == 1 and live == weight._var_metadata and {**live} == live.copy() == live | {}
+assert live["tag"] == "x" and len(live) == len([*live]) and "tag" in repr(live)
+assert pickle.loads(pickle.dumps(live)) == live.copy()
+weight._var_metadata = {"tag": "y"}
+assert weight.get_metadata(exclude_required=True) == {"tag": "y"} and not weight.ref
+
+# The statuses of attributes; another status than before.
+class Net(nnx.Module):
+    def __init__(self):
+        self.rate = 0.5
+
+net = Net()
+assert jax.tree.leaves(net) == []
+net._pytree__nodes = net._pytree__nodes.update({"rate": True, "absent": True})
+assert jax.tree.leaves(net) == [0.5] and hash(net._pytree__nodes) and "rate" in repr(net._pytree__nodes)
+
+# The trace of an object, read and given.
+states = []
+def make(x):
+    inner = Net()
+    assert inner._pytree__state.trace_state.is_valid() and not net._pytree__state.trace_state.is_valid()
+    inner._pytree__state = net._pytree__state
+    states.append(inner)
+    return x
+jax.eval_shape(make, 1.0)
+states[0].rate = 1.0
+assert "eager" in repr(states[0]._pytree__state) and states[0].rate == 1.0
+assert pickle.loads(pickle.dumps(net._pytree__state._trace_state)).is_valid()
+print("right")
+"""
+
+
+def test_what_else_is_private_is_there():
+    assert printed("-W", "ignore", "-c", OTHERS) == ["right"]
+
+
+# Programs, all in one process ----------------------------------------------------------------------
+
+RULES = """
+from flax import linen, nnx
+import jax.numpy as jnp
+weights = nnx.Param(jnp.ones((8, 8)), out_sharding=("embed", "mlp"), eager_sharding=False)
+specs = []
+step = nnx.jit(lambda p: specs.append(str(nnx.get_partition_spec(p).get_value())) or p + 1)
+step(weights)
+with linen.logical_axis_rules((("embed", "x"), ("mlp", "y"))):
+    step(weights), step(weights)
+step(weights)
+print(*specs)
+with linen.logical_axis_rules(("embed", "x")):
+    pass
+"""
+UNREADABLE = """
+from flax.nnx import graphlib
+graphlib.GraphDef.__new__(graphlib.GraphDef)  # which a pickle of Flax begins with
+"""
+STATUSES = """
+import jax
+from flax import nnx
+node = nnx.Dict()
+vars(node).update({"_pytree__nodes": {"size": True, "_pytree__nodes": False}, "size": 3, "name": "x"})
+print(list(nnx.state(node)), jax.tree.leaves(node), nnx.clone(node).name)
+"""
+WARNINGS = """
+import jax.numpy as jnp
+from flax import nnx
+class Schedule:  # no Module, no pytree: static
+    def __init__(self): self.betas = jnp.ones(2)
+class Net(nnx.Module):
+    def __init__(self): self.schedule, self.rngs = Schedule(), nnx.Rngs(0)
+model = nnx.merge(*nnx.split(Net()))
+draw = nnx.vmap(lambda net, x: x + net.rngs.noise.normal(()), in_axes=(None, 0))
+print(draw(model, jnp.ones(2)).shape)
+"""
+STACKED = """
+import jax
+import jax.numpy as jnp
+from flax import nnx
+make = lambda key: nnx.Param(jnp.zeros((4, 2)), out_sharding=("rows", None))
+named = nnx.vmap(make, transform_metadata={nnx.PARTITION_NAME: "layers"})
+keys = jnp.arange(3)
+for make in (nnx.vmap(make), nnx.scan(make, in_axes=0, out_axes=0), named):
+    print(make(keys).get_metadata()["out_sharding"])
+"""
+PRINTED = {
+    "the rules of Linen are part of the key of a program": (
+        RULES,
+        *("P('embed', 'mlp') P('x', 'y')\n", "ValueError: A logical axis rule is a pair"),
+    ),
+    "a GraphDef of Flax says what to pickle": (
+        UNREADABLE,
+        "TypeError: A pickled GraphDef of Flax cannot be read here: pickle the state",
+    ),
+    "statuses written to the dict of an object count": (STATUSES, "['size'] [3] x\n"),
+    "warnings that Flax does not give are logged": (
+        WARNINGS,
+        *("(2,)", "'schedule.betas' is a float32[2] in a Schedule"),
+        "The random stream 'default'",
+    ),
+    "an axis is named in annotations only where the program asks for it": (
+        STACKED,
+        "('rows', None)\n('rows', None)\n('layers', 'rows', None)\n",
+    ),
+}
+"""Programs, and texts that they print or raise."""
+
+RUN = """
+import contextlib, io, json, sys, traceback, warnings
+warnings.simplefilter("error", UserWarning)
+import nnxlite.flax
+found = {}
+for name, program in json.load(sys.stdin).items():
+    with contextlib.redirect_stdout(io.StringIO()) as found[name]:
+        with contextlib.redirect_stderr(found[name]):
+            try:
+                exec(program, {"__name__": "__main__"})
+            except Exception:
+                traceback.print_exc()
+print(json.dumps({name: text.getvalue() for name, text in found.items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def texts():
+    pytest.importorskip("flax")
+    programs = json.dumps({name: source for name, (source, *_) in PRINTED.items()})
+    return json.loads(printed("-c", RUN, stdin=programs)[-1])
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_program_prints_what_it_should(name, texts):
+    assert [text for text in PRINTED[name][1:] if text not in texts[name]] == [], texts[name]
+
+
+WRITE = """
+import nnxlite.flax, optax, pickle, sys
+from flax import nnx
+model = nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.BatchNorm(3, rngs=nnx.Rngs(0)))
+graphdef, state = nnx.split(model)
+with open(sys.argv[1], "wb") as file:
+    pickle.dump([model, graphdef, state, nnx.to_flat_state(state), nnx.Rngs(0)], file)
+print(float(model.layers[0].kernel.sum()))
+"""
+READ = """
+import pickle, sys
+with open(sys.argv[1], "rb") as file:
+    model, graphdef, state, flat, rngs = pickle.load(file)
+again = graphdef.merge(state)
+print(float(again.layers[0].kernel.sum()), type(again).__module__.split(".")[0], "flax" in sys.modules)
+"""
+
+
+def test_pickles_written_under_the_hook_need_no_hook(tmp_path):
+    (total,) = printed("-c", WRITE, str(tmp_path / "file"))
+    assert printed("-c", READ, str(tmp_path / "file")) == [f"{total} nnxlite False"]
+    with_hook = printed("-c", "import nnxlite.flax" + READ, str(tmp_path / "file"))
+    assert with_hook[0].startswith(f"{total} nnxlite")
 
 
 DOCTESTS = """

@@ -1,4 +1,4 @@
-"""`tabulate`: what the table says, and that the model is as it was."""
+"""`tabulate`: what the table says, and that the model is as it was; bytes by kind and device."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import nnxlite as nnx
 from nnxlite.inspect import filter_rng_streams
+from tests.messages import refused, rows
 
 X = jnp.ones((4, 3))
 ALL = {"compute_flops": True, "compute_vjp_flops": True}
@@ -37,13 +41,12 @@ class Net(nnx.Module):
 
 
 def rows_of(obj, *args, **options):
-    rows = []
-    nnx.tabulate(obj, *args, row_filter=lambda row: rows.append(row) or True, **options)
-    return rows
+    made = []
+    nnx.tabulate(obj, *args, row_filter=lambda row: made.append(row) or True, **options)
+    return made
 
 
 def cells(text):
-    """The cells of each line of a table."""
     split_lines = [line.strip("│").split("│") for line in text.splitlines() if "│" in line]
     return [[cell.rstrip()[1:] for cell in line] for line in split_lines]
 
@@ -51,12 +54,12 @@ def cells(text):
 def test_rows_are_the_calls_in_order():
     """That they are those of the reference is tested beside it."""
     model = Net()
-    rows = rows_of(model, X)
-    shown = [row.path for row in rows if filter_rng_streams(row)]
+    made = rows_of(model, X)
+    shown = [row.path for row in made if filter_rng_streams(row)]
     assert shown == [(), ("first",), ("rest", 0), ("rest", 1)]
-    assert [row.call_order for row in rows] == list(range(len(rows)))
-    assert rows[1].object_id == id(model.first)
-    stream = rows[-1]
+    assert [row.call_order for row in made] == list(range(len(made)))
+    assert made[1].object_id == id(model.first)
+    stream = made[-1]
     assert (stream.type, stream.inputs_repr) == (nnx.RngStream, "")
     assert stream.outputs.dtype == jax.random.key(0).dtype
     text = nnx.tabulate(model, X, row_filter=lambda row: True)
@@ -74,10 +77,8 @@ def rebuilt(layer, x):
 
 
 class Louder(nnx.Linear):
-    """Its call of `super` makes no row of its own."""
-
     def __call__(self, x):
-        return 2 * super().__call__(x)
+        return 2 * super().__call__(x)  # makes no row of its own
 
 
 @pytest.mark.parametrize("run", [twice, nnx.jit(twice), rebuilt], ids=["plain", "jit", "rebuilt"])
@@ -93,8 +94,8 @@ def test_an_object_makes_one_row_wherever_it_is_called(run):
 
     model = Outer()
     for _ in range(2):  # again, although JAX has the program
-        rows = [row.path for row in rows_of(model, X) if filter_rng_streams(row)]
-        assert rows == [(), ("layer",), ("alias",), ("layer", "layers", 1)]
+        paths = [row.path for row in rows_of(model, X) if filter_rng_streams(row)]
+        assert paths == [(), ("layer",), ("alias",), ("layer", "layers", 1)]
     assert "Total Parameters: 14 (60 B)" in nnx.tabulate(model, X)
 
 
@@ -188,13 +189,11 @@ def test_each_layer_runs_once_for_all_the_rows_around_it():
 
     class Inner(nnx.Module):
         def __init__(self, rngs):
-            self.linear = nnx.Linear(3, 3, rngs=rngs)
-            self.norm = nnx.BatchNorm(3, rngs=rngs)
-            self.rngs = rngs
+            self.linear, self.rngs = linear(3, 3), rngs
 
         def __call__(self, x, scale=1.0, *, flag=True):
             runs.append((type(scale), flag))
-            return self.norm(self.linear(x)) * scale + self.rngs.normal(())
+            return self.linear(x) * scale + self.rngs.normal(())
 
     class Outer(nnx.Module):
         def __init__(self, rngs):
@@ -203,11 +202,11 @@ def test_each_layer_runs_once_for_all_the_rows_around_it():
         def __call__(self, x):
             return self.inner(x, 2.0, flag=False)
 
-    rows = rows_of(Outer(nnx.Rngs(0)), jnp.ones((2, 3)), **ALL)
+    made = rows_of(Outer(nnx.Rngs(0)), X, **ALL)
     assert runs == [(float, False)]
-    flops = {row.path: row.flops for row in rows}
+    flops = {row.path: row.flops for row in made}
     assert flops[()] == flops["inner",] > flops["inner", "linear"] > 0
-    assert rows[0].vjp_flops > rows[0].flops
+    assert made[0].vjp_flops > made[0].flops
 
 
 def test_flops_where_xla_counts_compiled_programs_alone(monkeypatch):
@@ -226,18 +225,16 @@ def test_the_text_is_without_colours_and_as_wide_as_needed_by_default():
     assert "\x1b[" in nnx.tabulate(Net(), X, console_kwargs={"force_terminal": True})
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "error", "message"),
-    [
-        (3, {}, ValueError, "Expected a Module or another graph object, got int"),
-        (linear(), {"method": "forward"}, AttributeError, "Linear has no method 'forward' to tabu"),
-        (linear(), {"depth": -1}, ValueError, "depth=-1: expected the length of the longest path"),
-    ],
-    ids=["int", "method", "depth"],
-)
-def test_bad_arguments(model, options, error, message):
-    with pytest.raises(error, match=message):
-        nnx.tabulate(model, X, **options)
+@rows("""
+    nnx.tabulate(3, X)
+        ValueError: Expected a Module or another graph object, got int
+    nnx.tabulate(linear(), X, method="forward")
+        AttributeError: Linear has no method 'forward' to tabu
+    nnx.tabulate(linear(), X, depth=-1)
+        ValueError: depth=-1: expected the length of the longest path
+""")
+def test_bad_arguments(line, message):
+    refused(line, message, globals())
 
 
 class Codec(nnx.Module):
@@ -294,39 +291,28 @@ class Tied(nnx.Module):
 
 
 def test_what_is_shared_counts_once_and_sums_are_below_their_columns():
-    assert (
-        nnx.tabulate(Tied(), jnp.ones((2, 1_000)), compute_flops=True)
-        == """\
-                                             Tied Summary                                              
-┏━━━━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┓
-┃ path    ┃ type   ┃ inputs          ┃ outputs         ┃   flops ┃ Param                              ┃
-┡━━━━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┩
-│         │ Tied   │ float32[2,1000] │ float32[2,1000] │ 326,400 │ decoder/kernel: float32[1000,40]   │
-│         │        │                 │                 │         │                                    │
-│         │        │                 │                 │         │ 41,600 (166.4 KB)                  │
-├─────────┼────────┼─────────────────┼─────────────────┼─────────┼────────────────────────────────────┤
-│ encoder │ Linear │ float32[2,1000] │ float32[2,40]   │ 160,000 │ kernel: shared with decoder/kernel │
-├─────────┼────────┼─────────────────┼─────────────────┼─────────┼────────────────────────────────────┤
-│ other/0 │ Linear │ float32[2,40]   │ float32[2,40]   │   6,400 │ kernel: float32[40,40]             │
-│         │        │                 │                 │         │ twin: shared with decoder/kernel   │
-│         │        │                 │                 │         │                                    │
-│         │        │                 │                 │         │ 1,600 (6.4 KB)                     │
-├─────────┼────────┼─────────────────┼─────────────────┼─────────┼────────────────────────────────────┤
-│         │        │                 │           Total │ 326,400 │ 41,600 (166.4 KB)                  │
-└─────────┴────────┴─────────────────┴─────────────────┴─────────┴────────────────────────────────────┘
-                                                                                                       
-                                  Total Parameters: 41,600 (166.4 KB)                                  
-"""  # noqa: W291, W293 - rich fills the lines
-    )
+    text = nnx.tabulate(Tied(), jnp.ones((2, 1_000)), compute_flops=True)
+    found = [",".join(cell.strip() for cell in row) for row in cells(text)]
+    assert [row for row in found if row.strip(",")] == [
+        ",Tied,float32[2,1000],float32[2,1000],326,400,decoder/kernel: float32[1000,40]",
+        ",,,,,41,600 (166.4 KB)",
+        "encoder,Linear,float32[2,1000],float32[2,40],160,000,kernel: shared with decoder/kernel",
+        "other/0,Linear,float32[2,40],float32[2,40],6,400,kernel: float32[40,40]",
+        ",,,,,twin: shared with decoder/kernel",
+        ",,,,,1,600 (6.4 KB)",
+        ",,,Total,326,400,41,600 (166.4 KB)",
+    ]
+    assert text.splitlines()[0].strip() == "Tied Summary"
+    assert text.splitlines()[-1].strip() == "Total Parameters: 41,600 (166.4 KB)"
 
 
 def test_a_narrow_table_folds_what_is_too_long():
     text = nnx.tabulate(Tied(), jnp.ones((2, 1_000)), console_kwargs={"width": 60})
     assert max(map(len, text.splitlines())) <= 60
-    rows = cells(text)
-    assert "".join(row[0] for row in rows) == "encoderother/0"
-    assert "".join(row[2] for row in rows[:2]) == "float32[2,1000]"
-    assert "".join(row[4] for row in rows[:4]) == "decoder/kernel:float32[1000,40]"
+    table = cells(text)
+    assert "".join(row[0] for row in table) == "encoderother/0"
+    assert "".join(row[2] for row in table[:2]) == "float32[2,1000]"
+    assert "".join(row[4] for row in table[:4]) == "decoder/kernel:float32[1000,40]"
 
 
 def test_a_closed_terminal_is_none_and_threads_do_not_see_each_other(monkeypatch):
@@ -344,3 +330,87 @@ def test_a_closed_terminal_is_none_and_threads_do_not_see_each_other(monkeypatch
     for stream in (closed, None):
         monkeypatch.setattr("sys.stdout", stream)
         assert nnx.tabulate(Net(), X) == wanted
+
+
+# `memory` ---------------------------------------------------------------------------------------
+
+
+def trained():
+    rngs = nnx.Rngs(0)
+    model = nnx.Sequential(nnx.Linear(2, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs))
+    return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+
+def test_bytes_by_kind_and_device():
+    model, optimizer = trained()
+    used = nnx.memory(model, optimizer)
+    params = 4 * (2 * 3 + 3 + 3 + 3)
+    wanted = {"Param": params, "BatchStat": 4 * 6, "optimizer state": 2 * params + 8}
+    assert used.by_kind == wanted
+    assert used.total == sum(wanted.values()) and used.step is None
+    assert used.by_device == {"cpu:0": used.total}
+
+
+def test_what_is_shared_counts_once():
+    model, _ = trained()
+    used = nnx.memory(model)
+    model.again = model.layers[0].kernel
+    both = nnx.ModelAndOptimizer(model, optax.sgd(0.1))
+    assert nnx.memory(model).by_kind == used.by_kind
+    assert nnx.memory(model, both).by_kind == {**used.by_kind, "optimizer state": 4}
+    model.alias = nnx.Param(model.again[...])  # another Variable around the same array
+    assert nnx.memory(model).total == used.total
+
+
+def test_arrays_that_are_not_on_a_device():
+    deleted = jnp.ones(3)
+    deleted.delete()
+    used = nnx.memory(
+        {
+            "host": nnx.Param(np.ones(4, np.int8)),
+            "abstract": nnx.Param(jax.ShapeDtypeStruct((5,), "float32")),
+            "deleted": nnx.Param(deleted),
+            "bare": jnp.ones(7, "int8"),
+            "tree": nnx.Cache({"k": jnp.ones(2, "int8"), "n": 3}),
+            "key": nnx.RngKey(jax.random.key(0)),
+            "scalar": 3,
+        }
+    )
+    assert used.by_device == {"not allocated": 20, "cpu:0": 17, "deleted": 12, "host": 4}
+    assert used.by_kind["other arrays"] == 7 and used.by_kind["Cache"] == 2
+    sizes, model = [], nnx.Dict(w=nnx.Param(jnp.ones(2)))
+    nnx.jit(lambda model: sizes.append(nnx.memory(model).by_device))(model)
+    assert sizes == [{"not allocated": 8}]
+
+
+def test_sharded_and_replicated_arrays():
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    split = jax.device_put(jnp.ones((4, 2)), NamedSharding(mesh, PartitionSpec("x")))
+    copied = jax.device_put(jnp.ones(3), NamedSharding(mesh, PartitionSpec()))
+    used = nnx.memory(nnx.Dict(split=nnx.Param(split), copied=nnx.Param(copied)))
+    assert used.by_kind == {"Param": 32 + 12}
+    assert used.by_device == {"cpu:0": 16 + 12, "cpu:1": 16 + 12}
+
+
+def test_what_a_step_needs_is_from_the_compiled_program():
+    @nnx.jit
+    def step(model, optimizer, x):
+        optimizer.update(model, nnx.grad(lambda model: model(x).sum())(model))
+
+    model, optimizer = trained()
+    x = jax.ShapeDtypeStruct((4, 2), "float32")
+    used = nnx.memory(model, optimizer, step, x).step
+    found = step.lower(model, optimizer, x).compile().memory_analysis()
+    assert used.arguments == found.argument_size_in_bytes >= nnx.memory(model, optimizer).total + 32
+    assert used.temporary == found.temp_size_in_bytes
+    assert used.peak == used.arguments + used.outputs - used.aliased + used.temporary
+    plain = nnx.memory(model, None, lambda model, x, *, scale: model(x) * scale, x, scale=2.0).step
+    assert plain.outputs >= 4 * 3 * 4
+    assert model.layers[0].kernel[...].shape == (2, 3)  # nothing was run
+    assert "│ step: peak " in str(
+        nnx.memory(model, None, lambda model: model.layers[0].kernel.sum())
+    )
+    with pytest.raises(
+        TypeError, match=r"memory: expected a function as step, got ShapeDtypeStruct"
+    ):
+        nnx.memory(model, optimizer, x)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("libcst")
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
 
 import nnxlite as nnx
 from nnxlite import filtered
@@ -103,11 +107,39 @@ def test_what_is_not_flax_nnx_stays(text):
     assert done.text == text and (text is not FINE or done.notes == ())
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
-def test_line_endings_stay(newline):
-    lines = ["from flax import nnx, struct", "x = 1   ", "", "  ", "\f", "y = 2"]
-    wanted = ["from flax import struct", "import nnxlite as nnx", *lines[1:]]
-    assert migrate_text(newline.join(lines)).text == newline.join(wanted)
+MOVING = st.sampled_from(
+    """from flax import nnx
+import flax.nnx as fx
+import flax
+import flax.nnx
+from flax import struct, nnx as n
+from flax.nnx import Param, Scan
+x = flax.nnx.Param(1)
+flax.linen.Dense(3)
+fx.VariableState(3)
+o = nnx.Optimizer(m, tx); o.update(g)
+nnx.grad(f, wrt=nnx.Param)(m)
+m: 'flax.nnx.Module' = fx.Scan""".split("\n")
+)
+SPACED = ["", "  ", "\t", "\f", "x=1 ;y = 2  ", "def  f( a ):pass", "(1,\n  2 )", "'''a\n  '''"]
+COMMENTS = st.text(st.characters(blacklist_categories=("Cc", "Cs", "Zl", "Zp")), max_size=8)
+OTHER = st.sampled_from(SPACED) | COMMENTS.map("# {}".format)
+LINES = st.lists(st.tuples(st.booleans(), MOVING, OTHER), max_size=7)
+
+
+@settings(max_examples=60)
+@given(LINES, st.sampled_from(["\n", "\r\n", "\r"]), st.booleans())
+def test_twice_is_once_and_other_lines_stay(lines, newline, indented):
+    text = "".join((moving if is_moving else other) + "\n" for is_moving, moving, other in lines)
+    if indented:
+        text = "def g():\n" + textwrap.indent(text, "   ") + "   pass\n"
+    text = text.replace("\n", newline)
+    new = migrate_text(text).text
+    assert migrate_text(new).text == new
+    compile(new, "program", "exec")
+    kept, words = iter(new.split(newline)), ("flax", "nnx", "fx")
+    others = [line for line in text.split(newline) if not any(word in line for word in words)]
+    assert all(any(line == other for other in kept) for line in others)
 
 
 def test_a_syntax_error_has_a_position():

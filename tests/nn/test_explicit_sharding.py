@@ -10,7 +10,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
-from tests.nn.quick import QUICK, normal, quick
+from tests.nn.catalogue import of
+from tests.nn.quick import QUICK, normal
 
 IDS = np.arange(32).reshape(8, 4) % 16
 
@@ -33,28 +34,17 @@ def put(layer, **specs):
     return layer
 
 
+COLUMNS = {"kernel": (None, "b"), "bias": ("b",)}
 LAYERS = {  # a maker, shardings of parameters, the sharding asked for
-    "Linear": (
-        lambda rngs: nnx.Linear(16, 8, **QUICK, rngs=rngs),
-        {"kernel": (None, "b"), "bias": ("b",)},
-        ("a", None, "b"),
-    ),
+    "Linear": (of("Linear", 16, 8), COLUMNS, ("a", None, "b")),
     "LinearGeneral": (
-        lambda rngs: nnx.LinearGeneral(16, (8, 4), **QUICK, rngs=rngs),
+        of("LinearGeneral", 16, (8, 4)),
         {"kernel": (None, "b", None), "bias": ("b", None)},
         ("a", None, "b", None),
     ),
-    "Einsum": (
-        lambda rngs: nnx.Einsum("bta,ac->btc", (16, 8), (8,), **QUICK, rngs=rngs),
-        {"kernel": (None, "b"), "bias": ("b",)},
-        ("a", None, "b"),
-    ),
-    "Embed": (
-        lambda rngs: nnx.Embed(16, 8, embedding_init=quick, rngs=rngs),
-        {"embedding": (None, "b")},
-        ("a", None, "b"),
-    ),
-    "Conv": (lambda rngs: nnx.Conv(16, 8, 3, **QUICK, rngs=rngs), {}, ("a", None, "b")),
+    "Einsum": (of("Einsum", "bta,ac->btc", (16, 8), (8,)), COLUMNS, ("a", None, "b")),
+    "Embed": (of("Embed", 16, 8), {"embedding": (None, "b")}, ("a", None, "b")),
+    "Conv": (of("Conv", 16, 8, 3), {}, ("a", None, "b")),
 }
 
 

@@ -1,4 +1,4 @@
-"""Every layer through transforms, copies, exports and files: values, the state that is left, traces.
+"""Every layer through transforms, copies, exports and files, and with functions of JAX replaced.
 
 What is expected is what the layer does by itself. Gradients are tested in `tests/numerics`.
 """
@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import pickle
+import types
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import nnxlite as nnx
 from nnxlite.objects._module import layer_name
@@ -216,3 +219,93 @@ def test_checkpoint(tmp_path):
     nnx.checkpoint.save(tmp_path / "layers", model=layers)
     nnx.checkpoint.restore(tmp_path / "layers", model=others)
     assert_close(leaves(others), leaves(layers), 0, 0)
+
+
+CALLED = {  # a layer for each function of JAX that layers call
+    "Linear": (lax, "dot_general"),
+    "BatchNorm": (lax, "rsqrt"),
+    "Einsum": (jnp, "einsum"),
+    "Embed": (jnp, "take"),
+    "Conv": (lax, "conv_general_dilated"),
+    "ConvTranspose": (lax, "conv_transpose"),
+    "RoPE": (jnp, "concatenate"),
+    "Dropout": (lax, "select"),
+    "PReLU": (jnp, "where"),
+}
+
+
+def same(y, z):
+    """Whether two results are equal bit for bit."""
+    pairs = zip(jax.tree.leaves(y), jax.tree.leaves(z), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name, jitted", [*zip(CALLED, itertools.cycle([False, True]))])
+def test_a_replaced_function_is_seen_while_it_is_in_place(name, jitted, monkeypatch):
+    """Exactly for that while; libraries for quantisation and adapters put theirs in JAX's place."""
+    (module, function), row = CALLED[name], LAYERS[name]
+    original, current, calls = getattr(module, function), [], []
+    prototype = row.make(nnx.Rngs(0))
+
+    def doubled_that_writes(*args, **kwargs):
+        calls.append(name)
+        (layer,) = current
+        if not hasattr(layer, "added"):
+            layer.added = nnx.Param(jnp.ones(3))
+        layer.added.value += 1
+        return 2 * original(*args, **kwargs)
+
+    def run(layer, x):
+        current[:] = [layer]
+        return row.run(layer, x)
+
+    def call():
+        layer = nnx.clone(prototype)
+        # As in JAX, what was compiled for a function stays; a new function is traced.
+        y = (nnx.jit(lambda *both: run(*both)) if jitted else run)(layer, row.x)
+        assert hasattr(layer, "added") == bool(calls)
+        assert not calls or layer.added.value.tolist() == [1 + len(calls)] * 3
+        return y
+
+    results = []
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, function, doubled_that_writes)
+            results.append(call())
+        calls.clear()
+        results.append(call())
+    assert same(results[0], results[2]) and same(results[1], results[3])
+    assert not same(results[0], results[1])
+
+
+class Unrelated(nnx.Module):
+    """A module that knows nothing of the layer whose attributes it is given."""
+
+
+def unrelated(**attributes):
+    other = Unrelated()
+    for name, value in attributes.items():
+        setattr(other, name, nnx.data(value) if isinstance(value, dict) else value)
+    return other
+
+
+@every_layer
+def test_a_call_needs_public_attributes_only_and_asks_arrays_for_their_shape(name, monkeypatch):
+    """Exporters replace `jnp.shape` and its like by operations that they record."""
+    row = LAYERS[name]
+    layer, run, x = row.make(nnx.Rngs(0)), row.run, row.x
+    expected = run(nnx.clone(layer), x)
+    public = {key: value for key, value in vars(layer).items() if not key.startswith("_")}
+    borrowed = unrelated(**public) if "recording" in name else types.SimpleNamespace(**public)
+    if isinstance(layer, nnx.RNNCellBase):
+        type(layer).initialize_carry(borrowed, x.shape)
+
+    def recorded(*args, **kwargs):
+        raise AssertionError("a shape as the result of an operation")
+
+    for function in ("shape", "size", "ndim", "iscomplexobj"):
+        monkeypatch.setattr(jnp, function, recorded)
+    result = run(functools.partial(type(layer).__call__, borrowed), x)
+    monkeypatch.undo()
+    assert jax.tree.structure(result) == jax.tree.structure(expected)
+    assert same(result, expected)

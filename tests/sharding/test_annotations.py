@@ -1,4 +1,4 @@
-"""Annotations: what is placed at birth, logical names, and axes that transforms add and remove.
+"""Annotations: what is placed at birth, logical names, axes of transforms, and abstract models.
 
 That layers, optimizers and transforms treat them as the reference does is tested beside it.
 """
@@ -85,9 +85,6 @@ def test_rules_place_parameters_and_are_part_of_a_program(mesh):
             assert names_of(make())[0] == axis
 
 
-# Axes that transforms add and remove -------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name, first", [("data", "data"), ("layers", None)])
 def test_an_annotation_that_brings_its_mesh_gets_an_axis_and_loses_it(name, first):
     mesh, over = mesh_of(), {nnx.PARTITION_NAME: name}
@@ -96,29 +93,20 @@ def test_an_annotation_that_brings_its_mesh_gets_an_axis_and_loses_it(name, firs
     stacked = nnx.vmap(make, transform_metadata=over)(jnp.arange(2))
     assert stacked.sharding_names == NamedSharding(mesh, P(first, None, "model"))
     seen = []
-    body = lambda carry, v: (seen.append(v.sharding_names), carry)[1]
-    scan = nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, transform_metadata=over)
-    scan(0.0, stacked)
+    nnx.scan(lambda v: seen.append(v.sharding_names), in_axes=0, transform_metadata=over)(stacked)
     assert seen[0] == rows
 
 
-@pytest.mark.parametrize(
-    ("index", "expected"),
-    [
-        (0, ("nick", "a", "b")),
-        (1, ("a", "nick", "b")),
-        (3, ("a", "b", None, "nick")),
-        (-1, ("a", "b", "nick")),
-    ],
-)
-def test_names_of_other_metadata_follow(index, expected):
+@pytest.mark.parametrize("index, names", [(0, "nick a b"), (1, "a nick b"), (-1, "a b nick")])
+def test_names_of_other_metadata_follow(index, names):
     variable = nnx.Param(jnp.ones((2, 3)), nickname=("a", "b"), note="a note")
     nnx.spmd.add_axis(variable, index, {**NAMED, "note": "x", "absent": "y"})
-    assert variable.nickname == expected and variable.note == "a note"
+    assert variable.nickname == tuple(names.split()) and variable.note == "a note"
     assert not variable.has_metadata("absent")
-    if index < 3:
-        nnx.spmd.remove_axis(variable, index, NAMED)
-        assert variable.nickname == ("a", "b")
+    nnx.spmd.remove_axis(variable, index, NAMED)
+    assert variable.nickname == ("a", "b")
+    nnx.spmd.add_axis(variable, 3, NAMED)
+    assert variable.nickname == ("a", "b", None, "nick")
 
 
 @pytest.mark.parametrize("index", [1, 5, -3])
@@ -151,20 +139,15 @@ def test_transforms_move_names_of_other_metadata():
 @pytest.mark.parametrize(
     ("names", "axis", "over", "wanted"),
     [
-        (("data", "model"), 1, None, ("data", None, "model")),
-        (("data", "model"), -1, None, ("data", "model", None)),
-        (("data",), 2, None, ("data", None, None)),
-        (("data",), -1, LAYERS, ("data", None, "layers")),
-        (NamedSharding(mesh_of(), P("data", "model")), 1, None, ("data", None, "model")),
+        (("data", "model"), -1, {}, ("data", "model", None)),
+        (("data",), 2, {}, ("data", None, None)),
+        (("data",), -1, {"transform_metadata": LAYERS}, ("data", None, "layers")),
     ],
-    ids=["inside", "last", "short", "named", "mesh"],
+    ids=["last", "short", "named"],
 )
 def test_an_axis_is_where_the_transform_puts_it(names, axis, over, wanted):
     make = lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=names)
-    options = {"transform_metadata": over} if over else {}
-    stacked = nnx.vmap(make, out_axes=axis, **options)(jnp.arange(3))
-    found = stacked.sharding_names
-    assert (tuple(found.spec) if isinstance(found, NamedSharding) else found) == wanted
+    assert nnx.vmap(make, out_axes=axis, **over)(jnp.arange(3)).sharding_names == wanted
 
 
 @pytest.mark.parametrize(
@@ -190,3 +173,59 @@ def test_transform_metadata_takes_arguments_by_name_and_shared_ones_once():
     variable = param(3, 4, sharding=("x", "layers"))
     nnx.transform_metadata(f, in_axes=[1, 1], partition="layers")(b=[variable], a=variable, scale=2)
     assert seen == [(("x",), ("x",), 2)] and variable.sharding_names == ("x", "layers")
+
+
+# Abstract models: what they keep, and that nothing is computed --------------------------------------
+
+
+def shapes(tree):
+    """Path to (shape, dtype, names of the sharding) of every abstract leaf."""
+    out = {}
+    for path, leaf in nnx.to_flat_state(nnx.pure(tree)):
+        assert isinstance(leaf, jax.ShapeDtypeStruct), path
+        out[path] = (leaf.shape, leaf.dtype.name, names_of(leaf))
+    return out
+
+
+SHARDED = {
+    ("bias",): ((16,), "float32", ("model",)),
+    ("kernel",): ((8, 16), "float32", ("data", "model")),
+}
+UNSHARDED = {path: (shape, dtype, None) for path, (shape, dtype, _) in SHARDED.items()}
+
+
+def test_get_abstract_model_resolves_logical_names_and_may_lack_a_mesh():
+    make = lambda: linear("batch", "mlp")
+    with nnx.logical_axis_rules([("batch", "data"), ("mlp", "model")]):
+        assert shapes(nnx.get_abstract_model(make, mesh_of())[1]) == SHARDED
+        assert shapes(nnx.get_abstract_model(make, None)[1]) == UNSHARDED
+    with pytest.raises(ZeroDivisionError):
+        nnx.get_abstract_model(lambda: 1 // 0, mesh_of())
+    with jax.set_mesh(mesh_of()):
+        assert (
+            shapes(nnx.state(nnx.jit(linear, static_argnums=(0, 1)).eval_shape("data", "model")))
+            == SHARDED
+        )
+
+
+def test_as_abstract():
+    model, found = linear("data", "model"), []
+    state = nnx.as_abstract(nnx.state(model))
+    assert state["kernel"].value.sharding == model.kernel.value.sharding
+    assert state["kernel"].sharding_names and isinstance(model.kernel.value, jax.Array)
+    nnx.jit(lambda model: found.append(nnx.as_abstract(nnx.state(model))))(model)
+    assert shapes(found[0]) == UNSHARDED
+    with jax.set_mesh(mesh_of()):
+        assert shapes(nnx.as_abstract(nnx.state(model))) == SHARDED
+        born = linear("data", "model")
+        kept = nnx.abstract_with_sharding(nnx.state(born))
+        assert kept["kernel"].value is born.kernel.value
+        tree = {"a": jnp.ones(2), "s": jax.ShapeDtypeStruct((2,), jnp.float32), "c": 1}
+        assert nnx.abstract_with_sharding(tree)["s"].sharding is None
+    again = nnx.as_abstract(born)  # outside the mesh: as the arrays are
+    assert isinstance(again, nnx.Linear) and again is not born
+    assert shapes(nnx.state(again)) == SHARDED
+    tree = nnx.as_abstract({"n": np.ones(3), "b": 1.0, "c": "x", "d": None, "k": jax.random.key(0)})
+    assert tree["n"] == jax.ShapeDtypeStruct((3,), np.float64)
+    assert (tree["b"], tree["c"], tree["d"]) == (1.0, "x", None)
+    assert tree["k"].shape == () and jnp.issubdtype(tree["k"].dtype, jax.dtypes.prng_key)

@@ -12,8 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
 from tests.messages import refused, rows
-from tests.sharding.meshes import linear, mesh_of
-from tests.sharding.models import Decoder
+from tests.sharding.meshes import Decoder, linear, mesh_of
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
 ABSTRACT = nnx.eval_shape(lambda: Decoder(nnx.Rngs(0), blocks=2))

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
 from nnxlite.sharding._plan import as_plan
-from tests.sharding.models import Decoder
+from tests.sharding.meshes import Decoder
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
 ABSTRACT = nnx.eval_shape(lambda: Decoder(nnx.Rngs(0), blocks=2))
@@ -231,18 +231,12 @@ def test_rules_for_any_path_of_what_is_shared():
     assert found["a.kernel"] == ("model", None)
 
 
-# Meshes ------------------------------------------------------------------------------------------
-
-
 def test_meshes():
     mesh = nnx.make_mesh(data=-1, model=2)
     assert mesh.shape == {"data": 4, "model": 2}
     assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
     few = nnx.make_mesh(data=2, devices=jax.devices()[:2])
     assert list(few.devices) == jax.devices()[:2]
-
-
-# The report --------------------------------------------------------------------------------------
 
 
 def test_a_layout_says_what_lies_where(monkeypatch):

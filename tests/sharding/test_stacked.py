@@ -1,4 +1,4 @@
-"""Stacked layers: from a list to one object and back, with everything that a layer has."""
+"""Stacked layers, from a list to one object and back; and remat by path."""
 
 from __future__ import annotations
 
@@ -94,14 +94,54 @@ def test_abstract_layers():
     assert value.sharding.spec == P(None, None, "model")
 
 
-def test_callbacks_hear_of_the_axis():
-    seen = []
-    hooks = {
-        "on_add_axis": lambda v, index, name: seen.append(("added", index, name)),
-        "on_remove_axis": lambda v, index, name: seen.append(("removed", index, name)),
-    }
-    layers = [nnx.Dict(w=nnx.Param(jnp.ones(2), **hooks)) for _ in range(2)]
-    stacked = nnx.stack_layers(layers, partition="layers")
-    assert seen == [("added", 0, "layers")]
-    nnx.unstack_layers(stacked)
-    assert seen[1:] == [("removed", 0, None)] * 2
+# Remat by path ----------------------------------------------------------------------------------
+
+INPUT = jnp.asarray(normal(2, 4))
+
+
+class Wave(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, **QUICK, rngs=rngs)
+        self.calls = nnx.Variable(jnp.array(0))
+
+    def __call__(self, x, wave=False):
+        self.calls[...] += 1
+        return jnp.sin(self.linear(x)) if wave else x
+
+
+class Waves(nnx.Module):
+    def __init__(self):
+        self.blocks = nnx.List(Wave(nnx.Rngs(i)) for i in range(3))
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x, wave=True)
+        return x
+
+
+def loss_of(model, x):
+    return jnp.sum(model(x) ** 2)
+
+
+def test_what_is_computed_again_by_path():
+    def recomputed(policies):
+        """How many products a gradient computes, and how many calls of it compute again."""
+        text = str(nnx.make_jaxpr(nnx.grad(nnx.remat_layers(loss_of, policies)))(Waves(), INPUT))
+        return text.count("dot_general["), text.count("policy=")
+
+    dots = jax.checkpoint_policies.dots_saveable
+    products = str(nnx.make_jaxpr(nnx.grad(loss_of))(Waves(), INPUT)).count("dot_general[")
+    assert recomputed({"blocks.*": None}) == (products + 3, 3)
+    assert recomputed({"blocks.1": None}) == (products + 1, 1)
+    assert recomputed({"blocks.*": dots}) == (products, 3)
+    assert recomputed({"blocks.0": None, "blocks.*": dots}) == (products + 1, 3)
+
+
+def test_gradients_and_what_is_written_stay():
+    other = Waves()
+    expected = nnx.jit(nnx.grad(loss_of))(Waves(), INPUT)
+    grads = nnx.jit(nnx.grad(nnx.remat_layers(loss_of, {"blocks.*": None})))(other, INPUT)
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert [int(b.calls[...]) for b in other.blocks] == [1, 1, 1]
+    assert "observed" not in str(Wave.__call__)
