@@ -90,12 +90,6 @@ print("right")
 """
 
 
-def test_modules_are_those_of_nnxlite_by_the_names_of_flax(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(MODULES)
-    assert printed("-m", "nnxlite.flax", str(script)) == ["right"]
-
-
 def path_of(folder):
     return {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
 
@@ -128,12 +122,6 @@ def test_a_script_a_module_and_code_are_run_as_by_python(tmp_path):
         assert reported == ("--report" in flags)
 
 
-def test_the_report_of_a_program_that_misses_nothing(tmp_path):
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'from flax import nnx'])"
-    done = python("-m", "nnxlite.flax", "--report", "-c", code)
-    assert done.stderr.count("Nothing was missing.") == 1, done.stderr  # not in the child
-
-
 CHILDREN = """
 import multiprocessing, subprocess, sys
 from concurrent.futures import ProcessPoolExecutor
@@ -144,7 +132,6 @@ def name():
     return nnx.__name__ if nnx.Linear is nnxlite.Linear else "another"
 
 if __name__ == "__main__":
-    import nnxlite.flax
     for method in ("spawn", "forkserver"):
         with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as pool:
             print(pool.submit(name).result())
@@ -155,7 +142,9 @@ if __name__ == "__main__":
 
 def test_child_processes(tmp_path):
     (tmp_path / "script.py").write_text(CHILDREN)
-    assert printed(str(tmp_path / "script.py")) == ["flax.nnx", "flax.nnx", "True"]
+    done = python("-m", "nnxlite.flax", "--report", str(tmp_path / "script.py"))
+    assert done.stdout.splitlines() == ["flax.nnx", "flax.nnx", "True"], done.stderr
+    assert done.stderr.count("Nothing was missing.") == 1, done.stderr  # not in the children
 
 
 def test_the_plugin_of_pytest_and_its_workers(tmp_path):
@@ -182,12 +171,7 @@ sys.exit(m.main(['x.py']))
 """
 WRONG = {  # arguments, what `sitecustomize` does, the exit status, and how the message begins
     "no program": (("-m", "nnxlite.flax"), "", 2, "usage: python"),
-    "no environment": (
-        ("-E", "-c", NO_ENVIRONMENT),
-        "",
-        2,
-        "nnxlite.flax needs PYTHONPATH and `site`",
-    ),
+    "no environment": (("-E", "-c", NO_ENVIRONMENT), "", 2, "nnxlite.flax needs PYTHONPATH and"),
     "another version": (AS_MODULE, OTHER_VERSION, 2, f"{STANDS_IN} 0.12, and Flax 0.13.0 is"),
     "one that is seen late": (OTHER, None, 1, f"ImportError: {STANDS_IN}"),
     "after Flax": (AS_MODULE, "from flax import nnx", 2, FIRST),
@@ -313,7 +297,6 @@ def test_the_same_program_prints_the_same_under_flax():
 
 
 OTHERS = """
-import nnxlite.flax
 import copy, pickle, sys, warnings
 import jax, jax.numpy as jnp
 from flax import nnx
@@ -381,10 +364,6 @@ print("right")
 """
 
 
-def test_what_else_is_private_is_there():
-    assert printed("-W", "ignore", "-c", OTHERS) == ["right"]
-
-
 # Programs, all in one process ----------------------------------------------------------------------
 
 RULES = """
@@ -434,6 +413,8 @@ for make in (nnx.vmap(make), nnx.scan(make, in_axes=0, out_axes=0), named):
     print(make(keys).get_metadata()["out_sharding"])
 """
 PRINTED = {
+    "modules are those of nnxlite by the names of Flax": (MODULES, "right\n"),
+    "what else is private is there": (OTHERS, "right\n"),
     "the rules of Linen are part of the key of a program": (
         RULES,
         *("P('embed', 'mlp') P('x', 'y')\n", "ValueError: A logical axis rule is a pair"),
@@ -473,13 +454,16 @@ print(json.dumps({name: text.getvalue() for name, text in found.items()}))
 
 @pytest.fixture(scope="module")
 def texts():
-    pytest.importorskip("flax")
-    programs = json.dumps({name: source for name, (source, *_) in PRINTED.items()})
-    return json.loads(printed("-c", RUN, stdin=programs)[-1])
+    """What the programs print, except those that need Flax where it is not installed."""
+    programs = {name: source for name, (source, *_) in PRINTED.items()}
+    chosen = {name: text for name, text in programs.items() if HAS_FLAX or "linen" not in text}
+    return json.loads(printed("-c", RUN, stdin=json.dumps(chosen))[-1])
 
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_a_program_prints_what_it_should(name, texts):
+    if name not in texts:
+        pytest.skip("needs Flax")
     assert [text for text in PRINTED[name][1:] if text not in texts[name]] == [], texts[name]
 
 
