@@ -350,8 +350,8 @@ nnx.check(unused, None, X)
     through stop_gradient, or an operation without a derivative frozen: its gradient is zero, ...
     spare: its gradient is zero, as the outputs do not depend on it; use it in the call, or remove it
 kinds(nnx.check(unused, adam(unused, nnx.All(nnx.Param, nnx.Not(nnx.PathContains('spare')))), X))
-    [('never called', 'old'), ('no gradient', 'choice'), ('no gradient', 'frozen'),
-    ('outside wrt', 'spare')]
+    [('outside wrt', 'spare'), ('never called', 'old'), ('no gradient', 'choice'),
+    ('no gradient', 'frozen')]
 [nnx.check(m, None, X) for m in (Tied(rngs), Router(nnx.Param(jnp.ones(2))), routed())]
     [nothing found, nothing found, nothing found]
 kinds(nnx.check(Loop(rngs), None, X)) + kinds(nnx.check(Loop(rngs), None, X))

@@ -124,7 +124,7 @@ def test_half_built_objects_and_enormous_models():
         def __repr__(self):
             return "odd\ud800"  # which no file can have
 
-    text = nnx.draw(nnx.Dict({"a\x00<&": nnx.Param(jnp.ones(2)), "odd": [Odd()]})).text
+    text = nnx.draw(nnx.Dict({"a\x00<&": nnx.Param(jnp.ones(2)), "odd": [Odd(), jnp.ones(2)]})).text
     assert "a\\x00#lt;#amp;: Param float32[2]" in text and "0: odd?" in text
 
 

@@ -166,7 +166,7 @@ def with_random_adapters(layer, **options):
     return layer
 
 
-@pytest.mark.parametrize("name", ["Embed", "Embed, attend", *WITH_KERNELS[::3]])
+@pytest.mark.parametrize("name", ["Embed", "Embed, attend", *WITH_KERNELS[::4]])
 def test_an_adapter_adds_what_the_merged_kernel_would(name):
     """In each kind of layer, in value and gradient."""
     row = ROWS[name]

@@ -93,7 +93,8 @@ def test_an_annotation_that_brings_its_mesh_gets_an_axis_and_loses_it(name, firs
     stacked = nnx.vmap(make, transform_metadata=over)(jnp.arange(2))
     assert stacked.sharding_names == NamedSharding(mesh, P(first, None, "model"))
     seen = []
-    nnx.scan(lambda v: seen.append(v.sharding_names), in_axes=0, transform_metadata=over)(stacked)
+    scan = nnx.scan(in_axes=0, out_axes=0, transform_metadata=over)
+    scan(lambda v: seen.append(v.sharding_names))(stacked)
     assert seen[0] == rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
-from nnxlite.sharding._plan import as_plan
 from tests.sharding.meshes import Decoder
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
@@ -79,43 +78,37 @@ def test_square_layers_are_divided_by_columns_whatever_they_are_called():
     assert found["proj.kernel"] == ("model", None) and found["proj.bias"] == (None,)
 
 
-ADAPTED = {
-    "columns": lambda rngs: nnx.Dict(up=nnx.Linear(8, 32, rngs=rngs)),
-    "rows": lambda rngs: nnx.Dict(down=nnx.Linear(32, 8, rngs=rngs)),
-    "general": lambda rngs: nnx.LinearGeneral((2, 4), (6, 8), axis=(-2, -1), rngs=rngs),
-    "convolution": lambda rngs: nnx.Conv(4, 8, (3, 3), rngs=rngs),
-    "stack": lambda rngs: nnx.vmap(lambda rngs: nnx.Linear(8, 32, rngs=rngs))(rngs.fork(split=3)),
-    "decoder": lambda rngs: Decoder(rngs, blocks=2),
-    "annotated": lambda rngs: nnx.Linear(
-        8, 32, rngs=rngs, kernel_metadata={"sharding": ("model", "data")}
-    ),
-}
-LAYERS = nnx.Any(nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.Embed)
+ROWS_FIRST = {"sharding": ("model", "data")}
+BY_COLUMNS, BY_ROWS = (("data", None), ("data", "model")), (("model", "data"), (None, "data"))
+ADAPTED = [
+    # a layer, the path of a kernel, where the matrices of its adapter lie
+    ((nnx.Linear, 8, 32), "kernel", BY_COLUMNS),
+    ((nnx.Linear, 32, 8), "kernel", BY_ROWS),
+    ((functools.partial(nnx.LinearGeneral, axis=(-2, -1)), (2, 4), (6, 8)), "kernel", BY_COLUMNS),
+    ((nnx.Conv, 4, 8, (3, 3)), "kernel", BY_COLUMNS),
+    ((nnx.Embed, 64, 32), "embedding", BY_ROWS),
+    ((functools.partial(nnx.MultiHeadAttention, decode=False), 4, 32), "query.kernel", BY_COLUMNS),
+    ((functools.partial(nnx.MultiHeadAttention, decode=False), 4, 32), "out.kernel", BY_ROWS),
+    ((functools.partial(nnx.Linear, kernel_metadata=ROWS_FIRST), 8, 32), "kernel", BY_ROWS),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "plan"),
-    [*((kind, "fsdp+tensor") for kind in ADAPTED), *(("decoder", p) for p in ("tensor", "fsdp"))],
-)
-def test_adapters_lie_where_their_kernels_lie(kind, plan):
-    def adapted():
-        model = ADAPTED[kind](nnx.Rngs(0))
-        nnx.lora.inject(model, LAYERS, rank=4, rngs=nnx.Rngs(1))
+@pytest.mark.parametrize("layer, kernel, expected", ADAPTED, ids=range(len(ADAPTED)))
+def test_adapters_lie_where_their_kernels_lie(layer, kernel, expected):
+    def adapted(model):
+        nnx.lora.inject(model, ..., rank=4, rngs=nnx.Rngs(1))
         return model
 
-    plan = dataclasses.replace(as_plan(plan, MESH, "test"), min_size=16)
-    model = nnx.eval_shape(lambda: ADAPTED[kind](nnx.Rngs(0)))
-    layout = {e.name: e for e in nnx.plan_layout(nnx.eval_shape(adapted), MESH, plan)}
-    kernels = {n.removesuffix(".base"): e.spec for n, e in layout.items() if "lora_" not in n}
-    assert {name: tuple(spec) for name, spec in kernels.items()} == specs(model, plan)
-    tensor = whys(model, dataclasses.replace(plan, fsdp=None))
-    for kernel in (name.removesuffix(".base") for name in layout if name.endswith("base")):
-        a, b = layout[f"{kernel}.lora_a"], layout[f"{kernel}.lora_b"]
-        split = len(kernels[kernel]) - (2 if kind == "general" or "query" in kernel else 1)
-        if "tensor: rows" in tensor[kernel] and kind != "convolution":
-            assert "model" in a.spec and "model" not in b.spec
-        if "tensor: columns" in tensor[kernel] and kernels[kernel][split] == "model":
-            assert b.spec[-1] == "model" and b.why
+    plan = nnx.Plan(fsdp="data", tensor="model", min_size=16)
+    found, model = specs(nnx.eval_shape(adapted, made(*layer)), plan), made(*layer)
+    assert (found[f"{kernel}.lora_a"], found[f"{kernel}.lora_b"]) == expected
+    bases = {n.removesuffix(".base"): spec for n, spec in found.items() if "lora_" not in n}
+    assert bases == specs(model, plan)
+    if kernel == "kernel":
+        stack = nnx.vmap(lambda rngs: adapted(layer[0](*layer[1:], rngs=rngs)))
+        found = specs(nnx.eval_shape(lambda: stack(nnx.Rngs(0).fork(split=3))), plan)
+        stacked = found[f"{kernel}.lora_a"], found[f"{kernel}.lora_b"]
+        assert stacked == tuple((None, *spec) for spec in expected)
 
 
 def test_rules_for_kernels_are_rules_for_the_bases_of_adapters():
