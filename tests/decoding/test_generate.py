@@ -441,8 +441,6 @@ def test_logits_that_are_nan_are_refused():
 # Beams ------------------------------------------------------------------------------------------
 
 STOP = 3
-
-
 decoder = functools.cache(Decoder)
 
 
