@@ -359,7 +359,7 @@ def test_a_cache_has_the_dtype_of_the_parameters():
     assert "bf16[1,8,1,4]" in text
 
 
-def test_a_sharded_decoder():
+def test_a_sharded_model():
     model = Decoder()
     expected = nnx.generate(model, [[1, 2, 3], [4, 5, 6]], 6).lists()
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
