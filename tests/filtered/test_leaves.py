@@ -70,7 +70,7 @@ def is_static(x):
     return not (nnx.is_array(x) or isinstance(x, (bool, int, float, complex)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(OBJECTS)
 def test_every_view_of_an_object_has_the_same_leaves(tree):
     leaves = jax.tree.leaves(tree)
@@ -88,7 +88,7 @@ def test_every_view_of_an_object_has_the_same_leaves(tree):
         assert nnx.tree_equal(nnx.merge(graphdef, state), tree)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.one_of(OBJECTS, TREES), st.sampled_from([nnx.is_array, nnx.is_inexact_array, callable]))
 def test_halves_have_the_leaves_that_were_chosen_and_join_again(tree, spec):
     leaves = jax.tree.leaves(tree)
@@ -102,7 +102,7 @@ def test_halves_have_the_leaves_that_were_chosen_and_join_again(tree, spec):
     assert jax.tree.structure(again) == jax.tree.structure(tree)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(pairs, st.sampled_from([nnx.Param, nnx.BatchStat, ..., False, nnx.is_array]), st.booleans())
 def test_halves_of_objects_that_share_join_again(pair, spec, inverse):
     before = model.canonical(pair)
@@ -133,18 +133,14 @@ def test_filter_jit_and_filter_grad_keep_the_form_of_objects_that_share(pair):
     for mine, theirs in ((pair, other), (found, expected)):
         assert model.canonical(mine, content) == model.canonical(theirs, content)
     assert all(x is y for x, y in zip(references(found), refs, strict=True))
-    grads = nnx.filter_grad(
-        lambda t: sum((x * x).sum() for x in [*floats(t).values(), jnp.zeros(())])
-    )(pair)
+    loss = lambda tree: sum([(x * x).sum() for x in floats(tree).values()], jnp.zeros(()))
+    grads = nnx.filter_grad(loss)(pair)
     chosen = nnx.filter(pair, nnx.is_inexact_array)
-    blank = lambda leaf: None
-    assert model.canonical(grads, blank) == model.canonical(chosen, blank)
-    assert {p: x.tolist() for p, x in floats(grads).items()} == {
-        p: (2 * x).tolist() for p, x in floats(chosen).items()
-    }
+    assert [type(x) for x in references(grads)] == [type(x) for x in references(chosen)]
+    assert all((floats(grads)[path] == 2 * x).all() for path, x in floats(chosen).items())
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(OBJECTS)
 def test_halves_and_gradients_go_through_jax_and_optax(tree):
     arrays, rest = nnx.partition(tree, nnx.is_array)

@@ -57,14 +57,6 @@ def ruled_jvp(rule):
         ValueError: takes no argnums=
     nnx.filter_grad(lambda p: 1.0, arg=True)([1.0, "a"])
         TypeError: 'p.1' is a value of type str. Differentiate only float leaves: choose
-    nnx.filter_grad(same, has_aux=True)(jnp.ones(()))
-        TypeError: a pair
-    nnx.filter_grad(lambda a, b: 1.0)(model, model)
-        ValueError: different filter_spec for a shared array: at 'a.scale'
-    nnx.filter_jvp(abs, (1.0,), ())
-        ValueError: 1 primals and 0 tangents
-    nnx.filter_jvp(abs, (1,), (1.0,))
-        ValueError: it must be None
     pull(lambda x: (x, "a"), X)((None, None))
         ValueError: the cotangent at '0' is nothing
     pull(same, X)([X])
@@ -77,8 +69,6 @@ def ruled_jvp(rule):
         TypeError: is bool[1, 3], where float32[1, 3] needs one of its own
     jax.grad(lambda x: ruled(same, X.astype(int))(x).sum())(X)
         TypeError: is int32[1, 3], where float32[1, 3] needs one of its own
-    nnx.filter_jacfwd(same)()
-        TypeError: must be given, and by position
     nnx.filter_custom_jvp(abs)(1.0)
         AttributeError: define it with .defjvp
     nnx.filter_custom_vjp(abs)(1.0)
@@ -142,8 +132,6 @@ def test_transforms(line, message):
     nnx.filter([1, 2], [True, 3])
         ValueError: filter_spec must consist of booleans, callables and Variable filters only, got
             int 3 for the leaf at '1'
-    nnx.filter([1], lambda x: "yes")
-        ValueError: answered 'yes' for the leaf
     nnx.filter([1], [model])
         ValueError: as filter_spec it is given to the leaf at '0', which has no Variables. Give
     nnx.filter(model, nnx.List([True]))
@@ -183,8 +171,6 @@ def test_transforms(line, message):
         ValueError: the update float32[2] belongs to a None of the model
     nnx.tree_check((lambda shared: {"a": shared, "b": (shared,)})([1]))
         ValueError: The list at 'a' appears again at 'b.0'
-    nnx.tree_check(loop)
-        ValueError: The list at '<root>' appears again at '0'
     nnx.tree_flatten_one_level(loop)
         ValueError: The list contains itself: it is not a tree
 """)

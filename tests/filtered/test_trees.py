@@ -20,8 +20,9 @@ def test_tree_at_by_path():
 
 def test_tree_at_on_objects_gives_a_changed_copy_with_the_sharing():
     model = Tied()
+    model.me = model
     new = nnx.tree_at(lambda m: m.first.kernel, model, jnp.zeros((3, 3)))
-    assert new is not model and new.first is new.second
+    assert new.me is new is not model and new.first is new.second
     assert type(new.first.kernel) is nnx.Param and not new.second.kernel.value.any()
     assert model.first.kernel.value.any()
     assert new.first.bias.value is model.first.bias.value
@@ -50,13 +51,6 @@ def test_a_path_can_name_a_static_attribute():
     assert new.rate == 0.1 and new.second.use_bias is False
     assert nnx.tree_at("rate", Tied(), jnp.ones(2)).rate.shape == (2,)
     assert nnx.tree_at("rate", Tied(), replace_fn=lambda r: r * 2).rate == 1.0
-
-
-def test_cycles_are_copied():
-    model = Tied()
-    model.me = model
-    new = nnx.tree_at(lambda m: m.scale, model, jnp.zeros(3))
-    assert new.me is new and new is not model
 
 
 def test_apply_updates_leaves_alone_what_containers_of_objects_hold_beside_data():
@@ -133,9 +127,7 @@ def test_what_knows_how_to_become_an_array_is_array_like():
     [
         (nnx.Param, {"first.bias", "first.kernel"}),
         (nnx.Not(nnx.Param), {"parts.0", "parts.1", "scale", "steps"}),
-        (nnx.PathContains("parts"), {"parts.0", "parts.1"}),
         (nnx.Any(nnx.BatchStat, nnx.PathContains("scale")), {"parts.0", "scale"}),
-        (..., {"first.bias", "first.kernel", "parts.0", "parts.1", "scale", "steps"}),
         (False, set()),
     ],
     ids=lambda v: type(v).__name__,

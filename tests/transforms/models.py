@@ -199,8 +199,6 @@ MODAL = [name for name in EACH if not name.startswith(("filter", "cached"))]
 
 # What JAX does ------------------------------------------------------------------------------------
 
-COMPILATION = "/jax/core/compile/backend_compile_duration"
-
 
 @contextlib.contextmanager
 def jax_events():
@@ -223,4 +221,4 @@ def compilations(expected):
     """Within the block XLA compiles as often as told."""
     with jax_events() as seen:
         yield
-    assert seen[COMPILATION] == expected
+    assert seen["/jax/core/compile/backend_compile_duration"] == expected

@@ -16,7 +16,7 @@ P = jax.sharding.PartitionSpec
 
 
 def noisy(rngs, x):
-    return x + rngs.noise.normal(x.shape)
+    return x + rngs.noise.uniform(x.shape)
 
 
 def scanned(rngs, xs):
@@ -79,8 +79,14 @@ def test_a_stream_in_which_nothing_is_drawn_is_no_cause_for_a_warning():
     sharded(nnx.Rngs(0), XS, fun=lambda rngs, x: x)
 
 
+def test_recurrent_layers_start_alike_without_a_warning():
+    layer, x = nnx.RNN(nnx.GRUCell(2, 3, rngs=nnx.Rngs(0))), jnp.ones((2, 1, 2, 2))
+    y = nnx.vmap(lambda m, x: m(x), in_axes=(None, 0))(layer, x)
+    np.testing.assert_allclose(y[1], layer(x[1]), rtol=1e-6)
+
+
 def test_every_iteration_of_a_scan_draws_the_same_keys_and_warns_once():
-    rngs, expected = nnx.Rngs(noise=0), nnx.Rngs(noise=0).noise.normal((2,))
+    rngs, expected = nnx.Rngs(noise=0), nnx.Rngs(noise=0).noise.uniform((2,))
     f = nnx.scan(lambda r, x: noisy(r, x), in_axes=(None, 0), out_axes=0)
     with pytest.warns(UserWarning, match="'noise' is broadcast"):
         out = f(rngs, XS)

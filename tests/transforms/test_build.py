@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
-from tests.transforms.models import COMPILATION, jax_events
+from tests.transforms.models import compilations
 
 WIDTH = 8
 
@@ -59,30 +59,23 @@ def assert_same(found, expected, ulps=0):
             np.testing.assert_array_equal(mine, theirs)
 
 
-def compiled_by(function, *args):
-    """The result of a call, and how many programs XLA compiled for it."""
-    with jax_events() as seen:
-        return function(*args), seen[COMPILATION]
-
-
 def test_one_program_builds_model_and_optimizer_as_eager_code_does(eager):
     jitted = nnx.jit(build)
-    found, programs = compiled_by(jitted)
-    assert programs == 1
+    with compilations(1):
+        found = jitted()
     assert_same(found, eager)
     model = found[0]
     assert model.head is model.down[0]
-    again, programs = compiled_by(jitted)
-    assert programs == 0
+    with compilations(0):
+        again = jitted()
     assert again[0] is not model and again[0].head is not model.head
     assert_same(again, eager)
 
 
 def test_annotated_parameters_are_born_sharded(eager):
     mesh = jax.make_mesh((4,), ("model",), axis_types=(AxisType.Auto,))
-    with jax.set_mesh(mesh):
-        (model, optimizer), programs = compiled_by(nnx.jit(build))
-    assert programs == 1
+    with jax.set_mesh(mesh), compilations(1):
+        model, optimizer = nnx.jit(build)()
     columns = NamedSharding(mesh, P(None, "model"))
     for variable in (model.up.kernel, optimizer.opt_state[0].mu.up.kernel):
         assert variable.get_value().sharding.is_equivalent_to(columns, 2)

@@ -85,6 +85,10 @@ def test_without_updates_a_captured_object_without_variables_is_returned_as_a_ne
 class Built(Foo):
     """Methods compiled in the class body."""
 
+    @nnx.jit
+    def __call__(self, by):
+        return self.scaled(self, by)
+
     @classmethod
     @nnx.jit(static_argnums=0)
     def build(cls, x):
@@ -101,6 +105,7 @@ def test_methods_of_a_class_and_static_ones():
     m = Built.build(4.0)
     assert type(m) is Built and float(m.x.value) == 4.0
     assert float(Built.scaled(m, 1.0, times=2)) == 2.0 and float(m.scaled(m, 1.0)) == 3.0
+    assert float(m(1.0)) == 4.0 and float(nnx.jit(m)(1.0)) == 5.0
 
 
 def test_numbers_count_from_the_first_argument_that_is_still_to_be_given():
@@ -285,12 +290,9 @@ def test_donation_by_number_and_name():
         assert y.tolist() == [8.0, 24.0] and float(m.count.value) == 4.0
         assert w.is_deleted() and count.is_deleted() and not x.is_deleted()
         assert m.w.value.tolist() == [1.0, 2.0]  # unwritten, it came back in another buffer
-
-
-def test_donation_of_an_array_argument_beside_an_object():
     m, x = Counted(), X + 1
     w = m.w.value
-    nnx.jit(lambda m, x: (m(1.0), x * 2)[1], donate_argnums=1)(m, x)
+    nnx.jit(call, donate_argnums=1)(m, x)
     assert x.is_deleted() and m.w.value is w
 
 
@@ -438,3 +440,5 @@ def test_a_compiled_method_is_lowered_as_it_is_called(transform):
     assert list(inspect.signature(model.scaled).parameters) == ["x"]
     with pytest.raises(AttributeError, match="nothing"):
         model.scaled.nothing
+    with pytest.raises(AttributeError, match="^_compiled$"):
+        model.scaled._compiled  # which is of the function, not of the method

@@ -132,13 +132,6 @@ def test_spmd_axis_name_reaches_the_compiler(name):
     assert (eqn.params["sharding"].spec == P("a")) == (name is not None)
 
 
-def test_recurrent_layers_start_alike_without_a_warning():
-    layer = nnx.RNN(nnx.GRUCell(2, 3, rngs=nnx.Rngs(0)))
-    x = jnp.ones((2, 1, 2, 2))
-    y = nnx.vmap(call, in_axes=(None, 0))(layer, x)  # warnings are errors here
-    np.testing.assert_allclose(y[1], layer(x[1]), rtol=1e-6)
-
-
 @pytest.mark.parametrize("split", [nnx.split_rngs(splits=4), nnx.fork_rngs(split=4)])
 def test_streams_of_their_own_are_no_cause_for_a_warning(split):
     axes = nnx.StateAxes({nnx.RngState: 0, ...: None})

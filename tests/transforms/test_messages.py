@@ -159,16 +159,12 @@ def sharded(f, in_specs, out_specs, **options):
     nnx.jit(writes_text)(stack)
         TypeError: jit(writes_text) stored a value of type 'str' at 'm.a', which is not a valid JAX
             type
-    nnx.vmap(writes_text, in_axes=None, axis_size=2)(stack)
-        TypeError: vmap(writes_text) stored a value of type 'str' at 'm.a'
     nnx.checkify(text_in_place)(stack)
         TypeError: checkify(text_in_place) stored a value of type 'str' at 'm.n'
     nnx.cond(True, text_in_place, text_in_place, stack)
         TypeError: cond(text_in_place) stored a value of type 'str' at 'm.n'
     nnx.fori_loop(0, 2, lambda i, m: text_in_place(m), stack)
         TypeError: fori_loop ... stored a value of type 'str' at 'm.n'
-    nnx.eval_shape(writes_text, stack)
-        TypeError: eval_shape(writes_text) stored a value of type 'str' at 'm.a'
     nnx.jit(lambda m: m.x.set_value(m.x + 1), donate="written")(donated)
         ValueError: donated at 'm.x' and used at 'm.y'. A donated buffer can be used once
     WRITTEN(donated)
@@ -212,7 +208,7 @@ def test_jit(line, message):
         ValueError: argnums is empty
     nnx.grad(product, argnums=3)(m, 1.0)
         TypeError: argnums=3 requires at least 4 positional arguments, ... called with 2
-    nnx.grad(product, argnums=(0, 0))(m, 1.0)
+    nnx.grad(product, argnums=(0, -2))(m, 1.0)
         ValueError: argnums names argument 0 twice
     nnx.grad(product, argnums=(nnx.DiffState(0, nnx.Param), BY_Y))(m, 1.0)
         ValueError: argument 0 twice ... DiffState whose filter matches all
@@ -229,16 +225,12 @@ def test_jit(line, message):
         TypeError: returned a value of type 'str' at 'b.0', which is not ... Return arrays
     nnx.jvp(lambda x: "text", (1.0,), (1.0,))
         TypeError: returned a value of type 'str', which is not a valid JAX type. Return arrays
-    nnx.grad(lambda a, b: a.x * b.x)(m, m)
-        ValueError: different differentiation for a shared Param
     nnx.grad(lambda a, b: a.x * b)(m, m.x)
         ValueError: shared Param: at 'a.x' it is True, at 'b' it is False
     nnx.grad(lambda m: m.a.sum(), argnums=nnx.DiffState(0, nnx.PathContains("b")))(tied)
         ValueError: at 'm.a' it is False, at 'm.b' it is True
     nnx.grad(lambda v, m: v * m.n, argnums=(0, nnx.DiffState(1, nnx.Param)))(tied.n, tied)
         ValueError: at 'v' it is True, at 'm.n' it is False
-    nnx.grad(lambda m: (m.x * 1, k), has_aux=True, graph_updates=False)(m)
-        ValueError: different trace level: the Foo
     pull(lambda m: {"m": m}, m)({"m": nnx.State({"z": nnx.Param(1.0)})})
         ValueError: cotangent at 'm.z' is a float, which matches
     pull(lambda m: {"m": m}, m)({"m": nnx.Dict(x=nnx.Param(1.0))})
@@ -277,10 +269,6 @@ def test_derivatives(line, message):
         TypeError: one cotangent for each differentiated argument, 2
     nnx.grad(rules(bwd=lambda r, g: 3.0))(m, 2.0)
         TypeError: of them, got float
-    ruled(1.0, 1.0)(m, 2.0)
-        TypeError: 'm' is a float, which matches no leaf. Give
-    ruled(nnx.State({"x": 1.0}), 1.0)(m, 2.0)
-        TypeError: at 'm.n' is nothing, where
     nnx.grad(rules(product))(m, 2.0)
         TypeError: must return a pair (result, residual)
     nnx.jit(nnx.grad(nnx.jit(rules(writes_n))))(m, 2.0)
@@ -394,8 +382,6 @@ def test_prefixes(line, message):
         ValueError: in_specs is not a prefix of the arguments ... nnx.StateSharding chooses
     sharded(call, (nnx.StateSharding({nnx.BatchStat: P()}), P()), P())(m, jnp.ones(8))
         ValueError: No sharding found for Param at 'x'
-    sharded(lambda m, x: m, (P(), P("data")), P("data"))(m, jnp.ones(8))
-        ValueError: out_specs for a shared Param: at 'm.y' it is P(), ... at 'y' it is P('data',)
     nnx.shard_map(call, mesh=3, in_specs=P(), out_specs=P())(m, 1.0)
         TypeError: shard_map(call): ... requires a `jax.sharding.Mesh`
 """)
@@ -408,8 +394,6 @@ def test_mapped(line, message):
         ValueError: but they differ: the output is without 'a', with 'b.0', 'b.1'
     nnx.scan(lambda c, x: removes(c, x)[1], in_axes=(None, 0), out_axes=0)(m, XS)
         TypeError: but they differ: the body changes attributes ['y'] of 'c'
-    nnx.scan(lambda c, x: (c, c))(m, XS)
-        ValueError: a shared Param: at 'c.y' it is Carry, in the result at '1.y' it is 0
     nnx.scan(lambda x, c: steps(c, x)[1], in_axes=(0, None), out_axes=0)(XS, m)
         ValueError: the body writes 'c.n', which is broadcast (axis None): the writes of the
             iterations would be lost. Carry it, ... or give it an axis
@@ -417,10 +401,6 @@ def test_mapped(line, message):
         ValueError: `length` argument of 5 which disagrees ... [3] (3 at 'x'). Leave `length` out
     nnx.scan(count, in_axes=(CARRY, None))(m, XS)
         ValueError: no values to scan over and `length` not provided. Pass length
-    nnx.scan(count, out_axes=(CARRY, 2))(m, XS)
-        ValueError: scan(count): axis 2 of the result '1' is out of bounds: ... shape (). Give
-    nnx.scan(count)(m, XS, XS)
-        TypeError: scan(count): too many positional arguments
     nnx.scan(count, in_axes=((CARRY, 0), 0))
         ValueError: Carry must be at the top level, ... axes=((Carry, 0), 0). Make the carry one
     nnx.scan(count, out_axes={"a": CARRY})
@@ -466,8 +446,6 @@ def test_scan(line, message):
         ValueError: at 'm' the input is an object, the output an array
     nnx.while_loop(always, lambda m: None, m)
         ValueError: the output is None in place of the Foo
-    nnx.while_loop(always, lambda m: k, m)
-        ValueError: different trace level
     carried(adds, m)
         TypeError: scan body function carry input ... ['new'] of 'm' ... Do this before the loop
     carried(lambda c: c.x * 1, m)
@@ -480,8 +458,6 @@ def test_scan(line, message):
         TypeError: must have equal types, but they differ at 'c.k': ... the output complex64[]
     nnx.while_loop(always, lambda c: c[::-1], (m, k))
         ValueError: the body puts ' ... ' in the place of ' ... '. Return each object of the carry
-    nnx.fori_loop(0, 2, lambda i, c: (c[0], c[0]), (m, k))
-        TypeError: the body puts 'c.0' in the place of 'c.1'
     nnx.fori_loop(0, jnp.int32(2), over(exchanges), m)
         TypeError: the body puts 'c.y' in the place of 'c.x'
     nnx.fori_loop(0, 2, lambda i, c: (nnx.Param(c[0] * 1), c[1]), (m.x, m))
@@ -502,8 +478,6 @@ def test_scan(line, message):
         ValueError: `unroll` in `fori_loop` if the loop bounds are statically
     nnx.while_loop(always, adds, m, graph=False)
         ValueError: the body changes attributes ['new'] of
-    carried(annotates, m, graph_updates=False)
-        ValueError: the body changes metadata of 'm.x'
     nnx.fori_loop(0, 2, over(rebinds), m, graph=False)
         ValueError: Variable identity must be preserved across iterations, but the body puts
             another Variable in the place of 'c.x' ... write into the Variable

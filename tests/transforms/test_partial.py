@@ -40,6 +40,11 @@ def test_jit_partial_writes_back_and_traces_once(mode):
     assert len(traces) == 1 and f.partial_args == (m,) and f.fun is step
 
 
+def test_the_arguments_that_jit_partial_is_given_count_as_one():
+    fun = lambda m, y, k, x: m(x) * k + y if k > 1 else x
+    assert nnx.jit_partial(fun, Counted(), 1, static_argnums=1)(3, 1.0).tolist() == [13.0, 25.0]
+
+
 def test_the_clones_hold_the_same_variables_and_share_with_further_arguments():
     @nnx.jit(static_argnums=3)
     def f(a, b, c, name, x):

@@ -131,17 +131,3 @@ def test_checks_are_values_and_state_is_kept():
     assert float(m.count.value) == 5.0
     with pytest.raises(checkify.JaxRuntimeError, match="x must be positive"):
         error.throw()
-
-
-def test_checkify_composes_and_keeps_structure_changes():
-    def grow(m, x):
-        m.new = nnx.Param(m(x))
-        return m
-
-    m = Counted()
-    error, out = nnx.checkify(nnx.jit(grow))(m, x=jnp.array(1.0))
-    assert out is m and m.new.value.tolist() == [4.0, 8.0]
-    error, y = nnx.jit(nnx.checkify(checked))(m, jnp.array(-1.0))
-    assert "positive" in error.get() and float(m.count.value) == 5.0
-    error, _ = nnx.checkify(lambda m: jnp.log(-m.w), errors=checkify.float_checks)(m)
-    assert "nan" in error.get()

@@ -154,19 +154,16 @@ each = pytest.mark.parametrize("run", FLOWS.values(), ids=FLOWS)
 @each
 def test_a_new_function_of_equal_content_compiles_nothing(run):
     def make(captured):
-        beyond = lambda x: jnp.take(x, 9, mode="fill", fill_value=0.5)  # a number in the program
-        return lambda x: nnx.relu(jnp.sin(x) * captured + 2) + beyond(x)
+        # A float among the parameters of an equation, which is not equal to itself.
+        beyond = lambda x: jnp.take(x, 9, mode="fill", fill_value=float("nan"))
+        return lambda x: nnx.relu(jnp.sin(x) * captured + 2) + jnp.isnan(beyond(x))
 
     run(make(X + 1), X)
     other = X + 2
-    expected = nnx.relu(jnp.sin(X) * other + 2) + 0.5
+    expected = nnx.relu(jnp.sin(X) * other + 2) + 1
     with compilations(0):
         out = [run(make(other), X) for _ in range(3)]
     np.testing.assert_allclose(out, jnp.stack([expected] * 3), rtol=1e-6)
-
-
-def filled(number):
-    return lambda x: 1 / jnp.take(x, jnp.full(4, 9), mode="fill", fill_value=number)
 
 
 def inner(constant):
@@ -176,7 +173,6 @@ def inner(constant):
 PAIRS = {
     "a number": (lambda x: x * 2, lambda x: x * 3),
     "the sign of zero": (lambda x: 1 / (x * 0.0), lambda x: 1 / (x * -0.0)),
-    "the sign of a parameter": (filled(0.0), filled(-0.0)),
     "the type of a number": (lambda x: jnp.full_like(x, 1, int), lambda x: jnp.full_like(x, 1)),
     "a boolean": (lambda x: x + jnp.argsort(x), lambda x: x + jnp.argsort(x, descending=True)),
     "an axis": (lambda x: jnp.cumsum(x.reshape(2, 2), 0).ravel(),
