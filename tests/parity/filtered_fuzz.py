@@ -18,16 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.parity.fuzz.grammar import Chance, made
-from tests.parity.fuzz.observe import ANYTHING, difference
-from tests.parity.fuzz.run import Difference, Peers
+from tests.parity.fuzz.observe import ANYTHING, Observer, difference
+from tests.parity.fuzz.run import Peers
 
 Point = collections.namedtuple("Point", "x y")
 
 
 @functools.cache
-def modules(lib: tp.Any) -> dict[str, tp.Any]:
+def modules(lib):
     """The modules of the programs: dataclasses of either library."""
-    options: dict[str, tp.Any] = {"frozen": True} if lib.__name__ == "nnxlite" else {}
+    options = {"frozen": True} if lib.__name__ == "nnxlite" else {}
 
     class Layer(lib.Module, **options):
         scale: tp.Any
@@ -59,84 +59,58 @@ def modules(lib: tp.Any) -> dict[str, tp.Any]:
     return {"Layer": Layer, "Tagged": Tagged, "Scaled": Scaled}
 
 
-def is_float(x: tp.Any) -> bool:
+NUMPY = (np.ndarray, np.generic)
+
+
+def is_float(x):
     """Whether a leaf is a floating-point or complex array, or such a number."""
-    return isinstance(x, (float, complex)) or (
-        hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
-    )
+    is_inexact = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
+    return is_inexact or isinstance(x, (float, complex))
 
 
-def total(*trees: tp.Any) -> tp.Any:
-    """A real number that depends on every floating-point leaf."""
+def total(*trees):
     parts = [jnp.real(jnp.sum(x * x)) for x in jax.tree.leaves(trees) if is_float(x)]
     return sum(parts, jnp.zeros(()))
 
 
-def scaled(tree: tp.Any, factor: tp.Any) -> tp.Any:
-    """The tree with its floating-point leaves multiplied."""
-    return jax.tree.map(lambda x: x * factor if is_float(x) else x, tree)
-
-
-def first(tree: tp.Any) -> tp.Any:
-    """The first array of a tree, or zero."""
+def first(tree):
     return next((x for x in jax.tree.leaves(tree) if hasattr(x, "dtype")), jnp.zeros(()))
 
 
-def again(tree: tp.Any) -> tp.Any:
-    """A copy of a tree: a module that is found twice is one in this library, and two in the peer."""
-    return jax.tree.map(lambda x: x, tree)
-
-
-def data(tree: tp.Any) -> tp.Any:
-    """The arrays of a tree: in the container of a module, all else is static in this library."""
-    return [x for x in jax.tree.leaves(tree) if isinstance(x, (jax.Array, np.ndarray))]
-
-
-def pair(t: tp.Any, u: tp.Any) -> tp.Any:
-    """Something of two trees."""
-    return first(t), u
-
-
-def arrays(tree: tp.Any) -> tp.Any:
-    """The tree with arrays of JAX for those of NumPy, which `error_if` may give back as they are."""
-    return jax.tree.map(
-        lambda x: jnp.asarray(x) if isinstance(x, (np.ndarray, np.generic)) else x, tree
-    )
-
-
-def even(tree: tp.Any) -> tp.Any:
-    """Every second leaf, as places for `tree_at`."""
-    return jax.tree.leaves(tree)[::2]
-
-
-def ones(tree: tp.Any) -> tp.Any:
+def ones(tree):
     """A tangent or cotangent for a tree: ones at floating-point arrays, None elsewhere."""
-    given = lambda x: isinstance(x, (jax.Array, np.ndarray, np.generic)) and is_float(x)
+    given = lambda x: isinstance(x, (jax.Array, *NUMPY)) and is_float(x)
     return jax.tree.map(lambda x: jnp.ones_like(x) if given(x) else None, tree)
 
 
-def none(tree: tp.Any) -> tp.Any:
-    """A tangent of what is constant."""
-    return jax.tree.map(lambda x: None, tree)
+def arrays(tree):
+    """The tree with arrays of JAX for those of NumPy, which `error_if` may give back as they are."""
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, NUMPY) else x, tree)
 
 
-def traces(fun: tp.Any, arguments: tp.Sequence[tp.Any], lib: tp.Any) -> tp.Any:
+def traces(fun, arguments, lib):
     """Results of `filter_jit` made anew for each call, and how often the function was traced."""
-    count = 0
-
-    def counted(t: tp.Any) -> tp.Any:
-        nonlocal count
-        count += 1
-        return fun(t)
-
+    seen = []
+    counted = lambda t: (seen.append(1), fun(t))[1]
     wrapped = lambda: lib.filter_jit(lib.filter_checkpoint(counted))
-    return [wrapped()(t) for t in arguments], count
+    return [wrapped()(t) for t in arguments], len(seen)
 
 
-NAMED = (total, scaled, first, again, arrays, data, even, none, ones, pair, traces)
-HELPERS = {helper.__name__: helper for helper in NAMED}
-HELPERS |= {"jax": jax, "jnp": jnp, "np": np, "functools": functools, "Point": Point, "TICKS": []}
-HELPERS |= {"leaves": jax.tree.leaves}
+HELPERS = {"jax": jax, "jnp": jnp, "np": np, "functools": functools, "Point": Point, "TICKS": []}
+HELPERS |= {"total": total, "first": first, "ones": ones, "arrays": arrays, "traces": traces}
+HELPERS |= {
+    "leaves": jax.tree.leaves,
+    "scaled": lambda tree, by: jax.tree.map(lambda x: x * by if is_float(x) else x, tree),
+    # A module that is found twice is one in this library, and two in the peer.
+    "again": lambda tree: jax.tree.map(lambda x: x, tree),
+    # In the container of a module all but arrays is static in this library.
+    "data": lambda tree: [
+        x for x in jax.tree.leaves(tree) if isinstance(x, (jax.Array, np.ndarray))
+    ],
+    "pair": lambda t, u: (first(t), u),
+    "even": lambda tree: jax.tree.leaves(tree)[::2],
+    "none": lambda tree: jax.tree.map(lambda x: None, tree),
+}
 
 # Programs -----------------------------------------------------------------------------------------
 
@@ -159,8 +133,7 @@ MACROS = {
 }
 
 
-def templates(text: str) -> list[str]:
-    """The lines of a text, with choices in place of names."""
+def templates(text):
     for name, choice in MACROS.items():
         text = text.replace(name, choice)
     return [line.strip() for line in text.strip().splitlines()]
@@ -282,21 +255,18 @@ COTANGENTS = templates("""
 
 
 class Writer(Chance):
-    """Writes one program."""
-
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         super().__init__(random.Random(seed))
         self.trees: list[str] = []
         self.depth = 2
 
-    def text(self, options: tp.Sequence[str] | str) -> str:
-        """One of some templates, filled in."""
+    def text(self, options):
         template = options if isinstance(options, str) else self.one(options)
         holes = {"tree": lambda w: w.one(w.trees), "scalar": lambda w: w.text(SCALARS)}
         holes |= {"fun": Writer.function, "cotangent": lambda w: w.text(COTANGENTS)}
         return made(self, template, holes)
 
-    def tree(self, depth: int = 2, held: bool = False) -> str:
+    def tree(self, depth=2, held=False):
         """The text of a tree; in a module (`held`) only data is a leaf in this library."""
         if depth == 0 or self.chance(0.15):
             kinds = [FLOAT, OTHER] if held else [FLOAT, OTHER, NUMBER, STATIC]
@@ -318,8 +288,7 @@ class Writer(Chance):
             }[kind]
         )
 
-    def function(self) -> str:
-        """A function of a tree that returns a tree."""
+    def function(self):
         if self.depth == 0 or self.chance(0.3):
             return self.text(SIMPLE)
         self.depth -= 1
@@ -328,8 +297,7 @@ class Writer(Chance):
         return text
 
 
-def program_of(seed: int) -> list[str]:
-    """The lines of the program of a seed."""
+def program_of(seed):
     w = Writer(seed)
     lines = ["shared = jnp.array([1.0, -2.0, 0.5])", *map(w.text, RULES.strip().splitlines())]
     lines = [line.strip() for line in lines]
@@ -348,19 +316,14 @@ def program_of(seed: int) -> list[str]:
 # Outcomes -----------------------------------------------------------------------------------------
 
 
-class Observer:
-    """Describes the values of a program in a form that both libraries share."""
+class Plainly(Observer):
+    """Describes values in a form that both libraries share."""
 
-    def __init__(self, lib: tp.Any):
-        self.lib = lib
-
-    def names(self, env: dict[str, tp.Any], hidden: tp.Container[str]) -> dict[str, tp.Any]:
-        """What a program has assigned."""
-        mine = {k: v for k, v in env.items() if k not in hidden and not k.startswith("rule")}
-        return {k: plain(jax.block_until_ready(v)) for k, v in mine.items()}
+    def __call__(self, x):
+        return plain(jax.block_until_ready(x))
 
 
-def plain(value: tp.Any, held: bool = False) -> tp.Any:
+def plain(value, held=False):
     """A value as plain data; `held` in a module, at any depth."""
     if isinstance(value, jax.Array):
         return "array", str(value.dtype), value.shape, value.weak_type, np.asarray(value)
@@ -387,10 +350,9 @@ def plain(value: tp.Any, held: bool = False) -> tp.Any:
 
 
 @functools.cache
-def peers() -> Peers:
-    """This library and Equinox."""
+def peers():
     names_of = lambda lib: {**HELPERS, **modules(lib), "lib": lib}
-    return Peers(equinox, names_of, Observer, goes_on=True)
+    return Peers(equinox, names_of, Plainly, goes_on=True)
 
 
 KNOWN = r"""
@@ -416,8 +378,7 @@ the gradient is wanted, and converts a closure when it is called, this library a
 """
 
 
-def is_known(d: Difference) -> bool:
-    """Whether a difference is one of those that stay."""
+def is_known(d):
     if d.kind in ("raises", "passes"):
         wanted = "ours" if d.kind == "raises" else "theirs"
         rows = [line.strip().split(" / ") for line in KNOWN.strip().splitlines()]
@@ -434,5 +395,5 @@ def is_known(d: Difference) -> bool:
     return "jvp" in d.text and len(sides) == 2 and difference(*map(as_number, sides)) is None
 
 
-def as_number(x: tp.Any) -> tp.Any:
+def as_number(x):
     return np.asarray(x, np.complex64) if isinstance(x, np.ndarray) else x

@@ -25,7 +25,6 @@ def x(*shape, dtype="float32"):
 
 
 def mask(*shape):
-    """A mask in which most elements count."""
     return jnp.asarray(np.random.default_rng(len(shape)).random(shape) < 0.7)
 
 
@@ -83,74 +82,52 @@ CELL = f"""{COMMON} carry_init kernel_init recurrent_kernel_init bias_init activ
 LORA = "a_initializer b_initializer a_metadata b_metadata lora_param_type=lib.Param|lib.LoRAParam"
 RUN = "time_major return_carry reverse keep_order"
 OPTIONS = {
-    "linear": (0.25, WEIGHTS),
-    "product": (
-        0.25,
-        """dot_general=lambda *a, **k: 2 * jax.lax.dot_general(*a, **k)
+    "linear 0.25": WEIGHTS,
+    "product 0.25": """dot_general=lambda *a, **k: 2 * jax.lax.dot_general(*a, **k)
         promote_dtype=lambda a, *,dtype=None: tuple(a)""",
-    ),
-    "einsum": (0.2, WEIGHTS.replace("use_bias", "")),
-    "embed": (0.25, f"{COMMON} embedding_init={KERNELS} embedding_metadata"),
-    "norm": (0.2, f"{NORM} use_bias bias_init bias_metadata"),
-    "rms": (0.2, NORM),
-    "batch": (0.2, "axis=-1|1 momentum=0.5|0.0 use_running_average"),
-    "reduced": (0.2, "reduction_axes=(-2, -1)|-1|1|0 feature_axes=-1|(-1,)"),
-    "weight_norm": (
-        0.25,
-        """dtype=jnp.float32 feature_axes=-1|0|(0, 1)|None use_scale scale_init epsilon
+    "einsum 0.2": WEIGHTS.replace("use_bias", ""),
+    "embed 0.25": f"{COMMON} embedding_init={KERNELS} embedding_metadata",
+    "norm 0.2": f"{NORM} use_bias bias_init bias_metadata",
+    "rms 0.2": NORM,
+    "batch 0.2": "axis=-1|1 momentum=0.5|0.0 use_running_average",
+    "reduced 0.2": "reduction_axes=(-2, -1)|-1|1|0 feature_axes=-1|(-1,)",
+    "weight_norm 0.25": """dtype=jnp.float32 feature_axes=-1|0|(0, 1)|None use_scale scale_init epsilon
         variable_filter=lib.PathContains('bias')|lib.Param|lib.Any('kernel')""",
-    ),
-    "spectral_norm": (0.25, f"{COMMON} n_steps=1|3|0 epsilon error_on_non_matrix update_stats"),
-    "lora": (0.25, f"{LORA} {COMMON}"),
-    "lora_linear": (0.2, f"{LORA} {WEIGHTS} lora_dtype={PARAM} lora_param_dtype={PARAM}"),
-    "cell": (0.2, CELL),
-    "gated": (0.2, f"{CELL} gate_fn"),
-    "rnn": (
-        0.2,
-        f"""{RUN} unroll=1|2|3 rngs=False|lib.Rngs(4)|lib.Rngs(4).carry|True broadcast_rngs=True|'carry'|...
+    "spectral_norm 0.25": f"{COMMON} n_steps=1|3|0 epsilon error_on_non_matrix update_stats",
+    "lora 0.25": f"{LORA} {COMMON}",
+    "lora_linear 0.2": f"{LORA} {WEIGHTS} lora_dtype={PARAM} lora_param_dtype={PARAM}",
+    "cell 0.2": CELL,
+    "gated 0.2": f"{CELL} gate_fn",
+    "rnn 0.2": f"""{RUN} unroll=1|2|3 rngs=False|lib.Rngs(4)|lib.Rngs(4).carry|True broadcast_rngs=True|'carry'|...
         state_axes=lib.StateAxes({{lib.Param: None, ...: lib.Carry}})|lib.StateAxes({{...: lib.Carry}})""",
-    ),
-    "run": (0.2, f"{RUN} rngs=lib.Rngs(5)|lib.Rngs(carry=5)|lib.Rngs(5).carry"),
-    "lengths": (0.4, "seq_lengths=jnp.array([5, 3])|jnp.array([1, 4])|np.array([2, 2])"),
-    "carry": (0.25, "rngs=lib.Rngs(0)|lib.Rngs(carry=1) carry_init"),
-    "attention": (
-        0.15,
-        """dtype=jnp.float32|jnp.bfloat16|None param_dtype=jnp.float32|jnp.bfloat16 qkv_features=4|8
+    "run 0.2": f"{RUN} rngs=lib.Rngs(5)|lib.Rngs(carry=5)|lib.Rngs(5).carry",
+    "lengths 0.4": "seq_lengths=jnp.array([5, 3])|jnp.array([1, 4])|np.array([2, 2])",
+    "carry 0.25": "rngs=lib.Rngs(0)|lib.Rngs(carry=1) carry_init",
+    "attention 0.15": """dtype=jnp.float32|jnp.bfloat16|None param_dtype=jnp.float32|jnp.bfloat16 qkv_features=4|8
         out_features=3|6 num_kv_heads=1|2 broadcast_dropout deterministic use_bias normalize_qk keep_rngs
         dropout_rate precision kernel_init out_kernel_init bias_init out_bias_init kernel_metadata
         out_bias_metadata query_ln_scale_metadata""",
-    ),
-    "attending": (
-        0.2,
-        """mask is_causal deterministic sow_weights
+    "attending 0.2": """mask is_causal deterministic sow_weights
         rngs=lib.Rngs(7)|lib.Rngs(dropout=7)|lib.Rngs(7).dropout""",
-    ),
-    "attend": (
-        0.3,
-        """mask bias=x(2, 1, 3, 3)|x(1, 2, 3, 3) dropout_rate=0.5 dropout_rng=jax.random.key(0) dtype
+    "attend 0.3": """mask bias=x(2, 1, 3, 3)|x(1, 2, 3, 3) dropout_rate=0.5 dropout_rng=jax.random.key(0) dtype
         deterministic broadcast_dropout is_causal""",
-    ),
-    "dropout": (
-        0.5,
-        """broadcast_dims=(0,)|(-1,)|[0, 1]|(1,) deterministic rng_collection='noise'|'dropout'
+    "dropout 0.5": """broadcast_dims=(0,)|(-1,)|[0, 1]|(1,) deterministic rng_collection='noise'|'dropout'
         rngs=lib.Rngs(0)|lib.Rngs(dropout=1)|lib.Rngs(0).dropout|lib.Rngs(0,noise=1)""",
-    ),
-    "drop": (0.25, "deterministic rngs=lib.Rngs(2)|jax.random.key(3)|lib.Rngs(2).dropout()"),
-    "counted": (0.5, "count_include_pad"),
+    "drop 0.25": "deterministic rngs=lib.Rngs(2)|jax.random.key(3)|lib.Rngs(2).dropout()",
+    "counted 0.5": "count_include_pad",
 }
-"""How likely each of the arguments is, and the arguments, with values where they differ from `VALUES`."""
+"""Names and likelihoods of groups of arguments; the arguments, with values where they differ from `VALUES`."""
 
 
-def some(group):
+def some(share, text):
     """A hole for some of the arguments of a group, each with a comma before it."""
-    share, text = OPTIONS[group]
     rows = []
     for argument in re.split(r"\s+(?=[a-z_]+(?:=|\s|$))", text.strip()):
         name, _, values = argument.partition("=")
         ending = next((v for end, v in ENDINGS.items() if name.endswith(end)), FLAGS)
         ending = KERNELS if "kernel_init" in name and "recurrent" not in name else ending
         rows.append((name, (values or VALUES.get(name, ending)).split("|")))
-    return lambda s: "".join(f", {k}={s.one(v)}" for k, v in rows if s.chance(share))
+    return lambda s: "".join(f", {k}={s.one(v)}" for k, v in rows if s.chance(float(share)))
 
 
 MACROS = {
@@ -167,19 +144,17 @@ MACROS = {
     "|jnp.array([1.0])|jnp.array([True])|jnp.array([2], jnp.uint8)>>",
     "@updating": "<<|, update_stats=False|, update_stats=True>>",
 }
-HOLES = {group: some(group) for group in OPTIONS} | {
-    "rngs": lambda s: s.one(
-        [
-            f", rngs=lib.Rngs({given})"
-            for given in ("0", "params=1", "0, params=2", "jax.random.key(3)")
-        ]
-    ),
-    "act": lambda s: s.one(
-        sorted(n for n in vars(activations) if n[0].islower() and n != "one_hot")
-    ),
-    "kernel": lambda s: s.one(KERNELS.split("|")),
-    "masks": lambda s: s.one(MASKS.split("|")),
+GIVEN = ("0", "params=1", "0, params=2", "jax.random.key(3)")
+CHOICES = {
+    "rngs": [f", rngs=lib.Rngs({given})" for given in GIVEN],
+    "act": sorted(n for n in vars(activations) if n[0].islower() and n != "one_hot"),
+    "kernel": KERNELS.split("|"),
+    "masks": MASKS.split("|"),
 }
+HOLES = {name: lambda s, options=options: s.one(options) for name, options in CHOICES.items()}
+for _group, _text in OPTIONS.items():
+    _name, _share = _group.split()
+    HOLES[_name] = some(_share, _text)
 TABLE = r"""
 Linear(3, 4$linear$product$rngs) => x(@batch3)
 Linear(<<1, 2|1, 1|1, 4>>$linear$rngs) => x(@batch1)
@@ -267,7 +242,6 @@ def array(s, shape):
 
 
 def program_of(seed):
-    """The lines of the program of a seed: each template in turn."""
     s = Chance(random.Random(seed))
     text = made(s, TEMPLATES[seed % len(TEMPLATES)], HOLES)
     layer, arrays, more = [*map(str.strip, text.split("=> ")), ""][:3]

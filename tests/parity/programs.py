@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import functools
 import types
-import typing as tp
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,6 @@ PLAIN = {"graph_updates": False}
 MODES = {"updates": {}, "plain": PLAIN, "tree": TREE}
 newer = pytest.mark.skipif(OLDER, reason="needs flax 0.12.12")
 
-Scope = tp.Callable[[tp.Any], dict[str, tp.Any]]
-
 
 class Lines:
     """Programs of one line, by group: the names that a line may use, and the lines.
@@ -36,48 +33,51 @@ class Lines:
     `graph_updates`. A line that ends in `# newer` needs what Flax has since 0.12.12.
     """
 
-    def __init__(self) -> None:
-        self.params: list[tp.Any] = []
+    def __init__(self):
+        self.params = []
 
-    def __call__(self, group: str, scope: Scope, text: str, *modes: str) -> None:
-        """Add a group."""
+    def __call__(self, group, scope, text, *modes):
         for line in text.strip().splitlines():
             marks = [newer] if line.endswith("# newer") else []
             for mode in modes or ("updates",):
                 label = f"{group}: {line.strip()}" + (f" [{mode}]" if modes else "")
                 self.params.append(pytest.param(scope, line.strip(), mode, id=label, marks=marks))
 
-    def test(self, **how: tp.Any) -> tp.Any:
+    def test(self, **how):
         """The test of the lines that are there; options are those of `compare`."""
 
         @pytest.mark.parametrize("scope, line, mode", self.params)
-        def test_line(scope: Scope, line: str, mode: str) -> None:
+        def test_line(scope, line, mode):
             agree(scope, line, mode, **how)
 
         return test_line
 
 
 class Programs:
-    """Programs that are functions of a library, some of them in several modes."""
+    """Functions of a library, each run once, or once for each of the named modes."""
 
-    def __init__(self) -> None:
-        self.found: list[tp.Any] = []
+    def __init__(self):
+        self.params = []
 
-    def __call__(self, *modes: str) -> tp.Any:
-        """Collect a program, once or once for each of the named modes."""
-
-        def add(fun: tp.Any) -> tp.Any:
+    def __call__(self, *modes):
+        def add(fun):
             for mode in modes:
                 run = functools.partial(fun, mode=MODES[mode])
-                self.found.append(pytest.param(run, id=f"{fun.__name__}-{mode}"))
+                self.params.append(pytest.param(run, id=f"{fun.__name__}-{mode}"))
             if not modes:
-                self.found.append(pytest.param(fun, id=fun.__name__))
-            return fun
+                self.params.append(pytest.param(fun, id=fun.__name__))
 
         return add
 
+    def test(self):
+        @pytest.mark.parametrize("run", self.params)
+        def test_program(run):
+            compare(run)
 
-def result(lib: tp.Any, scope: Scope, line: str, mode: str = "updates") -> tp.Any:
+        return test_program
+
+
+def result(lib, scope, line, mode="updates"):
     """What a line gives, with what it leaves of its names; it may be a statement."""
     names = scope(lib)
     everything = {"lib": lib, "jax": jax, "jnp": jnp, "np": np, "mode": MODES[mode], **names}
@@ -90,15 +90,13 @@ def result(lib: tp.Any, scope: Scope, line: str, mode: str = "updates") -> tp.An
     return found, {k: v for k, v in names.items() if isinstance(v, data)}
 
 
-def agree(scope: Scope, line: str, mode: str, **how: tp.Any) -> None:
+def agree(scope, line, mode, **how):
     """A line gives the same with both libraries, or raises the same builtin exception."""
     compare(lambda lib: attempt(lambda: result(lib, scope, line, mode)), **how)
 
 
 @functools.cache
-def models(lib: tp.Any) -> tp.Any:
-    """The modules of the programs, made with one of the libraries."""
-
+def models(lib):
     class Counted(lib.Module):
         def __init__(self, w=2.0, c=0.0):
             self.w = lib.Param(jnp.asarray(w))
@@ -124,34 +122,23 @@ def models(lib: tp.Any) -> tp.Any:
     return types.SimpleNamespace(Counted=Counted, Vector=Vector, Pair=Pair)
 
 
-def mesh_of(*shape: int, names: tuple[str, ...] = ("data",)) -> jax.sharding.Mesh:
-    """A mesh of the first devices."""
-    return jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(shape))
-
-
-def builtin_class(error: BaseException) -> str:
-    """The name of the builtin exception that an exception is."""
-    names = [c.__name__ for c in type(error).__mro__ if c.__module__ == builtins.__name__]
-    return names[0]
-
-
-def attempt(call: tp.Callable[[], tp.Any]) -> tp.Any:
-    """What a call returns, or the builtin exception it raises."""
+def attempt(call):
     try:
         return call()
     except NameError:  # a mistake of the program
         raise
     except Exception as error:
-        return "raised", builtin_class(error)
+        builtin = [c for c in type(error).__mro__ if c.__module__ == builtins.__name__]
+        return "raised", builtin[0].__name__
 
 
 class Plain(Values):
     """Describes an object by its state."""
 
-    def object(self, x: tp.Any) -> tp.Any:
+    def object(self, x):
         return type(x).__name__, self(self.lib.state(x, graph=True))
 
-    def describe(self, x: tp.Any) -> tp.Any:
+    def describe(self, x):
         if isinstance(x, self.lib.NodeStates):
             return "node", [self(s) for s in x.states], repr(x.metadata)
         if nnx.is_array_ref(x):
@@ -163,10 +150,7 @@ class Plain(Values):
         return super().describe(x)
 
 
-def compare(
-    run: tp.Callable[[tp.Any], tp.Any], observer: tp.Any = Plain, close: tp.Any = None
-) -> None:
-    """Run a program with both libraries; both must return the same."""
+def compare(run, observer=Plain, close=None):
     ours, theirs = (observer(lib)(run(lib)) for lib in (nnx, ref))
     different = difference(ours, theirs, close=close)
     assert different is None, different

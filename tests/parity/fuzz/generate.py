@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import typing as tp
 
 from flax import nnx
 
-from tests.parity.fuzz import again_statements, prelude, training_statements  # noqa: F401  (register statements)
+from tests.parity.fuzz import prelude, training_statements  # noqa: F401  (registers statements)
 from tests.parity.fuzz.grammar import CHOICE, KINDS, expand
-from tests.parity.fuzz.run import Peers, Step
+from tests.parity.fuzz.run import Peers
 from tests.parity.fuzz.scope import Scope
 
 PROFILES = {
@@ -18,10 +17,9 @@ PROFILES = {
     "streams": {"t": 1.0, "": 0.2, "streams": 6.0},
     "training": {"t": 0.7, "": 0.4, "training": 5.0},
     "meshes": {"t": 0.2, "": 0.2, "meshes": 10.0},
-    "again": {"t": 0.7, "": 0.4, "again": 8.0},
 }
 """How much each kind of program has of each group of statements: the first word of their names."""
-SHARES = {"graph": 40, "transforms": 38, "streams": 8, "training": 9, "meshes": 5, "again": 25}
+SHARES = {"graph": 40, "transforms": 38, "streams": 8, "training": 9, "meshes": 5}
 
 
 EVERYTHING = [
@@ -45,17 +43,16 @@ class Turn(Scope):
 
     turn = 0
 
-    def one(self, options: tp.Sequence[tp.Any]) -> tp.Any:
-        """The option of this turn."""
+    def one(self, options):
         return options[self.turn % len(options)]
 
 
-def turns(template: str) -> int:
+def turns(template):
     """How many turns there are until each option of a template was taken."""
     return max([found.count("|") + 1 for found in CHOICE.findall(template)], default=1)
 
 
-def alone(peers: Peers, pairs: tp.Sequence[tuple[str, int]]) -> tuple[list[Step], list[int]]:
+def alone(peers, pairs):
     """A program that has something of everything, and then templates, until one raises.
 
     Returns its steps, and how many of the templates were tried with each step, and at the end.
@@ -80,12 +77,11 @@ def alone(peers: Peers, pairs: tp.Sequence[tuple[str, int]]) -> tuple[list[Step]
     return session.steps, [*tried, number]
 
 
-def flax() -> Peers:
-    """This library and Flax NNX."""
+def flax():
     return Peers(nnx, prelude.names_of)
 
 
-def generate(peers: Peers, seed: int) -> list[Step]:
+def generate(peers, seed):
     """The steps of a new program, run with the reference."""
     rng = random.Random(f"program {seed}")
     session = peers.session("theirs")

@@ -12,9 +12,7 @@ from. A template is program text with
 from __future__ import annotations
 
 import dataclasses
-import random
 import re
-import typing as tp
 
 CHOICE = re.compile(r"<<((?:(?!<<|>>).)*)>>")
 HOLE = re.compile(r"\$([a-z_]+)(\d*)((?::[a-z]+)*)")
@@ -23,32 +21,29 @@ HOLE = re.compile(r"\$([a-z_]+)(\d*)((?::[a-z]+)*)")
 class Chance:
     """Draws from a random generator, and new names."""
 
-    def __init__(self, rng: random.Random, counter: list[int] | None = None):
+    def __init__(self, rng, counter=None):
         self.rng = rng
         self.counter = [0] if counter is None else counter
-        self.filled: dict[str, tp.Any] = {}  # what stands for the holes of the template at hand
+        self.filled = {}  # what stands for the holes of the template at hand
 
-    def chance(self, p: float) -> bool:
-        """True with probability p."""
+    def chance(self, p):
         return self.rng.random() < p
 
-    def one(self, options: tp.Sequence[tp.Any]) -> tp.Any:
-        """One of the options."""
-        return self.rng.choice(options)
+    def one(self, options):
+        """One of the options; None where there is none."""
+        return self.rng.choice(options) if options else None
 
-    def some(self, options: tp.Iterable[tp.Any], low: int, high: int) -> list[tp.Any]:
+    def some(self, options, low, high):
         """Between low and high of the options, without repetition."""
         options = list(options)
         return self.rng.sample(options, min(len(options), self.rng.randint(low, high)))
 
-    def fresh(self, prefix: str) -> str:
-        """A new name."""
+    def fresh(self, prefix):
         self.counter[0] += 1
         return f"{prefix}{self.counter[0]}"
 
 
-Hole: tp.TypeAlias = tp.Callable[..., "str | None"]
-HOLES: dict[str, Hole] = {}
+HOLES = {}
 """What stands for a hole: a text, or None where nothing in scope is of that kind."""
 
 
@@ -58,40 +53,38 @@ class Kind:
 
     name: str
     weight: float
-    flags: tp.Collection[str]  # "body" of a function; "structural": changes that of an argument
+    flags: list[str]  # "body" of a function; "structural": changes that of an argument
     templates: list[str]
 
 
 KINDS: list[Kind] = []
 
 
-def table(text: str) -> None:
-    """Register the kinds of a table."""
+def table(text):
     for block in re.split(r"\n(?=\S)", text.strip()):
         head, *templates = [line.strip() for line in block.splitlines() if line.strip()]
         name, weight, *flags = head.split()
         KINDS.append(Kind(name, float(weight), flags, templates))
 
 
-def hole(make: tp.Any) -> tp.Any:
-    """Register a function as the hole of its name."""
+def hole(make):
     HOLES[make.__name__] = make
     return make
 
 
-def name_of(s: tp.Any, key: str) -> str:
+def name_of(s, key):
     """The new name that stands for a hole of one letter."""
     return s.filled.setdefault(key, s.fresh(key[0]))
 
 
-def expand(s: tp.Any, template: str, holes: dict[str, tp.Any] = HOLES) -> list[str] | None:
+def expand(s, template, holes=HOLES):
     """The statements of a template; None where a hole cannot be filled."""
     before, s.filled = s.filled, {}
     while CHOICE.search(template):
         template = CHOICE.sub(lambda found: s.one(found[1].split("|")), template)
     fills: list[str | None] = []
 
-    def fill(found: re.Match[str]) -> str:
+    def fill(found):
         name, number, words = found.groups()
         key = name + number
         if len(name) == 1:
@@ -111,6 +104,6 @@ def expand(s: tp.Any, template: str, holes: dict[str, tp.Any] = HOLES) -> list[s
     return None if None in fills else text.split(" ; ")
 
 
-def made(s: tp.Any, template: str, holes: dict[str, tp.Any] = HOLES) -> str:
+def made(s, template, holes=HOLES):
     """The text of a template that is one expression; empty where a hole cannot be filled."""
     return " ; ".join(expand(s, template, holes) or [])

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import typing as tp
-
 from tests.parity.fuzz.grammar import HOLES, hole, made, table
-from tests.parity.fuzz.scope import ATTRIBUTES, SHAPES, Place, Scope, is_array
+from tests.parity.fuzz.scope import ATTRIBUTES, SHAPES, is_array
 
 # Models ---------------------------------------------------------------------------------------------
 
 KIND = "<<nnx.Param|nnx.Param|nnx.Param|nnx.BatchStat|nnx.Variable|Count|Scale>>"
+FILTERED = [
+    "nnx.Param",
+    "nnx.Param",
+    "nnx.BatchStat",
+    "Count",
+    "Scale",
+    "nnx.Variable",
+    "nnx.RngState",
+]
 STATIC = ["3", "'text'", "(1, 2)", "None", "2.5", "True", "jnp.tanh", "nnx.static((1, 'x'))"]
 
 
 @hole
-def variable(s: Scope, shape: tuple[int, ...] | None = None) -> str:
-    """A new Variable."""
+def variable(s, shape=None):
     metadata = ", <<tag='t'|tag='u'|note=1|note=(1, 2)>>" if s.chance(0.25) else ""
     return made(s, f"{KIND}({s.literal(shape)}{metadata})")
 
 
 @hole
-def value(s: Scope, depth: int = 1) -> str:
-    """A new attribute."""
+def value(s, depth=1):
     if s.depth:
         return made(s, "<<nnx.Param($array)|Count($scalar)|7|'new'>>")
     r = s.rng.random()
@@ -32,20 +37,13 @@ def value(s: Scope, depth: int = 1) -> str:
         items = [value(s, depth - 1) for _ in range(s.rng.randint(1, 3))]
         named, listed = dict(zip("pqr", items)), ", ".join(items)
         keywords = ", ".join(f"{k}={v}" for k, v in named.items())
-        return s.one(
-            [
-                f"nnx.List([{listed}])",
-                f"nnx.Dict({keywords})",
-                f"nnx.data([{listed}])",
-                f"nnx.data(dict({keywords}))",
-            ]
-        )
+        options = [f"nnx.List([{listed}])", f"nnx.Dict({keywords})", f"nnx.data([{listed}])"]
+        return s.one([*options, f"nnx.data(dict({keywords}))"])
     return variable(s) if r < 0.75 else s.literal() if r < 0.88 else s.one(STATIC)
 
 
 @hole
-def new_model(s: Scope, depth: int | None = None) -> str:
-    """A new graph node."""
+def new_model(s, depth=None):
     depth = s.rng.randint(0, 2) if depth is None else depth
     if s.chance(0.69):
         parts = [f"{n}={value(s, depth)}" for n in s.some(ATTRIBUTES, 1, 4)]
@@ -58,7 +56,7 @@ def new_model(s: Scope, depth: int | None = None) -> str:
 
 
 @hole
-def ensemble(s: Scope) -> str:
+def ensemble(s):
     """A model of which every leaf has two slices."""
     names = s.some(ATTRIBUTES, 1, 3)
     parts = [f"{n}={variable(s, s.one([(2,), (2, 2), (2, 3)]))}" for n in names]
@@ -69,62 +67,47 @@ def ensemble(s: Scope) -> str:
 # What a template may name --------------------------------------------------------------------------
 
 
-def text_of(s: Scope, places: tp.Sequence[Place]) -> str | None:
-    """The text of one of some places."""
-    return s.one(places).text if places else None
+def text_of(s, places):
+    place = s.one(places)
+    return place and place.text
 
 
-def any_of(*kinds: str) -> tp.Any:
+def any_of(*kinds):
     """A hole for objects of some classes of the library or the program, which a body may write."""
     return lambda s: text_of(s, s.writable(*[getattr(s.lib, kind, kind) for kind in kinds]))
 
 
 @hole
-def item(s: Scope) -> str | None:
+def item(s):
     """An attribute of an object that has others."""
     found = [(p.text, s.children(p.value)) for p in s.writable("Box", "Plain")]
-    found = [text + s.one(parts)[0] for text, parts in found if len(parts) > 1]
-    return s.one(found) if found else None
+    return s.one([text + s.one(parts)[0] for text, parts in found if len(parts) > 1])
 
 
 @hole
-def pairing(s: Scope) -> str | None:
-    """Two attributes of one object."""
-    boxes = [(p.text, s.children(p.value)) for p in s.writable("Box", "Plain")]
-    is_node = lambda x: s.is_object(x) or s.is_variable(x)
-    found = [[text + name for name, x in parts if is_node(x)] for text, parts in boxes]
-    found = [names for names in found if len(names) > 1]
-    return ", ".join(s.some(s.one(found), 2, 2)) if found else None
-
-
-@hole
-def known(s: Scope) -> str | None:
+def known(s):
     """A Variable, or sometimes an object, that is there already."""
     leaves = s.writable(s.lib.Variable)
     return text_of(s, leaves if leaves and s.chance(0.85) else s.writable(s.lib.Pytree))
 
 
 @hole
-def keyless(s: Scope) -> str | None:
+def keyless(s):
     """The name of an object without random keys."""
     keys = lambda x: any("key" in str(getattr(v, "dtype", "")) for v in s.below(x))
-    found = [n for n in s.models() if not keys(s.env[n])]
-    return s.one(found) if found else None
+    return s.one([n for n in s.models() if not keys(s.env[n])])
 
 
 @hole
-def present(s: Scope) -> str | None:
+def present(s):
     """A kind of which there are Variables."""
     kinds = {type(p.value).__name__ for p in s.places() if s.is_variable(p.value)}
-    names = {k: f"nnx.{k}" for k in ("Param", "BatchStat", "Intermediate")}
-    names |= {"Count": "Count", "Scale": "Scale"}
-    found = sorted(names[k] for k in kinds if k in names)
-    return s.one(found) if found else None
+    names = ["Count", "Scale", "nnx.BatchStat", "nnx.Intermediate", "nnx.Param"]
+    return s.one([name for name in names if name.removeprefix("nnx.") in kinds])
 
 
 @hole
-def filter(s: Scope, depth: int = 2) -> str:
-    """A filter of any form."""
+def filter(s, depth=2):
     r = s.rng.random()
     if r < 0.42 or (depth == 0 and r < 0.7):
         return made(s, "$kind")
@@ -142,8 +125,7 @@ def filter(s: Scope, depth: int = 2) -> str:
 
 
 @hole
-def state(s: Scope) -> str | None:
-    """A State."""
+def state(s):
     states, models = s.named(lambda x: isinstance(x, s.lib.State)), s.models()
     if states and s.chance(0.6):
         return s.one(states)
@@ -151,21 +133,19 @@ def state(s: Scope) -> str | None:
 
 
 @hole
-def entry(s: Scope) -> str | None:
-    """An entry of a State."""
+def entry(s):
     states = s.named(lambda x: isinstance(x, s.lib.State) and len(x))
-    name = s.one(states) if states else None
+    name = s.one(states)
     return name and name + s.one(s.children(s.env[name]))[0]
 
 
 @hole
-def mode(s: Scope, p: float = 0.25) -> str:
-    """The keyword `graph=`."""
+def mode(s, p=0.25):
     return made(s, ", graph=<<True|True|None|False>>") if s.chance(p) else ""
 
 
 @hole
-def write(s: Scope) -> str | None:
+def write(s):
     """A new value of the same shape and dtype for a Variable."""
     found = [(p.text, s.raw(p.value)) for p in s.writable(s.lib.Variable)]
     found = [(text, x) for text, x in found if is_array(x)]
@@ -178,7 +158,7 @@ def write(s: Scope) -> str | None:
 
 
 @hole
-def rebind(s: Scope) -> str | None:
+def rebind(s):
     """A new array for an attribute that is one."""
     places = [p for p in s.places() if type(p.holder).__name__ in ("Box", "Plain")]
     places = [p for p in places if is_array(p.value) and id(p.holder) not in s.frozen]
@@ -191,8 +171,7 @@ def rebind(s: Scope) -> str | None:
 
 
 @hole
-def calling(s: Scope) -> str | None:
-    """The call of a module."""
+def calling(s):
     names = ["Affine", "Noisy", "Linear", "Net", *([] if s.values_only else ["Recorder"])]
     found = s.writable(*names)
     if not found:
@@ -202,9 +181,7 @@ def calling(s: Scope) -> str | None:
 
 
 HOLES.update(
-    kind=lambda s: made(
-        s, "<<nnx.Param|nnx.Param|nnx.BatchStat|Count|Scale|nnx.Variable|nnx.RngState>>"
-    ),
+    kind=lambda s: s.one(FILTERED),
     array=lambda s: s.array(s.one(SHAPES)),
     pair=lambda s: s.array((2,)),
     rows=lambda s: s.array((2, 3)),
@@ -214,7 +191,7 @@ HOLES.update(
     node=lambda s: s.node(),
     graph=lambda s: s.node(variables=0),
     object=lambda s: s.node(variables=0, containers=0),
-    model=lambda s: s.one(s.models() or [None]),
+    model=lambda s: s.one(s.models()),
     box=any_of("Box", "Plain"),
     module=any_of("Box"),
     list=any_of("List"),
@@ -248,8 +225,6 @@ local 0.8 body
     $x = <<$array|$array|$scalar>>
 add_attribute 1.2 body structural
     $box.<<a|b|c|d|e|n|o|p>> = $value
-exchange 0.4 body structural
-    $pairing = ($pairing)[::-1]
 share 1.0 body structural
     $box.<<s|t|u>> = $known
 remove_attribute 0.5 body structural

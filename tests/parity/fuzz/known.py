@@ -5,7 +5,8 @@ A rule of the table has its name and reason, then what it is recognised by, then
 
 - `ours`, `theirs`: patterns of both sides. They are those of messages, where one library refuses or both
   do with different classes, or of values where there is a line `value`, the pattern of the place;
-- `program`, `line`: what the whole program has, and the statement that differs.
+- `program`, `line`: what the whole program has, and the statement that differs;
+- `test`: a function below.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ import typing as tp
 from tests.parity.fuzz.observe import at, difference
 from tests.parity.fuzz.run import Difference
 
-Matches: tp.TypeAlias = tp.Callable[[Difference], bool]
-
 
 @dataclasses.dataclass
 class Rule:
@@ -26,15 +25,14 @@ class Rule:
 
     name: str
     example: list[str]
-    matches: Matches
+    matches: tp.Callable[[Difference], bool]
 
 
-def explain(found: Difference) -> str | None:
-    """The name of the rule that a difference falls under."""
+def explain(found):
     return next((rule.name for rule in RULES if rule.matches(found)), None)
 
 
-def shown(x: tp.Any) -> str:
+def shown(x):
     return f"{type(x).__name__}: {x if isinstance(x, BaseException) else repr(x)}"
 
 
@@ -149,21 +147,34 @@ classes of refusals: Both refuse, with classes of their own: metadata of a carry
     ours: have the same .* changes metadata|cannot interpret argument|has shape \(\) and no axis \d+ to scan over
     theirs: pytree node metadata does not match|is not a valid JAX type|tuple index out of range
     example: m = Box(a=nnx.Param(jnp.ones(2))) ; def f1(c):\n    c[1].a.set_metadata(note=3)\n    return c[0] + 1, c[1] ; r = nnx.while_loop(lambda c: c[0] < 3, f1, (jnp.array(0), m), graph=False)
+failed calls leave objects alone: A call that raises leaves every object as it was.
+    test: of_failed_calls
+    example: m = Box(a=nnx.Param(jnp.ones(2))) ; def f1(v):\n    nnx.jit(lambda a: None)(m)\n    return {}['missing'] ; r = fails(lambda: nnx.remat(f1)(m.a))[0]
+captured objects are looked at: A function is traced again, as what it captures may have changed.
+    test: of_captures
+    example: m = Box(a=nnx.Param(jnp.ones(2))) ; @nnx.remat\ndef f1(x):\n    TICKS.append('f1')\n    n = nnx.clone(m)\n    return n.a * x ; r = f1(2.0) ; q = f1(2.0)
+pop of what is shared: `pop` takes a shared Variable away from every place.
+    test: of_popped
+    example: v = nnx.Param(jnp.ones(2)) ; m = Box(a=v, b=v) ; r = nnx.pop(m, nnx.Param)
+loops trace in each call: They see what has changed; nothing is compiled again.
+    test: of_loops
+    example: f1 = nnx.scan(lambda c, x: (TICKS.append('f1'), (c + x, c))[1], in_axes=(nnx.Carry, 0)) ; r = f1(0.0, jnp.ones(2)) ; r2 = f1(0.0, jnp.ones(2))
 """
 MODEL = "m = Box(a=nnx.Param(jnp.ones(2)), b=Count(jnp.zeros(2)))"
 KINDS = {"ours": ["raises"], "theirs": ["passes", "class"], "ours theirs": ["class"]}
 
 
-def rule_of(block: str) -> Rule:
-    """A rule of the table."""
+def rule_of(block):
     head, *lines = block.splitlines()
     facts = [part for line in lines for part in re.split(r" ; (?=ours:|theirs:)", line.strip())]
     given = {key: text.strip() for key, _, text in (fact.partition(":") for fact in facts)}
     example = given.pop("example").replace("MODEL", MODEL).replace(r"\n", "\n").split(" ; ")
+    if "test" in given:
+        return Rule(head, example, globals()[given["test"]])
     sides = " ".join(side for side in ("ours", "theirs") if side in given)
     kinds = ["value"] if "value" in given else KINDS[sides]
 
-    def matches(d: Difference) -> bool:
+    def matches(d):
         seen = {"ours": shown(d.ours), "theirs": shown(d.theirs), "line": d.text}
         seen |= {"value": ".".join(map(str, d.where)), "program": "\n".join(d.program)}
         return d.kind in kinds and all(re.search(p, seen[k], re.DOTALL) for k, p in given.items())
@@ -171,20 +182,20 @@ def rule_of(block: str) -> Rule:
     return Rule(head, example, matches)
 
 
-def of_failed_calls(d: Difference) -> bool:
+def of_failed_calls(d):
     """Whether this library left alone what differs."""
     before, after = at(d.before, d.where), at(d.mine.names, d.where)
     stays = bool(d.where) and difference(before, after) is None
     return d.kind == "value" and "fails(" in d.text and stays
 
 
-def of_popped(d: Difference) -> bool:
+def of_popped(d):
     lists = isinstance(d.theirs, list) and isinstance(d.ours, list)
     fewer = lists and len(d.ours) < len(d.theirs) and all(x in d.theirs for x in d.ours)
     return d.kind == "value" and fewer and "nnx.pop(" in "".join(d.program)
 
 
-def of_captures(d: Difference) -> bool:
+def of_captures(d):
     """Whether a function of the program names what another statement made."""
     functions = [text for text in d.program if "def f" in text]
     others = "\n".join(text for text in d.program if text not in functions)
@@ -193,7 +204,7 @@ def of_captures(d: Difference) -> bool:
     return d.kind == "traces" and not {*made}.isdisjoint(read)
 
 
-def of_loops(d: Difference) -> bool:
+def of_loops(d):
     """Whether what is traced again is no jitted function, but a loop or branch."""
     program, call = "\n".join(d.program), re.match(r"(?:\w+ = )?(\w+)\(", d.text)
     made = r"@nnx\.\w*jit[^\n]*\ndef {0}\(|\b{0} = nnx\.\w*(jit|partial)\("
@@ -202,38 +213,4 @@ def of_loops(d: Difference) -> bool:
     return d.kind == "traces" and not jitted and loops is not None
 
 
-OTHERS: list[tuple[Matches, str]] = [
-    (
-        of_failed_calls,
-        r"""failed calls leave objects alone: A call that raises leaves every object as it was.
-        m = Box(a=nnx.Param(jnp.ones(2)))
-        def f1(v):\n    nnx.jit(lambda a: None)(m)\n    return {}['missing']
-        r = fails(lambda: nnx.remat(f1)(m.a))[0]""",
-    ),
-    (
-        of_captures,
-        r"""captured objects are looked at: A function is traced again, as what it captures may have changed.
-        m = Box(a=nnx.Param(jnp.ones(2)))
-        @nnx.remat\ndef f1(x):\n    TICKS.append('f1')\n    n = nnx.clone(m)\n    return n.a * x
-        r = f1(2.0)
-        q = f1(2.0)""",
-    ),
-    (
-        of_popped,
-        """pop of what is shared: `pop` takes a shared Variable away from every place.
-        v = nnx.Param(jnp.ones(2))
-        m = Box(a=v, b=v)
-        r = nnx.pop(m, nnx.Param)""",
-    ),
-    (
-        of_loops,
-        """loops trace in each call: They see what has changed; nothing is compiled again.
-        f1 = nnx.scan(lambda c, x: (TICKS.append('f1'), (c + x, c))[1], in_axes=(nnx.Carry, 0))
-        r = f1(0.0, jnp.ones(2))
-        r2 = f1(0.0, jnp.ones(2))""",
-    ),
-]
 RULES = [rule_of(block) for block in re.split(r"\n(?=\S)", TABLE.strip())]
-for _matches, _text in OTHERS:
-    _name, *_example = [line.strip().replace(r"\n", "\n") for line in _text.splitlines()]
-    RULES.append(Rule(_name, _example, _matches))

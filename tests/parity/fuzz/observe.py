@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import types
-import typing as tp
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,7 @@ from jax.core import Tracer
 
 # Metadata that either library keeps for itself.
 SETTINGS = {"hijax", "ref", "eager_sharding", "mesh"}
-HIDDEN = re.compile(r"[fz]\d+\w*|ctx|__\w+__")  # functions and contexts
+HIDDEN = re.compile(r"[fz]\d+\w*|rule_\w+|ctx|__\w+__")  # functions and contexts
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
 HALF = {"rtol": 2e-2, "atol": 2e-5}  # of bfloat16 and float16
 ANYTHING = "anything"
@@ -24,21 +22,20 @@ ANYTHING = "anything"
 class Observer:
     """Describes values; objects and Variables are numbered in the order in which they are met."""
 
-    def __init__(self, lib: types.ModuleType):
+    def __init__(self, lib):
         self.lib = lib
         self.numbers: dict[int, int] = {}
-        self.alive: list[tp.Any] = []
+        self.alive = []
         self.depth = 0
 
-    def names(self, env: dict[str, tp.Any], hidden: tp.Container[str]) -> dict[str, tp.Any]:
-        """All names of a program but the hidden ones."""
+    def names(self, env, hidden):
         return {
             name: self(value)
             for name, value in env.items()
             if name not in hidden and not HIDDEN.fullmatch(name)
         }
 
-    def __call__(self, x: tp.Any) -> tp.Any:
+    def __call__(self, x):
         if self.depth > 60:
             return ("deep",)
         self.depth += 1
@@ -47,7 +44,7 @@ class Observer:
         finally:
             self.depth -= 1
 
-    def describe(self, x: tp.Any) -> tp.Any:
+    def describe(self, x):
         lib = self.lib
         if isinstance(x, (lib.Variable, lib.Pytree)):
             if id(x) in self.numbers:
@@ -77,13 +74,11 @@ class Observer:
             return ("set", sorted(map(repr, x)))
         if isinstance(x, type):
             return ("class", x.__name__)
-        if type(x).__name__ == "Settings":  # of the prelude
-            return (type(x).__name__, x.gain)
         if type(x).__name__ == "Statistics":
             return {f.name: self(getattr(x, f.name)) for f in dataclasses.fields(x)}
         return ("some",)
 
-    def variable(self, x: tp.Any) -> tp.Any:
+    def variable(self, x):
         raw = x.get_raw_value()
         is_ref = "Ref" in type(raw).__name__ or "AbstractRef" in str(getattr(raw, "aval", ""))
         is_read = is_ref and hasattr(raw, "__getitem__")  # of a shape there is nothing to read
@@ -94,10 +89,10 @@ class Observer:
         metadata = {k: self(v) for k, v in sorted(x.get_metadata().items()) if k not in SETTINGS}
         return ("Variable", type(x).__name__, value, metadata, is_ref)
 
-    def array(self, x: tp.Any) -> tp.Any:
+    def array(self, x):
         return array(x)
 
-    def object(self, x: tp.Any) -> tp.Any:
+    def object(self, x):
         lib = self.lib
         if isinstance(x, lib.List):
             try:
@@ -112,12 +107,12 @@ class Observer:
 class Values(Observer):
     """Describes arrays without weak types and places."""
 
-    def array(self, x: tp.Any) -> tp.Any:
+    def array(self, x):
         found = super().array(x)
         return (*found[:3], *found[5:]) if found[0] == "array" else found
 
 
-def array(x: tp.Any) -> tp.Any:
+def array(x):
     """Dtype, shape, weak type, placement and values of an array, of NumPy or of JAX."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return ("keys", str(x.dtype), x.shape, np.asarray(jax.random.key_data(x)))
@@ -127,7 +122,7 @@ def array(x: tp.Any) -> tp.Any:
     return ("array", str(x.dtype), x.shape, weak, placement(x), np.array(x))
 
 
-def placement(x: tp.Any) -> tp.Any:
+def placement(x):
     """Which device has which part of an array; a replicated array counts as one on one device."""
     if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
         return None
@@ -137,14 +132,11 @@ def placement(x: tp.Any) -> tp.Any:
     return sorted((d.id, str(index)) for d, index in parts.items())
 
 
-def _key(key: tp.Any) -> tp.Any:
+def _key(key):
     return key if isinstance(key, (str, int)) else repr(key)
 
 
-Where: tp.TypeAlias = "tuple[tp.Any, ...]"  # keys and indices that lead into an observation
-
-
-def difference(ours: tp.Any, theirs: tp.Any, where: Where = (), close: tp.Any = None) -> tp.Any:
+def difference(ours, theirs, where=(), close=None):
     """The first place in which two observations differ, with both sides; None where there is none."""
     close = close or is_close
     if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
@@ -156,7 +148,7 @@ def difference(ours: tp.Any, theirs: tp.Any, where: Where = (), close: tp.Any = 
     if isinstance(ours, dict):
         if set(ours) != set(theirs):
             return where, sorted(map(str, ours)), sorted(map(str, theirs))
-        parts: tp.Iterable[tp.Any] = ((k, ours[k], theirs[k]) for k in ours)
+        parts = ((k, ours[k], theirs[k]) for k in ours)
     elif isinstance(ours, (list, tuple)):
         if len(ours) != len(theirs):
             return where, ours, theirs
@@ -168,8 +160,7 @@ def difference(ours: tp.Any, theirs: tp.Any, where: Where = (), close: tp.Any = 
     return next((d for key, a, b in parts if (d := difference(a, b, (*where, key), close))), None)
 
 
-def at(observation: tp.Any, where: Where) -> tp.Any:
-    """What is found at a place; None where there is no such place."""
+def at(observation, where):
     for key in where:
         try:
             observation = observation[key]
@@ -178,8 +169,7 @@ def at(observation: tp.Any, where: Where) -> tp.Any:
     return observation
 
 
-def is_close(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays are equal up to rounding."""
+def is_close(a, b):
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.dtype == jax.dtypes.float0:  # has no values

@@ -9,7 +9,7 @@ import typing as tp
 import warnings
 
 import nnxlite
-from tests.parity.fuzz.observe import Observer, Where, difference
+from tests.parity.fuzz.observe import Observer, difference
 
 
 @dataclasses.dataclass
@@ -23,17 +23,14 @@ class Step:
 
 
 class Session:
-    """A program in progress, with one library."""
-
-    def __init__(self, lib: tp.Any, base: dict[str, tp.Any], observer: tp.Callable[..., tp.Any]):
+    def __init__(self, lib, base, observer):
         self.lib = lib
         self.base = base
         self.observer = observer
         self.env = dict(base)
         self.steps: list[Step] = []
 
-    def step(self, text: str) -> Step:
-        """Run a statement."""
+    def step(self, text):
         error = None
         ticks = self.base["TICKS"]
         ticks.clear()
@@ -57,15 +54,14 @@ class Difference:
     kind: str  # "value", "raises" (ours alone), "passes" (theirs alone raises), "class", "traces"
     index: int
     text: str
-    where: Where
+    where: tuple[tp.Any, ...]  # keys and indices that lead into an observation
     ours: tp.Any
     theirs: tp.Any
     program: list[str]
     mine: Step
-    step: Step  # of the reference
     before: dict[str, tp.Any]  # what the reference had before this step
 
-    def __str__(self) -> str:
+    def __str__(self):
         where = ".".join(map(str, self.where))
         return (
             f"{self.kind} at statement {self.index}: {self.text}\n"
@@ -73,14 +69,12 @@ class Difference:
         )
 
 
-def _short(x: tp.Any) -> str:
+def _short(x):
     text = f"{type(x).__name__}: {x}" if isinstance(x, BaseException) else repr(x)
     return text if len(text) < 1200 else text[:1200] + " ..."
 
 
-def compare(
-    ours: list[Step], theirs: list[Step], classes: bool = True, close: tp.Any = lambda text: None
-) -> Difference | None:
+def compare(ours, theirs, classes=True, close=lambda text: None):
     """The first difference between two runs of one program, classes of exceptions included or not.
 
     `close` gives for the text of a statement what compares its arrays, if not up to usual rounding.
@@ -90,16 +84,15 @@ def compare(
     for i, (a, b) in enumerate(zip(ours, theirs)):
         before = theirs[i - 1].names if i else {}
         make = functools.partial(
-            Difference, index=i, text=b.text, program=program, mine=a, step=b, before=before
+            Difference, index=i, text=b.text, program=program, mine=a, before=before
         )
         if a.error is not None or b.error is not None:
-            if b.error is None:
-                return make("raises", where=(), ours=a.error, theirs="no exception")
-            if a.error is None:
-                return make("passes", where=(), ours="no exception", theirs=b.error)
-            if classes and type(a.error).__name__ != type(b.error).__name__:
-                return make("class", where=(), ours=a.error, theirs=b.error)
-            continue
+            kind = "raises" if b.error is None else "passes" if a.error is None else "class"
+            same = not classes or type(a.error).__name__ == type(b.error).__name__
+            if kind == "class" and same:
+                continue
+            sides = {"ours": a.error or "no exception", "theirs": b.error or "no exception"}
+            return make(kind, where=(), **sides)
         if found := difference(a.names, b.names, close=close(b.text)):
             return make("value", where=found[0], ours=found[1], theirs=found[2])
         call = b.text.split("=", 1)[-1]
@@ -114,25 +107,17 @@ def compare(
 class Peers:
     """This library and another, each with the names that a program may use."""
 
-    def __init__(
-        self,
-        theirs: tp.Any,
-        names_of: tp.Callable[[tp.Any], dict[str, tp.Any]],
-        observer: tp.Callable[..., tp.Any] = Observer,
-        goes_on: bool = False,
-        close: tp.Any = lambda text: None,
-    ):
+    def __init__(self, theirs, names_of, observer=Observer, goes_on=False, close=lambda text: None):
         self.libs = {"ours": nnxlite, "theirs": theirs}
         self.bases = {side: names_of(lib) for side, lib in self.libs.items()}
         self.observer = observer
         self.goes_on = goes_on
         self.close = close
 
-    def session(self, side: str) -> Session:
-        """An empty program with one of the libraries."""
+    def session(self, side):
         return Session(self.libs[side], self.bases[side], self.observer)
 
-    def run(self, side: str, statements: list[str]) -> list[Step]:
+    def run(self, side, statements):
         """The steps of a program with one of the libraries, up to an exception unless it goes on."""
         session = self.session(side)
         for text in statements:
@@ -140,31 +125,20 @@ class Peers:
                 break
         return session.steps
 
-    def compare(self, statements: list[str]) -> Difference | None:
-        """Run a program with both libraries."""
+    def compare(self, statements):
         ours, theirs = self.run("ours", statements), self.run("theirs", statements)
         return compare(ours, theirs, classes=not self.goes_on, close=self.close)
 
-    def report(self, found: Difference) -> str:
-        """A small program that differs in the same way, and how."""
+    def report(self, found):
         small = self.shrink(found)
         return "\n".join([*small.program[: small.index + 1], str(small)])
 
-    def shrink(self, found: Difference, budget: int = 150) -> Difference:
-        """A program with fewer statements and lines that still differs in the same way."""
+    def shrink(self, found):
+        """A program with fewer statements that still differs in the same way."""
         signature = lambda d: d and (d.kind, type(d.ours).__name__, type(d.theirs).__name__)
         best = found
-        for of_lines in (False, True, False):
-            best = dataclasses.replace(best, program=best.program[: best.index + 1])
-            for i in reversed(range(len(best.program))):
-                lines = best.program[i].split("\n") if of_lines and i < len(best.program) else [""]
-                for j in reversed(range(len(lines))):
-                    budget -= 1
-                    if budget < 0 or i >= len(best.program):
-                        continue
-                    lines = best.program[i].split("\n")
-                    kept = ["\n".join(lines[:j] + lines[j + 1 :])] if of_lines else []
-                    smaller = self.compare(best.program[:i] + kept + best.program[i + 1 :])
-                    if signature(smaller) == signature(found):
-                        best = smaller or best
+        for i in reversed(range(found.index)):
+            program = best.program[: best.index + 1]
+            smaller = self.compare(program[:i] + program[i + 1 :])
+            best = smaller if signature(smaller) == signature(found) else best
         return best

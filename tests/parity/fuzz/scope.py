@@ -34,7 +34,7 @@ class Place(tp.NamedTuple):
     holder: tp.Any = None
 
 
-def is_array(x: tp.Any, dtype: str = "") -> bool:
+def is_array(x, dtype=""):
     """Whether x is an array of numbers, of a dtype."""
     found = str(x.dtype) if isinstance(x, (jax.Array, np.ndarray)) else "key"
     return not found.startswith("key") and dtype in ("", found)
@@ -43,9 +43,7 @@ def is_array(x: tp.Any, dtype: str = "") -> bool:
 class Scope(Chance):
     """Names with their values, and the statements that were made in it."""
 
-    def __init__(
-        self, lib: tp.Any, env: dict[str, tp.Any], hidden: tp.Collection[str], *drawn: tp.Any
-    ):
+    def __init__(self, lib, env, hidden, *drawn):
         super().__init__(*drawn)
         self.lib = lib
         self.env = env
@@ -58,19 +56,16 @@ class Scope(Chance):
 
     # What is in scope --------------------------------------------------------------------------
 
-    def is_object(self, x: tp.Any) -> bool:
-        """Whether x is a graph node other than a Variable."""
+    def is_object(self, x):
         return isinstance(x, self.lib.Pytree)
 
-    def is_variable(self, x: tp.Any) -> bool:
-        """Whether x is a Variable."""
+    def is_variable(self, x):
         return isinstance(x, self.lib.Variable)
 
-    def raw(self, x: tp.Any) -> tp.Any:
-        """What is in a Variable; x if it is none."""
+    def raw(self, x):
         return x.get_raw_value() if self.is_variable(x) else x
 
-    def children(self, x: tp.Any) -> list[tuple[str, tp.Any]]:
+    def children(self, x):
         """Text of access and value of what an object or container has."""
         lib = self.lib
         if isinstance(x, (lib.List, list, tuple)):
@@ -86,8 +81,7 @@ class Scope(Chance):
             return [(f".{k}", v) for k, v in sorted(vars(x).items()) if k[0] != "_"]
         return []
 
-    def walk(self, place: Place, seen: set[int]) -> tp.Iterator[Place]:
-        """Everything that can be reached from a place."""
+    def walk(self, place, seen):
         yield place
         x = place.value
         if id(x) in seen or place.depth > 12:
@@ -97,32 +91,28 @@ class Scope(Chance):
         for text, child in self.children(x):
             yield from self.walk(Place(place.text + text, child, place.depth + 1, x), seen)
 
-    def places(self, names: tp.Sequence[str] | None = None) -> list[Place]:
-        """Everything that can be reached from the names in scope."""
+    def places(self, names=None):
         seen: set[int] = set()
         roots = [Place(n, self.env[n]) for n in (self.roots if names is None else names)]
         return [place for root in roots for place in self.walk(root, seen)]
 
-    def below(self, value: tp.Any) -> list[tp.Any]:
-        """Everything that can be reached from a value."""
+    def below(self, value):
         return [place.value for place in self.walk(Place("", value), set())]
 
-    def writable(self, *kinds: tp.Any) -> list[Place]:
+    def writable(self, *kinds):
         """The objects that a body may write: of certain classes, or names of classes."""
         found = [p for p in self.places() if id(p.value) not in self.frozen]
         named = lambda x: type(x).__name__ in kinds
         types = tuple(kind for kind in kinds if isinstance(kind, type))
         return [p for p in found if isinstance(p.value, types) or named(p.value)]
 
-    def named(self, test: tp.Callable[[tp.Any], tp.Any]) -> list[str]:
-        """The names whose values pass a test."""
+    def named(self, test):
         return [n for n in self.roots if test(self.env[n])]
 
-    def models(self) -> list[str]:
-        """The names of graph nodes."""
+    def models(self):
         return self.named(self.is_object)
 
-    def node(self, variables: float = 0.1, containers: float = 0.15) -> str | None:
+    def node(self, variables=0.1, containers=0.15):
         """The text of a graph node, a Variable, or a plain container of some."""
         places = self.places(self.models())
         objects = [p for p in places if self.is_object(p.value)]
@@ -139,10 +129,10 @@ class Scope(Chance):
         top = [p for p in objects if not p.depth]
         return self.one(top if self.chance(0.8) else objects).text
 
-    def allowed(self, text: str) -> bool:
+    def allowed(self, text):
         """Whether a statement may be run: JAX may fail for good where it flattens a cycle."""
 
-        def cyclic(x: tp.Any, above: frozenset[int]) -> bool:
+        def cyclic(x, above):
             if self.is_object(x):
                 if id(x) in above:
                     return True
@@ -155,7 +145,7 @@ class Scope(Chance):
 
     # Expressions ----------------------------------------------------------------------------------
 
-    def numeric(self, dtype: str = "") -> list[tuple[str, tp.Any]]:
+    def numeric(self, dtype=""):
         """Texts and values of small arrays in scope: Variables as they are read, and arrays."""
         found = []
         for text, x, *_ in self.places():
@@ -165,8 +155,7 @@ class Scope(Chance):
                 found.append((text, x))
         return found
 
-    def scalar(self, terms: int = 2) -> str:
-        """An expression that gives a scalar float32."""
+    def scalar(self, terms=2):
         parts = []
         sources = self.numeric()
         for _ in range(self.rng.randint(1, terms)):
@@ -180,8 +169,7 @@ class Scope(Chance):
             parts.append(self.one(["jnp.sin({})", "0.5 * {}", "jnp.tanh({})", "{}"]).format(term))
         return self.one([" + ", " + ", " * "]).join(parts)
 
-    def array(self, shape: tuple[int, ...], dtype: str = "float32") -> str:
-        """An expression that gives an array of a shape and dtype."""
+    def array(self, shape, dtype="float32"):
         if dtype != "float32":
             return f"jnp.full({shape}, {3 if 'int' in dtype else 0.25}).astype(jnp.{dtype})"
         factor = f"jnp.tanh({self.scalar(1)})" if self.chance(0.5) else self.one(["0.5", "1.5"])
@@ -192,8 +180,7 @@ class Scope(Chance):
         text = form.format(self.one(same))
         return f"{text} + {factor}" if self.chance(0.3) else text
 
-    def literal(self, shape: tuple[int, ...] | None = None) -> str:
-        """A new array, as a literal."""
+    def literal(self, shape=None):
         shape = shape if shape is not None else tuple(self.one(SHAPES))
         if self.chance(0.12):
             return f"jnp.ones({shape}, jnp.{self.one(['int32', 'bfloat16', 'bool', 'float16'])})"
@@ -205,7 +192,7 @@ class Scope(Chance):
 
     # Statements ---------------------------------------------------------------------------------
 
-    def attempt(self, text: str) -> bool:
+    def attempt(self, text):
         """Run a statement of a body; it becomes part of the body where it did not raise."""
         if not self.allowed(text):
             return False
@@ -219,7 +206,7 @@ class Scope(Chance):
         self.notice()
         return True
 
-    def notice(self) -> None:
+    def notice(self):
         """Take the names that the last statement made into the scope, but `u1`, `u2`, ..."""
         for name, value in self.env.items():
             known = name in self.hidden or name in self.roots or name[0] == "u"
@@ -227,13 +214,12 @@ class Scope(Chance):
                 self.roots.append(name)
         self.roots[:] = [n for n in self.roots if n in self.env]
 
-    def evaluate(self, text: str) -> tp.Any:
-        """The value of an expression now."""
+    def evaluate(self, text):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return eval(text, self.env)
 
-    def child(self, params: list[str], values: list[tp.Any], captures: list[str]) -> Scope:
+    def child(self, params, values, captures):
         """A scope for the body of a function, with copies of arguments and captured values."""
         names = params + captures
         env = {**self.env, "TICKS": []}
@@ -244,6 +230,5 @@ class Scope(Chance):
             scope.freeze(env[name])
         return scope
 
-    def freeze(self, value: tp.Any) -> None:
-        """Let a body only read what is in value."""
+    def freeze(self, value):
         self.frozen |= {id(x) for x in self.below(value)}

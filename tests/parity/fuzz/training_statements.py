@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from tests.parity.fuzz.grammar import HOLES, made, table
 from tests.parity.fuzz.graph_statements import any_of, filter
-from tests.parity.fuzz.scope import Scope
 from tests.parity.fuzz.transform_statements import floats
 
 
-def streams(s: Scope) -> str | None:
-    """The name of Rngs."""
-    return s.one(s.named(lambda x: isinstance(x, s.lib.Rngs)) or [None])
+def streams(s):
+    return s.one(s.named(lambda x: isinstance(x, s.lib.Rngs)))
 
 
 TRANSFORMATION = """<<optax.sgd(0.1)|optax.sgd(0.1, momentum=0.9)|optax.adam(0.1)\
@@ -24,13 +22,13 @@ HOLES.update(
     rngs=any_of("Rngs"),
     streams=streams,
     random=lambda s: s.one([s.node(variables=0, containers=0.1), streams(s), streams(s)]),
-    trained=lambda s: s.one([t for t, _ in floats(s, True) if t in s.roots] or [None]),
+    trained=lambda s: s.one([t for t, _ in floats(s, True) if t in s.roots]),
     part=lambda s: made(
         s, "<<nnx.All(nnx.Param, nnx.Not(Scale))|Scale|nnx.Any(nnx.Param, $filter)>>"
     ),
     tx=lambda s: made(s, TRANSFORMATION),
     mesh=lambda s: f"mesh_of({s.one(['2', '8', '4'])})",
-    sharded=lambda s: s.one([n for n in s.models() if n[0] == "w"] or [None]),
+    sharded=lambda s: s.one([n for n in s.models() if n[0] == "w"]),
     only=lambda s: s.one(["", "", ", only='params'", f", only={filter(s, 1)}"]),
 )
 

@@ -19,41 +19,36 @@ import jax
 
 from tests.parity.fuzz.grammar import HOLES, KINDS, expand, hole, name_of, table
 from tests.parity.fuzz.graph_statements import mode, text_of
-from tests.parity.fuzz.scope import SHAPES, Scope, is_array
+from tests.parity.fuzz.scope import SHAPES, is_array
 
 MAX_DEPTH = 3
-Arg: tp.TypeAlias = "tuple[str, tp.Any]"
-"""Text and value of an argument."""
 
 
 @dataclasses.dataclass
 class Call:
     """The arguments of a function, their axes, which of them must only be read, and the settings."""
 
-    args: list[Arg]
+    args: list[tuple[str, tp.Any]]
     modes: str = ""
     axes: list[str] = dataclasses.field(default_factory=list)
     frozen: list[bool] = dataclasses.field(default_factory=list)
     differentiated: int = 1
 
     @property
-    def updates(self) -> bool:
-        """Whether structure is propagated."""
+    def updates(self):
         return "graph=False" not in self.modes and "graph_updates=False" not in self.modes
 
 
 # Arguments ------------------------------------------------------------------------------------------
 
 
-def modes_of(s: Scope) -> str:
-    """The keywords `graph=` and `graph_updates=`."""
+def modes_of(s):
     updates = f", graph_updates={s.one(['False', 'False', 'True', 'None'])}"
     return mode(s, 0.2) + (updates if s.chance(0.3) else "")
 
 
-def some(s: Scope, low: int = 1, high: int = 2) -> list[Arg]:
-    """Models, Variables, containers, arrays, States."""
-    found: list[Arg] = []
+def some(s, low=1, high=2):
+    found = []
     for _ in range(s.rng.randint(low, high)):
         r = s.rng.random()
         if r < 0.3 or not s.models():
@@ -70,22 +65,20 @@ def some(s: Scope, low: int = 1, high: int = 2) -> list[Arg]:
     return found
 
 
-def floats(s: Scope, updates: bool) -> list[Arg]:
+def floats(s, updates):
     """Objects with floating Params, or where structure stays anything of floating-point numbers."""
     kinds = (s.lib.Pytree,) if updates else (s.lib.Pytree, s.lib.Variable, jax.Array)
     counted = (s.lib.Param,) if updates else (s.lib.Variable, jax.Array)
     found = []
     for text, value, *_ in s.places():
         if isinstance(value, kinds):
-            leaves = [
-                is_array(s.raw(x), "float32") for x in s.below(value) if isinstance(x, counted)
-            ]
-            if leaves and all(leaves):
+            leaves = [s.raw(x) for x in s.below(value) if isinstance(x, counted)]
+            if leaves and all(is_array(x, "float32") for x in leaves):
                 found.append((text, value))
     return found
 
 
-def axes_of(s: Scope, value: tp.Any, carry: bool) -> tuple[str, tp.Callable[[tp.Any], bool]]:
+def axes_of(s, value, carry):
     """The text of axes for a value, and which leaves are mapped."""
     lib, never = s.lib, lambda x: False
     leaves = [x for x in s.below(value) if isinstance(x, (lib.Variable, jax.Array))]
@@ -102,12 +95,12 @@ def axes_of(s: Scope, value: tp.Any, carry: bool) -> tuple[str, tp.Callable[[tp.
     return "None", never
 
 
-def mapped(s: Scope, carry: bool) -> Call:
+def mapped(s, carry):
     """Arguments of which some leaves are sliced, and axes for them."""
     call = Call([])
 
-    def add(text: str, value: tp.Any, axes: str, is_mapped: tp.Callable[[tp.Any], bool]) -> None:
-        def one(path: tp.Any, x: tp.Any) -> tp.Any:
+    def add(text, value, axes, is_mapped):
+        def one(path, x):
             if not is_mapped(x):
                 return x
             return x.replace(x.get_raw_value()[0]) if s.is_variable(x) else x[0]
@@ -133,8 +126,7 @@ def mapped(s: Scope, carry: bool) -> Call:
     return call
 
 
-def call_of(s: Scope, words: list[str]) -> Call | None:
-    """The arguments for a function."""
+def call_of(s, words):
     if "mapped" in words:
         call = mapped(s, "carry" in words)
         if "carry" in words:
@@ -153,7 +145,7 @@ def call_of(s: Scope, words: list[str]) -> Call | None:
     elif "model" in words:
         trained = [text for text, _ in floats(s, True) if text in s.roots]
         models = trained if "scalar" in words else s.models()
-        name = s.one(models) if models else None
+        name = s.one(models)
         call.args = [(name, s.env[name])] if name else []
     else:
         call.args = some(s)
@@ -165,8 +157,7 @@ def call_of(s: Scope, words: list[str]) -> Call | None:
 # Functions ------------------------------------------------------------------------------------------
 
 
-def fill(s: Scope, count: int) -> None:
-    """Add some statements to a body."""
+def fill(s, count):
     kinds = [k for k in KINDS if "body" in k.flags]
     kinds = [k for k in kinds if not (s.values_only and "structural" in k.flags)]
     is_transform = lambda k: k.name.startswith("t_")
@@ -179,7 +170,7 @@ def fill(s: Scope, count: int) -> None:
                 break
 
 
-def anything(s: Scope) -> str:
+def anything(s):
     """What a function may return where anything goes."""
     objects = [p.text for p in s.places() if s.is_object(p.value) or s.is_variable(p.value)]
     options = [s.scalar(), s.array(s.one(SHAPES)), f"({s.array((2,))}, {{'k': {s.scalar()}}})"]
@@ -190,8 +181,7 @@ def anything(s: Scope) -> str:
     return s.one(options)
 
 
-def result_of(s: Scope, words: list[str], params: list[str], call: Call) -> str:
-    """What a function returns."""
+def result_of(s, words, params, call):
     values = dict(zip(params, call.args))
     next_of = lambda p: s.array(x.shape) if is_array(x := values[p][1], "float32") else p
     carried = ", ".join(map(next_of, params))
@@ -212,8 +202,7 @@ def result_of(s: Scope, words: list[str], params: list[str], call: Call) -> str:
 
 
 @hole
-def define(s: Scope, number: str, words: list[str]) -> str | None:
-    """A function with a random body."""
+def define(s, number, words):
     call = s.filled.get("call") or call_of(s, words)
     if call is None:
         return None
@@ -241,13 +230,12 @@ def define(s: Scope, number: str, words: list[str]) -> str | None:
     return f"def {name}({signature}):\n" + textwrap.indent("\n".join(lines), "    ")
 
 
-def from_call(make: tp.Callable[[Scope, Call], str]) -> tp.Any:
+def from_call(make):
     """A hole for what depends on the arguments of the function at hand."""
     return lambda s: make(s, s.filled["call"])
 
 
-def argnums(s: Scope, call: Call) -> str:
-    """The keyword `argnums=`, if any."""
+def argnums(s, call):
     if call.updates and s.chance(0.25):
         kinds = ["nnx.Param", "nnx.Param", "nnx.PathContains('a')", "Scale"]
         return f", argnums=nnx.DiffState(0, {s.one(kinds)})"
@@ -255,13 +243,13 @@ def argnums(s: Scope, call: Call) -> str:
     return s.one(["", "", ", argnums=0", ", argnums=(0,)", f", argnums={each}"])
 
 
-def vector(s: Scope) -> str | None:
+def vector(s):
     """An Affine of two elements that a body may write."""
     found = [p for p in s.writable("Affine") if getattr(p.value, "w", None) is not None]
     return text_of(s, [p for p in found if getattr(p.value.w, "shape", None) == (2,)])
 
 
-def captured(s: Scope) -> str | None:
+def captured(s):
     """A Variable with a floating-point array."""
     leaves = [p for p in s.places(s.models()) if s.is_variable(p.value)]
     return text_of(s, [p for p in leaves if is_array(s.raw(p.value), "float32")])
