@@ -1,11 +1,13 @@
 """Writes and reads files with objects of `flax.nnx`: pickles, Orbax checkpoints, msgpack.
 
-`python flax_files.py FOLDER write`, then `python flax_files.py FOLDER read_pickles read_checkpoints`,
-each under Flax or under `nnxlite.flax`. Pickles are those of cloudpickle: optimizers contain closures.
+`python flax_files.py write FOLDER`, then `python flax_files.py read_pickles FOLDER`, each under Flax or
+under `nnxlite.flax`; `programs` writes what those of `flax_interop` give. Pickles are those of
+cloudpickle: optimizers contain closures.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
 import sys
 from pathlib import Path
@@ -122,14 +124,12 @@ def facts(value):
 
 
 def same(found, expected, what=""):
-    """Two descriptions are equal bit for bit."""
     exactly = lambda a, b: a.dtype == b.dtype and np.array_equal(a, b)
     different = difference(found, expected, close=exactly)
     assert not different, (what, different)
 
 
 def forms(make):
-    """What is written of an object."""
     made = make()
     return {"object": made, "state": nnx.state(made), "flat": nnx.to_flat_state(nnx.state(made))}
 
@@ -138,8 +138,9 @@ CHECKPOINTS = ["Linear", "BatchNorm", "Dropout", "MultiHeadAttention"]
 CHECKPOINTS += ["Sequential", "split Rngs", "metrics", "chain", "inject", "ModelAndOptimizer"]
 
 
-def states_of(names=CHECKPOINTS):
-    return {name: nnx.state(OBJECTS[name]()) for name in names}
+@functools.cache
+def states_of():
+    return {name: nnx.state(OBJECTS[name]()) for name in CHECKPOINTS}
 
 
 def write(folder):
@@ -211,6 +212,12 @@ def read_checkpoints(folder):
     same(facts(again), facts(nnx.to_pure_dict(states["chain"])))
 
 
+def programs(folder):
+    from tests.parity.flax_interop import results
+
+    (folder / "results").write_bytes(pickle.dumps(results()))
+
+
 def use(name, value):
     """An object that was read computes what a new one does, and takes part in transforms."""
     fresh = OBJECTS[name]()
@@ -237,5 +244,5 @@ def use(name, value):
 if __name__ == "__main__":
     import flax_files  # its classes are found by name, as those of a library
 
-    for mode in sys.argv[2:]:
-        getattr(flax_files, mode)(Path(sys.argv[1]))
+    for mode, folder in zip(sys.argv[1::2], sys.argv[2::2]):
+        getattr(flax_files, mode)(Path(folder))

@@ -1,20 +1,18 @@
 """Programs around the other parts of Flax and other libraries, run under Flax and under `nnxlite.flax`.
 
-`python flax_interop.py FILE` writes what each gives, as `fuzz.observe` describes it; `test_flax_interop.py`
-runs it twice and compares. A program is a line of `LINES`, or a function whose name says what it does.
+`results` says what each gives, as `fuzz.observe` describes it; `test_flax_interop.py` compares. A program is
+a line of `LINES`, or a function whose name says what it does.
 """
 
 from __future__ import annotations
 
+import abc
+import collections.abc
 import copy
 import dataclasses
-import os
 import pickle
-import sys
 import tempfile
 import typing as tp
-
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import cloudpickle
 import flax
@@ -31,7 +29,6 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import safetensors.flax
-import treescope
 from flax import nnx
 from flax.training import checkpoints, common_utils, dynamic_scale, early_stopping, orbax_utils
 from flax.training.train_state import TrainState
@@ -44,6 +41,16 @@ PROGRAMS: dict[str, tp.Callable[[], tp.Any]] = {}
 def program(f):
     PROGRAMS[f.__name__] = f
     return f
+
+
+def fails(f):
+    """What a function returns, or the class of its error."""
+    try:
+        return f()
+    except NameError:  # a mistake of the program
+        raise
+    except Exception as error:
+        return type(error).__name__
 
 
 class Around(Observer):
@@ -179,6 +186,25 @@ def trained(tx):
     return p, state
 
 
+def replaced(kind, name, use):
+    """On which classes a method is called that another has taken the place of."""
+    original, calls, inherited = getattr(kind, name), [], name not in vars(kind)
+
+    def method(self, *args, **kwargs):
+        calls.append(type(self).__name__)
+        return original(self, *args, **kwargs)
+
+    setattr(kind, name, method)
+    try:
+        use()
+    finally:
+        delattr(kind, name) if inherited else setattr(kind, name, original)
+    return calls
+
+
+KINDS = [nnx.Module, nnx.Pytree, nnx.Object, nnx.Variable, nnx.Param, nnx.List, nnx.Dict, dict]
+ABSTRACT = "MutableMapping Mapping MutableSequence Sequence Iterable Callable".split()
+KINDS += [getattr(collections.abc, name) for name in ABSTRACT]
 INJECTED = optax.inject_hyperparams(optax.adam)(learning_rate=0.1)
 
 LINES = """
@@ -270,13 +296,20 @@ safetensors.flax.save({".".join(map(str, p)): v for p, v in nnx.to_flat_state(pa
 again(params()), again(nnx.Rngs(0).params)
 str(nn.get_partition_spec(nn.Dense(8, kernel_init=nn.with_partitioning(nn.initializers.ones, ("x", "y"))).init(jax.random.key(0), jnp.ones((1, 8)))))
 paths(nn.get_partition_spec(nnx.state(nnx.Linear(8, 8, rngs=nnx.Rngs(0)))))
+
+sorted(k for k in vars(block()) if k[0] != "_"), [m == m and m != block() for m in [block()]]
+[k.__qualname__ for k in (nnx.Module, nnx.State, nnx.Param, nnx.Rngs, nnx.List)]
+replaced(nnx.Linear, "__call__", lambda: [call(linear(), X) for call in (nnx.Linear.__call__, nnx.jit(lambda m, x: m(x)))])
+replaced(nnx.Linear, "__init__", linear)
+replaced(nnx.Module, "__setattr__", linear)
+replaced(nnx.Module, "train", block().train)
 """.splitlines()
 for _value in """block() nnx.state(block()) optimizer() nnx.state(optimizer()) nnx.Rngs(0) nnx.List([block(),3])
     nnx.Dict(a=block()) nnx.Param({"a":X}) nnx.MultiMetric(a=nnx.metrics.Average()) {"m":block()}
     nnx.to_flat_state(params()) nnx.Sequential(linear(),nnx.relu)""".split():
     LINES += [f"paths({_value})", f"paths({_value}, VARIABLE)"]
-for _value in ("linear()", "params()", "nnx.graphdef(block())", "nnx.Rngs(0)", "nnx.Param(X)"):
-    LINES += [f"bool(treescope.render_to_{form}({_value}))" for form in ("text", "html")]
+    LINES += [f"[isinstance({_value}, kind) for kind in KINDS]"]
+LINES += [f"paths(block(), lambda x: isinstance(x, nnx.{kind}))" for kind in ("Linear", "Module")]
 for _line in filter(None, LINES):
     PROGRAMS[_line] = lambda line=_line: eval(line, globals())
 
@@ -300,14 +333,8 @@ def train_state():
 
     state, _ = step(state)
     state, value = step(state)
-    return [
-        state.params,
-        state.rest,
-        value,
-        state.opt_state,
-        ser.to_state_dict(state),
-        paths(state),
-    ]
+    parts = state.params, state.rest, state.opt_state
+    return parts, value, ser.to_state_dict(state), paths(state)
 
 
 @program
@@ -429,33 +456,66 @@ def caught(write):
 
 @program
 def writes_from_another_trace_level():
-    m, v, rngs = block(), nnx.Variable(jnp.ones(2)), nnx.Rngs(0)
-    optimizer, metric = nnx.Optimizer(m, optax.sgd(0.1), wrt=nnx.Param), nnx.metrics.Average()
-    items, named = nnx.List([1]), nnx.Dict(a=1)
+    m, v, rngs, items = block(), nnx.Variable(jnp.ones(2)), nnx.Rngs(0), nnx.List([1])
     writes = [
-        *(lambda x: v.set_value(x), lambda x: v.set_metadata(a=3), lambda x: setattr(v, "a", 3)),
-        *(lambda x: setattr(m, "a", 3), lambda x: setattr(m.linear, "kernel", nnx.Param(x))),
-        *(lambda x: items.append(3), lambda x: named.update(b=3), lambda x: rngs.params()),
-        *(lambda x: rngs.fork(), lambda x: m.sow(nnx.Intermediate, "a", x)),
-        *(lambda x: optimizer.update(m, params()), lambda x: metric.update(values=x)),
-        *(lambda x: nnx.update(m, params()), nnx.jit(lambda x: v.set_value(x))),
-        *(nnx.grad(lambda x: v.set_value(x)), nnx.remat(lambda x: setattr(m, "a", x))),
+        *(lambda x: v.set_value(x), lambda x: setattr(v, "a", 3), lambda x: setattr(m, "a", 3)),
+        *(lambda x: items.append(3), lambda x: rngs.params(), lambda x: nnx.update(m, params())),
+        *(nnx.jit(lambda x: v.set_value(x)), nnx.grad(lambda x: v.set_value(x))),
         lambda x: nnx.scan(lambda c, x: (v.set_value(x), x))(x, jnp.ones(2)),
     ]
     return [caught(write) for write in writes]
 
 
-def fails(f):
-    """What a function returns, or the class of its error."""
-    try:
-        return f()
-    except NameError:  # a mistake of the program
-        raise
-    except Exception as error:
-        return type(error).__name__
+# Classes and objects -----------------------------------------------------------------------------
 
 
-if __name__ == "__main__":
-    results = {name: Around(nnx)(fails(run)) for name, run in PROGRAMS.items()}
-    with open(sys.argv[1], "wb") as file:
-        pickle.dump(results, file)
+@program
+def classes_of_every_kind():
+    class Interface(abc.ABC):
+        @abc.abstractmethod
+        def f(self): ...
+
+    class Abstract(nnx.Module, Interface): ...
+
+    class Implementation(Interface, nnx.Module):
+        f = lambda self: 2
+
+    class Tagged(nnx.Module):
+        def __init_subclass__(cls, *, tag=None, **options):
+            super().__init_subclass__(**options)
+            cls.tag = tag
+
+    class NoPytree(Tagged, tag="y", pytree=False): ...
+
+    class Counting(type(nnx.Module)):
+        def __call__(cls, *args):
+            made = super().__call__(*args)
+            made.made = True
+            return made
+
+    class Base:
+        def __new__(cls, *args):
+            made = super().__new__(cls)
+            made.__dict__["made"] = 5
+            return made
+
+        def __init__(self, *args):
+            self.base = 1
+            super().__init__(*args)
+
+    class Several(Base, nnx.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nnx.Param(jnp.ones(1))
+
+    implementation, several = Implementation(), Several()
+    made = Counting("Counted", (nnx.Module,), {})()
+    return [
+        *(fails(Abstract), implementation.f(), isinstance(implementation, abc.ABC)),
+        *(type("Own", (Tagged,), {}, tag="x").tag, NoPytree.tag, made.made),
+        *(several.base, several.made, jax.tree.leaves(several)),
+    ]
+
+
+def results():
+    return {name: Around(nnx)(fails(run)) for name, run in PROGRAMS.items()}
