@@ -12,10 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.parity.programs import Lines, Plain, agree, compare
+from tests.parity.programs import Lines, Plain, agree
 
 flax = pytest.importorskip("flax")
 from flax import linen as nn  # noqa: E402
@@ -101,15 +99,14 @@ class Lifted(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        step = nn.remat(Step) if self.kind == "remat" else Step
         options: tp.Any = {
             "variable_axes": {"params": 0, "batch_stats": 0, "Variable": 0, "intermediates": 0},
             "split_rngs": {"params": True, "dropout": True},
         }
         if self.kind == "vmap":
-            lifted = nn.vmap(step, in_axes=(None, None), axis_size=3, **options)
+            lifted = nn.vmap(Step, in_axes=(None, None), axis_size=3, **options)
         else:
-            lifted = nn.scan(step, length=3, **options)
+            lifted = nn.scan(Step, length=3, **options)
         return lifted(self.make)(x, None)[0]
 
 
@@ -150,7 +147,6 @@ def modules(nnx):
     """Modules of a library, of its bridge, and functions of what they give."""
     Wrapped, to_linen = nnx.bridge.ToNNX, nnx.bridge.to_linen
     mix, bv = nnx.bridge.interop, nnx.bridge.variables
-    seen = []
 
     class Body(nnx.Module):
         def __init__(self, size, *, rngs):
@@ -193,37 +189,16 @@ def modules(nnx):
         def __call__(self, x):
             return x, self.rngs.dropout(), self.rngs.params()
 
-    class Own(nnx.Variable): ...
-
     class Odd(nnx.Module):
         def __init__(self, rngs):
-            self.own = Own(jnp.ones(2))
-            self.size = nnx.Param(1)
             self.pair = nnx.Variable((1, 2))
             self.array = nnx.data(jnp.ones(3))
             self.dict = nnx.data({"p": nnx.Param(jnp.ones(3))})
-            self.rngs = rngs
 
         def __call__(self, x):
             self.array = self.array * 2
             self.new = nnx.Cache(x)
             return x * self.array * self.dict["p"]
-
-    class Block(nnx.bridge.Module):
-        inner: tp.Any = None
-
-        @nnx.bridge.compact
-        def __call__(self, x):
-            x = Dense(3)(x if self.inner is None else self.inner(x))
-            shared = Dense(3)
-            self.also = shared
-            seen.append(nnx.bridge.current_module() is self)
-            return shared(shared(x))
-
-    class Whole(nnx.bridge.Module):
-        @nnx.bridge.compact
-        def __call__(self, x):
-            return Block(Dense(3))(Block()(x))
 
     class Parts(nnx.bridge.Module):
         size: int = 3
@@ -266,7 +241,8 @@ def modules(nnx):
             self.head = nnx.Linear(3, 3, rngs=self.scope.rngs)
             ours = mix.nnx_in_bridge_mdl(lambda rngs: nnx.Dropout(0.5, rngs=rngs), name="d")
             theirs = mix.linen_in_bridge_mdl(nn.Dropout(0.5, deterministic=False))
-            return self.head(x), ours(ONES), theirs(ONES)
+            is_current = nnx.bridge.current_module() is self
+            return self.head(x), ours(ONES), theirs(ONES), is_current
 
     def drops(rngs):
         found = Wrapped(nn.Dropout(0.5, deterministic=False), rngs=rngs)
@@ -306,7 +282,7 @@ def modules(nnx):
     def annotated(nnx_init):
         return to_linen(nnx.Linear, 3, 4, kernel_init=nnx_init(INIT, (None, "model")))
 
-    return {k: v for k, v in locals().items() if k != "nnx"}
+    return {k: v for k, v in {**globals(), **locals()}.items() if k[0] != "_" and k != "nnx"}
 
 
 INIT = nn.initializers.lecun_normal()
@@ -317,25 +293,30 @@ NESTED = {
 }
 
 
-def shared_names(nnx):
-    """The names of every line."""
-    return {k: v for k, v in globals().items() if k[0] != "_"} | modules(nnx)
+@functools.cache
+def variables(nnx):
+    """Modules of Linen, wrapped; and modules of the library as modules of Linen, with variables."""
+    net, writes = (nnx.bridge.ToNNX(m, nnx.Rngs(0, dropout=1)) for m in (Net(), Writes()))
+    net.lazy_init(X), writes.lazy_init(X)
+    names = modules(nnx)
+    body, dense, counts = (
+        nnx.bridge.to_linen(names["Body"], 3),
+        names["Dense"](4),
+        names["Counts"](),
+    )
+    v, w, c = body.init(KEYS, X), dense.init(0, X), counts.init(0, X)
+    found = {"body": body, "dense": dense, "counts": counts, "v": v, "w": w, "c": c}
+    return (net, writes), found
 
 
 def to_nnx(nnx):
-    """Wrapped modules of Linen, one without its variables."""
-    net, writes = (nnx.bridge.ToNNX(m, nnx.Rngs(0, dropout=1)) for m in (Net(), Writes()))
-    net.lazy_init(X), writes.lazy_init(X)
-    return {**shared_names(nnx), "net": net, "raw": nnx.clone(net), "writes": writes}
+    (net, writes), _ = variables(nnx)
+    net, raw, writes = map(nnx.clone, (net, net, writes))
+    return modules(nnx) | {"net": net, "raw": raw, "writes": writes, "out": {}}
 
 
 def to_linen(nnx):
-    """Modules of the library as modules of Linen, with variables."""
-    names = shared_names(nnx)
-    body, dense = nnx.bridge.to_linen(names["Body"], 3), names["Dense"](4)
-    counts = names["Counts"]()
-    v, w, c = body.init(KEYS, X), dense.init(0, X), counts.init(0, X)
-    return {**names, "body": body, "dense": dense, "counts": counts, "v": v, "w": w, "c": c}
+    return modules(nnx) | variables(nnx)[1] | {"out": {}}
 
 
 lines(
@@ -364,6 +345,7 @@ lines(
     lib.eval_shape(lambda: stack(jnp.stack([jax.random.key(0)])))
     writes(X, mutable=True)
     (lambda m: (steps(m), m))(Wrapped(Attention(), lib.Rngs(0)).lazy_init(STEPS))
+    (lambda m: [m(X, mutable=["batch_stats"]), m(X, mutable=["batch_stats"]), m])(Wrapped(to_linen(Body, 3), lib.Rngs(0, dropout=1)).lazy_init(X))
     (lambda m: (m(STEPS), m))(Wrapped(nn.RNN(nn.LSTMCell(4)), lib.Rngs(0)).lazy_init(STEPS))
     """,
 )
@@ -382,11 +364,11 @@ lines(
     jax.grad(lambda p: body.apply({**v, "params": p}, X).sum())(v["params"])
     (lambda m: [m.apply(m.init(KEYS, X), X, rngs=r) for r in (None, jax.random.key(0), {"params": jax.random.key(4)}, DROPOUT, KEYS)])(to_linen(Draws))
     (lambda m: (m.init(KEYS, X), m.apply(m.init(KEYS, X), X), m.apply(m.init(KEYS, X), X, mutable=["ArrayImpl", "cache"])))(to_linen(Odd))
+    made(to_linen(lambda rngs: lib.Sequential(Wrapped(nn.Dense(3), rngs).lazy_init(X), lib.Linear(3, 3, rngs=rngs))))
     made(to_linen(Marked))
     made(to_linen(Marked, tag=1))
     to_linen(Marked, tag=1, metadata_fn=None).init(jax.random.key(0), X)
     lifted("scan")
-    lifted("remat")
     lifted("vmap")
     SharedScope(functools.partial(to_linen, lib.Linear, 3, 3)).init(KEYS, X)
     jax.eval_shape(SharedScope(functools.partial(to_linen, lib.Linear, 3, 3)).init, KEYS, X)
@@ -405,7 +387,6 @@ lines(
     dense.variables, dense.scope, dense.is_initializing()
     jax.jit(dense.apply)(w, X), jax.grad(lambda v: dense.apply(v, X).sum())(w)
     jax.vmap(lambda key: dense.init(key, X))(jax.random.split(jax.random.key(0), 2))
-    (lambda v: (v, Whole().apply(v, X), seen))(Whole().init(0, X))
     lib.bridge.current_module(), lib.bridge.current_context()
     (lambda v: (v, Parts().apply(v, X), Parts().apply(v, X, method="one")))(Parts().init(0, X))
     [counts.apply(c, X, rngs=r, mutable=["counter"]) for r in (0, jax.random.key(1), {"default": 2})]
@@ -439,7 +420,7 @@ on_mesh(
     converted(lib.bridge.NNXMeta(lib.Param, X, {"tag": 1}))
     bv.to_linen_var(lib.Param(lib.bridge.with_partitioning(nn.initializers.ones, (None, "model"))(jax.random.key(0), (3, 2))))
     (lambda m: (m, m(X), lib.grad(lambda m: m(X).sum())(m), lib.get_partition_spec(lib.state(m, lib.Param))))(Wrapped(Boxed(), lib.Rngs(0)).lazy_init(X))
-    with nn.logical_axis_rules((("in", None), ("out", "model"))): m = Wrapped(Boxed(("in", "out"), logical=True), lib.Rngs(0)).lazy_init(X); c["m"] = m, m(X), lib.get_partition_spec(lib.state(m, lib.Param))
+    with nn.logical_axis_rules((("in", None), ("out", "model"))): m = Wrapped(Boxed(("in", "out"), logical=True), lib.Rngs(0)).lazy_init(X); out["m"] = m, m(X), lib.get_partition_spec(lib.state(m, lib.Param))
     lib.vmap(lambda key: Wrapped(Boxed(), lib.Rngs(params=key)).lazy_init(X), transform_metadata={lib.PARTITION_NAME: "data"})(jax.random.split(jax.random.key(0), 2))
     made(annotated(lib.with_partitioning))
     made(annotated(lib.bridge.with_partitioning))
@@ -472,99 +453,3 @@ def test_line_on_a_mesh(scope, line, mode):
     mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=auto, devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         agree(scope, line, mode, observer=Bridged, close=exactly)
-
-
-# Random mixes --------------------------------------------------------------------------------------
-
-# A model is a tree: a leaf is one layer, a node a sequence, each in one of the two libraries.
-TREES = st.recursive(
-    st.tuples(st.booleans(), st.sampled_from(["dense", "bn", "dropout", "sow"])),
-    lambda inner: st.tuples(st.booleans(), st.lists(inner, min_size=1, max_size=3)),
-    max_leaves=4,
-)
-SAMPLE = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
-
-
-class Sows(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        self.sow("intermediates", "x", x)
-        return x
-
-
-class Sequence(nn.Module):
-    make: tp.Any
-    trees: tp.Any
-
-    @nn.compact
-    def __call__(self, x):
-        for tree in self.trees:
-            x = self.make(tree)(x)
-        return x
-
-
-LINEN = {
-    "dense": lambda: nn.Dense(4),
-    "bn": lambda: nn.BatchNorm(use_running_average=False),
-    "dropout": lambda: nn.Dropout(0.5, deterministic=False),
-    "sow": Sows,
-}
-
-
-@functools.cache
-def mixes(nnx):
-    class OurSows(nnx.Module):
-        def __init__(self, *, rngs):
-            pass
-
-        def __call__(self, x):
-            self.sow(nnx.Intermediate, "x", x)
-            return x
-
-    class OurSequence(nnx.Module):
-        def __init__(self, trees, *, rngs):
-            self.parts = nnx.List([ours(tree, rngs=rngs) for tree in trees])
-
-        def __call__(self, x):
-            for part in self.parts:
-                mutable = ["batch_stats"]  # the reference refuses to pass sown values in
-                x = part(x, mutable=mutable) if isinstance(part, nnx.bridge.ToNNX) else part(x)
-            return x
-
-    layers = {
-        "dense": functools.partial(nnx.Linear, 4, 4),
-        "bn": functools.partial(nnx.BatchNorm, 4),
-        "dropout": functools.partial(nnx.Dropout, 0.5),
-        "sow": OurSows,
-    }
-
-    def ours(tree, *, rngs):
-        is_linen, what = tree
-        if is_linen:
-            return nnx.bridge.ToNNX(linen(tree), rngs).lazy_init(SAMPLE)
-        return layers[what](rngs=rngs) if isinstance(what, str) else OurSequence(what, rngs=rngs)
-
-    def linen(tree):
-        is_linen, what = tree
-        if not is_linen:
-            return nnx.bridge.to_linen(ours, tree)
-        return LINEN[what]() if isinstance(what, str) else Sequence(linen, tuple(what))
-
-    return ours, linen
-
-
-@settings(max_examples=5)
-@given(TREES)
-def test_random_mixes(tree):
-    def run(nnx):
-        ours, linen = mixes(nnx)
-        model = nnx.Sequential(ours(tree, rngs=nnx.Rngs(0, dropout=1)))
-        args = {"mutable": ["batch_stats"]} if tree[0] else {}
-        call = nnx.jit(lambda model, x: model.layers[0](x, **args))
-        out = [model, call(model, SAMPLE), call(model, SAMPLE), model]
-        module = linen(tree)
-        v = module.init(KEYS, SAMPLE)
-        apply = jax.jit(functools.partial(module.apply, mutable=MUTABLE))
-        return out, v, apply(v, SAMPLE, rngs=DROPOUT)
-
-    compare(run, Bridged, exactly)

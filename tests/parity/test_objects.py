@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import pickle
 import typing as tp
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.parity.programs import Lines, Programs, compare, models
+from tests.parity.programs import Lines, Programs, models
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the reference warns of its own plans
 
@@ -83,12 +84,6 @@ lines(
     """
     ls[-1] is ls[2]
     type(ls[0:2])
-    ls[0] = 5
-    ls.insert(-1, X)
-    ls.extend([1, X])
-    ls.clear()
-    ls.remove(1)
-    1 in ls
     getattr(ls, '0'), hasattr(ls, '3'), hasattr(ls, '01')
     setattr(ls, '1', lib.Param(7))
     lib.List([1, 'a']) == lib.List([1, 'a']), lib.List() == lib.List(), lib.List([1]) == [1]
@@ -100,12 +95,7 @@ lines(
     lambda lib: {"d": lib.Dict(a=1, b=X, c=lib.Dict(w=lib.Param(X))), "X": X},
     """
     d['a'], d.a
-    d.q = X
-    del d['a']
-    d.pop('a')
     d.pop('zz', 3)
-    d.update(a=5, z=X)
-    d.clear()
     list(d.keys()), 'a' in d, 'zz' in d
     d.setdefault('k', X) is X
     lib.Dict(a=1) == lib.Dict(a=1), lib.Dict(a=1) == lib.Dict(a=2), lib.Dict(a=1) != lib.Dict(a=1)
@@ -150,7 +140,6 @@ lines(
     v.get_metadata('nope', 3)
     v.set_value(3.0, index=0)
     v[0] = 5.0
-    v[0:1] = 5.0
     v[...] = 5.0
     v[...] = jnp.array([1, 2])
     v.set_raw_value(3)
@@ -163,19 +152,15 @@ lines(
     [bool(lib.Param(x)) for x in (jnp.ones(3), jnp.zeros(3), np.zeros(1), [])]
     [round(lib.Param(x), 1) for x in (jnp.array([1.25, 2.75]), 2.5, np.float32(2.5))]
     del lib.Variable({'a': 1, 'b': 2})['a']
-    del lib.Variable({'a': 1})['b']
     del v[0]
     [lib.Variable(x).get_value() for x in (1, None, {'a': 1}, np.ones(2))]
     [h.get_raw_value(), h.get_value(), h[0], h + 0, log]
     h.set_value(X); log.append(h.get_raw_value())
-    h[0] = 7.0; log.append(h.get_raw_value())
     [h.copy().get_raw_value(), h.replace(X).get_raw_value(), log]
     v.copy_from(h), log
     [Hooked(X).get_raw_value(), Hooked(X).get_value(), Hooked(X, on_get_value=lambda v, x: x + 1).get_value()]
     [d[...], d[0], d.value, d.get_value(), d + 1, jnp.asarray(d), list(d), d.shape]
     d[...] = jnp.array([5.0, 6.0])
-    d[0] = 9.0
-    d.value = X
     d.set_raw_value(X)
     lib.Param(lib.VariableMetadata(X, metadata={'a': 1}), a=2, b=3).get_metadata()
     lib.Param(metadata(lambda key, shape: jnp.zeros(shape), tag='t')(0, (2,)))
@@ -272,8 +257,6 @@ lines(
     stage.perturb('p', X), stage.perturb('p', X), stage.p
     stage.perturb('q', jnp.array([1, 2]), 'named_kind'), type(stage.q).__name__
     [stage.sow(I, 's', X, capture_noop=True), stage.perturb('p', X, capture_noop=True)]  # newer
-    C(m, P)(X)
-    C(m, P, I)(X)
     C(m.a.other, I)(X)
     C(lambda m, x: m(x) * 2, I)(m, X)
     C(lambda ms, x: ms[0](x), I)([m], X)
@@ -285,7 +268,6 @@ lines(
     jax.jit(C(m, I))(X)
     C(lambda m, x: lib.grad(lambda m: m(x).sum())(m), I)(m, X)  # newer
     C(lambda x: x, I)(X)
-    C(m, I, method_outputs=False)(X)
     C(m, I, lib.Cache, method_outputs=lib.Cache)(X)
     C(m, I, method_outputs=lib.Cache)(X)
     C(m, P, init=ones)(X)
@@ -394,18 +376,12 @@ lines(
     up({'lr': 0.1, 'w': v}, {'lr': 0.2})
     up([0.1, v], {0: 0.2})
     lib.graphdef([1, 'x']) == lib.graphdef([2, 'x'])
-    lib.checkify(lambda m: lib.clone(m, arrays=True))(m)[1]
     jax.tree.leaves(lib.prefix([m, jnp.ones(3)], {lib.Param: 0, ...: 1}, graph=True))
-    lib.prefix(m, {lib.Param: 0}, graph=False)
     lib.call(lib.split(lib.Dict(inner=Counted()))).inner(2.0)[0]
     (lambda g, *s: g.apply(*s).inner(2.0)[0])(*lib.split(lib.Dict(inner=Counted()), lib.Param, ...))
     [lib.unflatten(*lib.flatten(x, with_paths=False)) for x in (v, held, jnp.arange(3.0), 2.5)]
     [lib.merge(*lib.split(x, lib.BatchStat, ...)) for x in (v, held, jnp.arange(3.0), 2.5)]
     [lib.flatten(x, with_paths=False)[1] for x in ({'x': 0.5, 'y': v}, [True, None, v], [np.ones(2), [(v,)]])]
-    lib.split_context('no').__enter__()
-    with lib.merge_context('no', inner=True): pass
-    lib.current_update_context('no')
-    with lib.update_context('yes'), lib.merge_context('yes'): pass
     list(lib.iter_children(3))
     lib.recursive_map(lambda path, x: 7 if path[-1:] == ('size',) else x, m)['size']
     [(p, type(x).__name__) for p, x in lib.iter_graph([m, 3, None, 'x']) if not {'_pytree__state', '_pytree__nodes', '_length'} & {*p}]
@@ -413,9 +389,71 @@ lines(
 )
 
 
+@program()
+def contexts_are_nested(lib):
+    a, v = models(lib).Counted(), lib.Param(jnp.arange(3.0))
+    with lib.update_context("outer"), lib.update_context("inner"):
+        with lib.split_context("outer") as outer, lib.split_context("inner") as inner:
+            one, two = outer.split(a, lib.Param, ...), inner.flatten(v)
+        with lib.merge_context("inner", inner=True) as inner:
+            inside = inner.unflatten(*two)
+        inside[...] = 2 * inside[...]
+        with lib.split_context("inner") as inner:
+            two = inner.flatten(inside)
+        with lib.merge_context("inner", inner=False) as inner:
+            same = inner.unflatten(*two) is v
+        with lib.merge_context("outer", inner=True) as outer:
+            copy = outer.merge(*one)
+    return same, v, copy is a, copy
+
+
+# Tables ---------------------------------------------------------------------------------------------
+
+
+def tables(lib):
+    class Net(lib.Module):
+        def __init__(self, rngs):
+            self.inner = lib.Linear(3, 8, rngs=rngs)
+            self.norm = lib.BatchNorm(8, rngs=rngs)
+            self.drop = lib.Dropout(0.5, rngs=rngs)
+            self.out = lib.Linear(8, 2, rngs=rngs)
+
+        def __call__(self, x):
+            return self.encode(x, 1.0)
+
+        def encode(self, x, scale):
+            return self.out(self.drop(self.norm(self.inner(x)))) * scale
+
+    def rows(layer, shape):
+        """The rows of a table, and the fields of a row."""
+        seen, all_rows = [], lambda row: seen.append(row) or True
+        options = {"compute_flops": True, "compute_vjp_flops": True}
+        lib.tabulate(layer, jnp.ones(shape), row_filter=all_rows, **options)
+        fields = sorted(vars(seen[0]) if hasattr(seen[0], "__dict__") else seen[0]._fields)
+        return fields, [(row.path, row.type.__name__, row.flops, row.vjp_flops) for row in seen]
+
+    options = {"console_kwargs": {"width": 200, "force_terminal": False}}
+    table = functools.partial(lib.tabulate, Net(lib.Rngs(0)), jnp.ones((4, 3)), **options)
+    return {"table": table, "rows": rows, "rngs": lib.Rngs(0)}
+
+
+lines(
+    "tables",
+    tables,
+    """
+    table()
+    table(depth=0)
+    table(depth=1)
+    table(method="encode", scale=2.0)
+    table(table_kwargs={"show_edge": False}, column_kwargs={"justify": "right"})
+    rows(lib.Linear(16, 4, rngs=rngs), (4, 16))
+    rows(lib.Conv(3, 4, (3, 3), rngs=rngs), (2, 8, 8, 3))
+    [rows(kind(16, rngs=rngs), (4, 16)) for kind in (lib.BatchNorm, lib.LayerNorm, lib.RMSNorm)]
+    """,
+)
+
+
 test_line = lines.test()
 
 
-@pytest.mark.parametrize("run", program.found)
-def test_program(run):
-    compare(run)
+test_program = program.test()

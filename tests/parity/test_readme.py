@@ -10,7 +10,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import nnxlite
@@ -18,12 +17,11 @@ import nnxlite
 eqx = pytest.importorskip("equinox")
 nnx = pytest.importorskip("flax.nnx")
 
-BOTH = pytest.mark.parametrize("nnx", [nnxlite, nnx], ids=["nnxlite", "flax"])
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
-@BOTH
-def test_modules_change_in_place_and_what_is_shared_stays_shared_through_jit(nnx):
+@pytest.mark.parametrize("nnx", [nnxlite, nnx], ids=["nnxlite", "flax"])
+def test_modules_are_pytrees_that_change_in_place_and_what_is_shared_stays_shared(nnx):
     class Pair(nnx.Module):
         def __init__(self):
             self.left = nnx.Param(jnp.ones(2))
@@ -38,23 +36,15 @@ def test_modules_change_in_place_and_what_is_shared_stays_shared_through_jit(nnx
 
     double(model)
     assert model.right is model.left and model.right[...].tolist() == [2.0, 2.0]
-
-
-@BOTH
-def test_modules_are_pytrees_and_the_seed_gives_the_same_parameters(nnx):
     layer = nnx.Linear(2, 3, rngs=nnx.Rngs(7))
     doubled = jax.tree.map(lambda x: 2 * x, layer)
-    expected = nnxlite.Linear(2, 3, rngs=nnxlite.Rngs(7)).kernel[...]
-    np.testing.assert_array_equal(doubled.kernel[...], 2 * expected)
+    assert (doubled.kernel[...] == 2 * layer.kernel[...]).all()
 
 
 def test_modules_of_equinox_are_immutable_and_copy_what_is_shared():
     layer = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     with pytest.raises(AttributeError):
         layer.weight = layer.weight * 2
-    changed = eqx.tree_at(lambda layer: layer.weight, layer, layer.weight * 2)
-    assert changed is not layer
-
     twice = eqx.filter_jit(lambda layers: layers)([layer, layer])
     assert twice[0] is not twice[1]
     assert len(jax.tree.leaves([layer, layer])) == 2 * len(jax.tree.leaves(layer))

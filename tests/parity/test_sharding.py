@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -82,15 +81,6 @@ def programs(lib):
     def under(rules, names):
         return lib.logical_axis_rules(rules)(spec)(names), spec(names, sharding_rules=rules)
 
-    def nested_rules():
-        found = lambda: spec(("batch", "mlp"))
-        with lib.logical_axis_rules((("batch", "data"),)):
-            first = found()
-            with lib.logical_axis_rules((("mlp", "model"),)):
-                second = found()
-            third = found()
-        return first, second, third, found(), lib.logical_axis_rules(RULES)(found)()
-
     def of_trees():
         layer = with_stat()
         layer.number = lib.Variable(3)
@@ -129,39 +119,6 @@ def programs(lib):
         stack(body, **carry, **over)(jnp.ones(8), model)
         return born, seen[0], described(model), model
 
-    def with_metadata(*axes):
-        seen = []
-
-        @lib.transform_metadata(in_axes=axes, out_axes=axes, partition="layers")
-        def f(a, b):
-            seen.append((a.sharding_names, b["v"].sharding_names))
-            return param(("x", "y")), [param(("x", "y"))]
-
-        def stacked_param(axis):
-            names = ["x", "y"]
-            if axis is not None:
-                names.insert(axis, "layers")
-            return param(tuple(names), (3, 4, 4))
-
-        a, b = map(stacked_param, axes)
-        first, (second,) = f(a, b={"v": b})
-        return seen, [v.sharding_names for v in (a, b, first, second)]
-
-    def callbacks_of_methods():
-        class Told(lib.Param):
-            def on_add_axis(self, index, name):
-                self.set_metadata(told=("add", index, name))
-
-            def on_remove_axis(self, index, name):
-                self.set_metadata(told=("remove", index, name))
-
-        v, out = Told(jnp.ones((2, 2)), sharding=("a", "b"), eager_sharding=False), []
-        for name in (None, "layers"):
-            for change in (v.add_axis, v.remove_axis):
-                change(0, name)
-                out.append((v.told, v.get_metadata("out_sharding")))
-        return out
-
     def optimized(metadata, jitted):
         jit = lib.jit if jitted else lambda f: f
 
@@ -178,23 +135,6 @@ def programs(lib):
         jit(step)(model, optimizer)
         kept = optimizer.opt_state[0].mu["w"].get_metadata().items()
         return born, described([model, optimizer]), dict(sorted(kept))
-
-    def own_sharding(annotation, jitted):
-        whole = NamedSharding(mesh_of(), P("data", "model"))
-        if annotation == "format":
-            whole = Format(Layout((1, 0)), whole)
-
-        def make():
-            layer = lib.Linear(8, 4, kernel_metadata={"sharding": whole}, rngs=lib.Rngs(0))
-            layer.other = lib.Param(jnp.zeros((8, 4)), optimizer_sharding=whole)
-            return layer, lib.Optimizer(layer, optax.adam(1e-2), wrt=lib.Param)
-
-        made = (lib.jit(make) if jitted else make)()
-        return [
-            (path, v.get_metadata("out_sharding", None), place(v.get_value()))
-            for path, v in lib.to_flat_state(lib.state(made))
-            if v.shape == (8, 4) and path[-1] != "other"
-        ], made[0].kernel.get_value().format.layout
 
     def whole_values():
         mesh = jax.sharding.get_mesh()
@@ -223,7 +163,6 @@ def programs(lib):
 
 
 def each(table, text, *choices):
-    """Add a line for every combination of arguments."""
     for values in itertools.product(*choices):
         table("", programs, text.format(*map(repr, values)))
 
@@ -272,19 +211,15 @@ lines(
     "specs, rules and axes",
     programs,
     """
-    nested_rules()
     of_trees()
     lib.get_partition_spec({'a': jnp.ones(2), 'n': np.ones(2), 'b': 1.0, 'd': None})
     lib.get_named_sharding({'a': jnp.ones(2), 'b': 1.0, 'd': None}, mesh_of())
     exactly(lib.vmap(lambda i: lib.Param(jnp.ones(2), sharding=P('a')), transform_metadata=layers)(jnp.arange(3)))
     exactly((lambda v: (lib.spmd.remove_axis(v, 0, layers), v)[1])(param(P('layers', 'a'), (3, 2))))
-    with_metadata(0, None)
-    with_metadata(0, 0)
-    with_metadata(1, 0)
+    (lambda v: [(v.add_axis(0, n), exactly(v), v.remove_axis(0, n), exactly(v)) for n in (None, 'layers')])(param(('a', 'b')))
     """,
 )
 
-each(placed, "own_sharding({}, {})", ("sharding", "format"), BOOLS)
 placed(
     "",
     programs,
@@ -292,7 +227,6 @@ placed(
     own_mesh_and_settings(mesh_of())
     own_mesh_and_settings(mesh_of(jax.sharding.AxisType.Explicit))
     place(lib.eval_shape(lambda: param(('data', None), mesh=mesh_of())).get_raw_value())
-    callbacks_of_methods()
     """,
 )
 

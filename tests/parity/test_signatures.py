@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-import typing as tp
 
 import pytest
 
@@ -42,26 +41,26 @@ CHANGED = {
 """What has other parameters in an older reference."""
 
 
-def get(lib: tp.Any, path: str) -> tp.Any:
+def get(lib, path):
     return functools.reduce(getattr, path.split(".") if path else [], lib)
 
 
 SIMPLE = (types.NoneType, types.EllipsisType, bool, int, float, str)
 
 
-def parameters(lib: tp.Any, path: str) -> list[inspect.Parameter]:
+def parameters(lib, path):
     """The parameters of a function or method, apart from `self`."""
     found = list(inspect.signature(get(lib, path)).parameters.values())
     return found[inspect.isclass(get(lib, path.rpartition(".")[0])) :]
 
 
-def is_simple(default: tp.Any) -> bool:
+def is_simple(default):
     """Whether a default says something by itself: not so an object that stands for "not given"."""
     parts = default if isinstance(default, tuple) else (default,)
     return default is inspect.Parameter.empty or all(isinstance(part, SIMPLE) for part in parts)
 
 
-def surface() -> tp.Iterator[str]:
+def surface():
     """The functions, the classes and their methods that both libraries have, by path."""
     for module in SUBMODULES + BRIDGE:
         theirs, ours = get(ref, module), get(nnx, module)
