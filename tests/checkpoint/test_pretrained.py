@@ -46,10 +46,10 @@ def cases():
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     sizes = {"n_positions": 24, "n_embd": 16, "n_layer": 2, "n_head": 4}
-    gpt2 = transformers.GPT2Config(101, **sizes, bos_token_id=0, eos_token_id=0)
+    gpt2 = transformers.GPT2Config(vocab_size=101, **sizes, bos_token_id=0, eos_token_id=0)
     sizes = {"hidden_size": 16, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    llama = transformers.LlamaConfig(101, **sizes, **heads)
+    llama = transformers.LlamaConfig(vocab_size=101, **sizes, **heads)
     models = transformers.GPT2LMHeadModel(gpt2).eval(), transformers.LlamaForCausalLM(llama).eval()
     for parameter in (p for model in models for p in model.parameters()):
         parameter.data += 0.1 * torch.randn_like(parameter)

@@ -28,7 +28,7 @@ ROWS = [[True], [True], [False]]
         ([1.0, 2.0, 3.0], [0.75, 0.75, 1.0], 5.25, 2),
         (2.0, False, 0, 0),
         (np.ones(1000, jnp.bfloat16), None, 1000, 1000),  # summed in float32
-        (np.ones(4, "bool"), [0.5, 0.5, 2.0, 0.0], 3, 3),  # weights are not rounded to integers
+        (np.ones(4, "bool"), [0.5, 0.5, 1.5, 0.0], 2.5, 2),  # weights are not rounded to integers
         (np.ones(2049), np.ones(2049, jnp.bfloat16), 2049, 2049),  # the count is exact
         (np.full(4, 200, "uint8"), np.full(4, 2), 1600, 8),
         (np.full(4, 60000, "float16"), np.full(4, 2), 480000, 8),
