@@ -118,10 +118,16 @@ def copied(a):
     return jnp.array(np.array(a))
 
 
-def own(variables):
+def own(variables, change=copied):
     """Give Variables arrays of their own on no certain device, to be donated or placed."""
     for x in variables:
-        x.set_raw_value(jax.tree.map(copied, x.get_raw_value()))
+        x.set_raw_value(jax.tree.map(change, x.get_raw_value()))
+
+
+def widen(w, variables):
+    """Give the arrays of Variables an axis to map, where they have none."""
+    wide = lambda a: jnp.broadcast_to(a[..., None], (*a.shape, 2)) if a.ndim == w.depth else a
+    own(variables, wide)
 
 
 def on_read(variable, value):

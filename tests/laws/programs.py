@@ -36,6 +36,7 @@ from tests.laws.edits import (
     pick,
     put,
     values_in,
+    widen,
 )
 from tests.laws.graphs import Pool, graphs
 from tests.laws.model import changeable, references
@@ -106,7 +107,9 @@ def enter(program, b, *here):
 
 def call(w: World, step: Step, here: tuple[tp.Any, ...]) -> None:
     """Call a transform with some of the objects, and put what it returns into one of them."""
-    name, targets = step.name, targets_of(w, step, here)
+    name, targets = step.name, targets_of(step, here)
+    if name == "vmap":
+        widen(w, all_of(targets, nnx.Variable))
     if name in DONATING:  # an array that is in two places cannot be donated in one of them
         own(all_of(targets, nnx.Variable))
         if any(model.is_array(leaf) for _, leaf in model.leaves(targets)):
@@ -125,12 +128,9 @@ def call(w: World, step: Step, here: tuple[tp.Any, ...]) -> None:
         put(targets[0], step.c, result)
 
 
-def targets_of(w: World, step: Step, here: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
-    """The objects that a call gets; under `vmap` some with an axis to map, if there are any."""
+def targets_of(step: Step, here: tuple[tp.Any, ...]) -> tuple[tp.Any, ...]:
+    """The objects that a call gets."""
     things = all_of(here, nnx.Pytree)
-    if step.name == "vmap":
-        with_axes = [x for x in things if all(v.ndim > w.depth for v in values_in(x))]
-        things = with_axes or things
     if step.name == "scan" or step.c % 3 == 0:
         return (pick(things, step.a),)
     return pick(things, step.a), pick(things, step.a + step.c)
@@ -202,6 +202,13 @@ def donating(**options):
 
 def remat(program, b, *here):
     return nnx.remat(functools.partial(enter, program, b))(*here)
+
+
+def grad(program, b, *here):
+    def f(x, *here):
+        return x * x, enter(program, b, *here)
+
+    return nnx.grad(f, has_aux=True)(1.0, *here)[1]
 
 
 def vmap(program, b, *here):
@@ -301,6 +308,7 @@ CALLS = {
     "donated": (donating(donate="written"), in_place),
     "donated_argnums": (donating(donate_argnums=2), in_place),
     "remat": (remat, in_place),
+    "grad": (grad, in_place),
     "vmap": (vmap, vmap_in_place),
     "vmap_none": (vmap_none, in_place),
     "cond": (cond, branch_in_place),

@@ -90,7 +90,7 @@ class Machine(RuleBasedStateMachine):
         """A call whose traces are counted: what is called, and the structure that it gets."""
         if step.name not in COUNTED:
             return None
-        targets = programs.targets_of(REAL, step, self.real)
+        targets = programs.targets_of(step, self.real)
         types = tuple(map(jax.typeof, values_in(targets)))  # with the mesh of an array
         return hash((step, programs.form(targets), types))
 
