@@ -68,7 +68,7 @@ QUICK = frozenset(
     """
     boundary/test_aliases.py checkpoint/test_mapping.py decoding/test_sampling.py
     distributed/test_local.py filtered/test_trees.py
-    graph/test_graphdef.py graph/test_plans.py graph/test_writes.py inspect/test_tabulate.py
+    graph/test_graphdef.py graph/test_plans.py inspect/test_tabulate.py
     laws/test_nothing_lost.py laws/test_order.py migrate/test_rules.py nn/test_layers.py
     nn/test_modes.py numerics/test_edges.py objects/test_capture.py
     objects/test_containers.py objects/test_module.py reliability/test_checks.py

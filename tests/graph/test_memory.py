@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import typing as tp
 import weakref
 
 import jax
@@ -19,7 +18,7 @@ ONE = jnp.ones(2)
 
 
 class Layer(nnx.Module):
-    def __init__(self, size: tp.Any = 2):
+    def __init__(self, size=2):
         self.kernel = nnx.Param(ONE)
         self.size = size
 
@@ -31,7 +30,7 @@ class Model(nnx.Module):
         self.tied = self.layers[0]
 
 
-def every_call(model: tp.Any) -> None:
+def every_call(model):
     graphdef, state = nnx.split(model)
     nnx.merge(graphdef, state)
     nnx.update(model, state)
@@ -43,47 +42,59 @@ def every_call(model: tp.Any) -> None:
         jax.tree.leaves(model)
 
 
-def cyclic() -> Model:
-    model = Model()
-    model.layers[0].up = model
-    return model
-
-
-def with_static(value: tp.Callable[[tp.Any], tp.Any]) -> tp.Callable[[], tp.Any]:
-    def make():
-        model = Model()
-        model.static = nnx.static(value(model))
-        return model
-
-    return make
-
-
-def with_metadata() -> Model:
-    model = Model()
-    model.hooked = nnx.Param(ONE, on_get_value=lambda variable, x: (model, x)[1])
-    return model
-
-
-MAKERS: dict[str, tp.Callable[[], tp.Any]] = {
-    "plain": Model,
-    "cycle": cyclic,
-    "static bound method": with_static(lambda m: m.__repr__),
-    "static closure": with_static(lambda m: lambda: m),
-    "static partial": with_static(lambda m: functools.partial(print, m.__repr__)),
-    "static default": with_static(lambda m: lambda f=m.__repr__: f),
-    "static tuple": with_static(lambda m: (1, (m.__repr__,))),
-    "metadata": with_metadata,
+HELD = {
+    "nothing": lambda m: None,
+    "cycle": lambda m: m,
+    "static bound method": lambda m: nnx.static(m.__repr__),
+    "static closure": lambda m: nnx.static(lambda: m),
+    "static partial": lambda m: nnx.static(functools.partial(print, m.__repr__)),
+    "static default": lambda m: nnx.static(lambda f=m.__repr__: f),
+    "static tuple": lambda m: nnx.static((1, (m.__repr__,))),
+    "metadata": lambda m: nnx.Param(ONE, on_get_value=lambda variable, x: (m, x)[1]),
 }
+"""How an object may hold itself."""
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_L9_an_object_dies_though_every_function_has_seen_it(make):
-    model = make()
+@pytest.mark.parametrize("held", HELD)
+def test_L9_an_object_dies_though_every_function_has_seen_it(held):
+    model = Model()
+    model.layers[0].held = HELD[held](model)
     every_call(model)
     gone = weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
+
+
+@nnx.jit
+def read(model):
+    return model.kernel * 1
+
+
+@nnx.jit
+def step(model, other):
+    model.kernel *= 2
+    other.kernel *= 2
+
+
+USES = {"jit": read, "filter_jit": nnx.filter_jit(read.fun), "writing": lambda m: step(m, Layer())}
+WRITES = {
+    "value": lambda m: setattr(m.kernel, "value", 2 * ONE),
+    "update": lambda m: nnx.update(m, {"kernel": 2 * ONE}),
+    "part": lambda m: m.kernel.__setitem__(slice(0, 2), 1.0),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("write", WRITES)
+def test_L9_no_value_outlives_its_writing_over(use, write):
+    model = Layer()
+    model.kernel.value = jnp.full(2, 0.5)
+    for _ in range(3):
+        USES[use](model)
+    old = weakref.ref(model.kernel.value)
+    WRITES[write](model)
+    assert old() is None
 
 
 def test_L9_a_companion_of_a_plan_dies():
@@ -100,11 +111,6 @@ def test_L9_a_companion_of_a_plan_dies():
 
 @pytest.mark.parametrize("leaves", ["an attribute", "a companion"])
 def test_L9_a_repeated_call_keeps_no_value_of_what_left(leaves):
-    @nnx.jit
-    def step(model, other):
-        model.kernel *= 2
-        other.kernel *= 2
-
     model, other = Layer(), Layer()
     for _ in range(3):
         step(model, other)
@@ -166,19 +172,12 @@ def test_a_split_of_the_same_object_allocates_nothing_that_stays():
     assert len(gc.get_objects()) <= before + 50
 
 
-def test_an_object_that_has_a_method_of_its_own_as_an_attribute_is_freed_after_a_transform():
-    class Own(nnx.Module):
-        def __init__(self):
-            self.weight = nnx.Param(ONE)
-            self.method = self.total
-
-        def total(self):
-            return self.weight.sum()
-
+def test_an_object_with_a_method_of_its_own_as_an_attribute_is_freed_after_a_transform():
     def once():
-        model = Own()
-        nnx.jit(lambda model: model.weight.sum())(model)
-        nnx.grad(lambda model: model.weight.sum())(model)
+        model = Layer()
+        model.method = model.__repr__
+        for transform in (nnx.jit, nnx.grad):
+            transform(lambda model: model.kernel.sum())(model)
         return weakref.ref(model)
 
     gone = once()

@@ -189,6 +189,25 @@ def test_objects_of_one_layout_do_not_share_edits():
     assert list(nnx.state(b)) == ["kernel"]
 
 
+def test_an_attribute_that_is_written_into_a_dict_counts_once_another_call_has_met_it():
+    model = nnx.Dict(a=Leaf(), mode="train")
+    nnx.split(model)
+    vars(model.a)["extra"] = nnx.Param(TWO)
+    nnx.split(model.a)
+    model.mode = "eval"  # for which the plan of the model would be renewed
+    slow.check(model)
+
+
+def test_a_value_of_another_type_is_another_program():
+    seen = []
+    look = nnx.filter_jit(lambda model: seen.append(type(model.kernel.value)) or model.count * 1)
+    model = Leaf()
+    for value in (ONE, ONE, "words", "words", TWO):
+        model.kernel.value = value
+        look(model)
+    assert [issubclass(kind, str) for kind in seen] == [False, True]
+
+
 # Renewed without a traversal ----------------------------------------------------------------------
 
 

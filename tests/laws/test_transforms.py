@@ -14,6 +14,7 @@ from tests.laws.graphs import Node
 from tests.laws.model import content, references
 from tests.laws.programs import numbers, pairs, programs, run
 
+
 def is_float_param(path, x):
     return isinstance(x, nnx.Param) and is_float(x.get_raw_value())
 

@@ -17,9 +17,6 @@ import nnxlite as nnx
 ONES = jnp.ones(2)
 
 
-# Reading -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -60,9 +57,6 @@ def test_type_kind_flags_and_calls():
     assert v.type is v.var_type is nnx.BatchStat
     assert (v.hijax, v.ref) == (False, False)
     assert nnx.Variable(lambda x, y=1: x + y)(2, y=3) == 5
-
-
-# Writing -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -112,15 +106,11 @@ def test_other_values_are_replaced_at_an_ellipsis_and_copied_at_an_index():
         assert v.value is value
 
 
-def test_operators_in_place_keep_the_variable():
-    v = shared = nnx.Param(ONES)
-    v += 1
-    v *= nnx.Param(3.0)
-    v -= jnp.ones((2, 1))
-    assert v is shared and shared.shape == (2, 2)
-    model = nnx.Dict(v=shared)
-    model.v += 1
-    assert model.v is shared and shared.value[0, 0] == 6.0
+def test_an_operator_in_place_keeps_the_variable_of_an_object():
+    model = nnx.Dict(v=nnx.Param(ONES))
+    shared = model.v
+    model.v -= jnp.ones((2, 1))
+    assert model.v is shared and shared.shape == (2, 2)
 
 
 def test_the_value_answers_what_other_libraries_ask_an_array_for():
@@ -129,9 +119,6 @@ def test_the_value_answers_what_other_libraries_ask_an_array_for():
     assert v.__array_namespace__() is ONES.__array_namespace__()
     assert not hasattr(nnx.Param(None), "__dlpack__")
     assert not hasattr(v, "__array_interface__x__") and getattr(v, "nope", 3) == 3
-
-
-# References --------------------------------------------------------------------------------------
 
 
 def test_a_value_in_a_reference_is_written_in_place():
@@ -217,9 +204,6 @@ def test_defaults_of_references_for_a_function():
     assert not now() and not nnx.var_defaults(hijax=False)(now)()
 
 
-# Copies ------------------------------------------------------------------------------------------
-
-
 def test_taking_over_another_variable():
     v, w = nnx.Param(ONES, tag="t"), nnx.Param(2 * ONES, other=1)
     v.copy_from(w)
@@ -238,9 +222,6 @@ def test_from_metadata_runs_no_callback():
     assert v.value is ONES and v.tag == "t" and not v.ref
 
 
-# JAX ---------------------------------------------------------------------------------------------
-
-
 def test_a_variable_is_a_pytree_of_its_value():
     v = nnx.Param({"a": ONES, "b": 2}, tag="t")
     pairs, treedef = jax.tree.flatten_with_path(v)
@@ -253,16 +234,6 @@ def test_a_variable_is_a_pytree_of_its_value():
         structure(nnx.Param(1)) != structure(nnx.Param(1, tag="t")) != structure(nnx.BatchStat(1))
     )
     assert jax.jit(lambda v: v * 2)(nnx.Param(3.0)) == 6.0
-
-
-def test_unhashable_metadata_count_by_content():
-    v = nnx.Param(ONES, table={"a": bytearray(b"x")})
-    assert v.replace().table == v.table and nnx.clone(v).table == v.table
-    assert nnx.graphdef(v) == nnx.graphdef(v.copy()) != nnx.graphdef(nnx.Param(ONES))
-    other = nnx.Param(ONES, table={"a": bytearray(b"y")})
-    assert nnx.graphdef(v) != nnx.graphdef(other)
-    one, same = nnx.graphdef(v), nnx.graphdef(v.copy())  # both alive: interned ones share a hash
-    assert hash(one) == hash(same)
 
 
 def test_generic_annotations_work():
