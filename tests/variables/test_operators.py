@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import math  # noqa: F401 - for the expressions
 import operator
 import pickle
 
@@ -88,8 +88,15 @@ EXPRESSIONS = """
     jnp.stack([f]), jnp.stack([half])
 """
 VALUES = {
-    **{"f": FLOATS, "i": INTS, "b": BOOLS, "row": jnp.array([1.0, 2.0, 3.0]), "two": jnp.array(2)},
-    **{"three": 3, "five": 5, "half": 2.5, "table": {"a": 1, "b": 2}},
+    "f": FLOATS,
+    "i": INTS,
+    "b": BOOLS,
+    "row": jnp.array([1.0, 2.0, 3.0]),
+    "two": jnp.array(2),
+    "three": 3,
+    "five": 5,
+    "half": 2.5,
+    "table": {"a": 1, "b": 2},
 }
 
 
