@@ -1,11 +1,15 @@
-"""`GraphDef`: equality, hashing, copies, its public spelling, and calls on what it describes."""
+"""`GraphDef`: which static values are equal, what an edit of one does, copies, and its text."""
 
 from __future__ import annotations
 
+import argparse
 import collections
 import copy
+import dataclasses
 import functools
 import pickle
+import threading
+import types
 
 import cloudpickle
 import jax
@@ -27,13 +31,6 @@ class Layer(nnx.Module):
         self.size = size
         self.act = act
 
-    def __call__(self, x):
-        self.calls = nnx.Variable(self.calls[...] + 1 if hasattr(self, "calls") else 1)
-        return x @ self.kernel
-
-    def scaled(self, x, *, by):
-        return by * (x @ self.kernel)
-
 
 class Model(nnx.Module):
     def __init__(self):
@@ -43,8 +40,94 @@ class Model(nnx.Module):
         self.none = nnx.data(None)
 
 
+# Static values that can be edited ------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Settings:
+    scale: float = 2.0
+    sizes: list[int] = dataclasses.field(default_factory=lambda: [1, 2])
+    inner: object = None
+    note: str = dataclasses.field(default="", compare=False)
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    scale: float = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    sizes: list[int]
+
+
+class Compared:
+    """Something with `==` and no hash."""
+
+    def __init__(self, scale=2.0):
+        self.scale = scale
+
+    def __eq__(self, other):
+        return isinstance(other, Compared) and self.scale == other.scale
+
+    __hash__ = None
+
+
+class ComparedWithHash(Compared):
+    def __hash__(self):
+        return hash(self.scale)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Hashed:
+    scale: float = 2.0
+    inner: object = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Around:
+    inner: Hashed = dataclasses.field(default_factory=Hashed)
+    scale = property(lambda self: self.inner.scale)
+
+
+class Table(dict):
+    """A subclass of a container."""
+
+
+class Secret:
+    """Does not tell what it has."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        return self is other
+
+    def __reduce_ex__(self, protocol):
+        raise RuntimeError("no")
+
+
+def cyclic():
+    settings = Settings()
+    settings.inner = [settings]
+    return settings
+
+
+def namespace():
+    return types.SimpleNamespace(scale=2.0, more={"a": [1]})
+
+
+MAKERS = [
+    *(Settings, Slotted, Compared, ComparedWithHash, Hashed, Around, namespace, cyclic),
+    lambda: Frozen([1]),
+    lambda: Settings(inner={Hashed(): (1, Hashed(inner=Hashed()))}),
+    lambda: Settings(inner=(Settings(), {"a": Compared()}, np.arange(3))),
+    lambda: argparse.Namespace(scale=2.0),
+    lambda: Table(a=[1]),
+]
+
 # equality and hash --------------------------------------------------------------------------------
 
+LARGE, LOCKED = np.arange(2000), types.SimpleNamespace(lock=threading.Lock())
 SAME = [
     (3, 3),
     ("x", "x"),
@@ -60,6 +143,13 @@ SAME = [
     (Size(1), Size(1)),
     (Pair(1, 2), Pair(1, 2)),
     ({1, 2}, {2, 1}),
+    (slice(1, None), slice(1, None)),
+    (Settings(note="a"), Settings(note="b")),
+    (Settings(inner=ONE), Settings(inner=ONE)),
+    (Settings(inner=LARGE), Settings(inner=LARGE)),
+    (LOCKED, copy.copy(LOCKED)),
+    (Secret(), None),
+    *((make(), make()) for make in MAKERS),
 ]
 DIFFERENT = [
     (1, True),
@@ -86,6 +176,11 @@ DIFFERENT = [
     ("a", b"a"),
     (None, False),
     (jnp.float32, np.dtype("float32")),
+    ((slice(1), 2), (slice(1.0), 2)),
+    (Settings(scale=1), Settings(scale=1.0)),
+    (Settings(inner=LARGE), Settings(inner=LARGE.copy())),
+    (Settings(inner=ONE), Settings(inner=ONE + 0)),
+    (Secret(), Secret()),
 ]
 
 
@@ -94,6 +189,7 @@ def numbered(pairs):
     return [f"{number}-{type(first).__name__}" for number, (first, _) in enumerate(pairs)]
 
 
+@pytest.mark.filterwarnings("ignore:.*neither an nnx.Module")
 @pytest.mark.parametrize("a, b", SAME, ids=numbered(SAME))
 def test_equal_static_values_make_one_definition(a, b):
     b = a if b is None else b
@@ -101,8 +197,10 @@ def test_equal_static_values_make_one_definition(a, b):
     assert one == other and one.structure is other.structure
     assert hash(one) == hash(other)
     assert one != "GraphDef"
+    assert jax.tree.structure(Layer(a)) == jax.tree.structure(Layer(b))
 
 
+@pytest.mark.filterwarnings("ignore:.*neither an nnx.Module")
 @pytest.mark.parametrize("a, b", DIFFERENT, ids=numbered(DIFFERENT))
 def test_different_static_values_make_different_definitions(a, b):
     for first, second in [(a, b), (b, a)]:
@@ -140,16 +238,74 @@ def test_a_closure_whose_captured_variable_was_rebound_is_not_taken_for_another(
     assert nnx.clone(hooked).hook(0) == 5
 
 
+@pytest.mark.parametrize("make", [Settings, Slotted, Compared, namespace, Hashed, ComparedWithHash])
+def test_an_edit_is_noticed(make):
+    traces = []
+
+    @nnx.jit
+    def call(layer):
+        traces.append(1)
+        return layer.size.scale * layer.kernel
+
+    layer = Layer(make())
+    before = nnx.graphdef(layer)
+    for scale, count in [(2.0, 1), (5.0, 2), (2.0, 2), (5.0, 2), (7.0, 3)]:
+        layer.size.scale = scale
+        np.testing.assert_array_equal(call(layer), scale * ONE)
+        assert len(traces) == count
+        assert (nnx.graphdef(layer) == before) is (scale == 2.0)
+
+
+def test_an_edit_far_inside_is_noticed():
+    settings = Settings(inner={"a": [Settings()]})
+    call = nnx.jit(lambda layer: layer.size.inner["a"][0].sizes[0] * layer.kernel)
+    for size in (1, 10):
+        settings.inner["a"][0].sizes[0] = size
+        np.testing.assert_array_equal(call(Layer(settings)), size * ONE)
+
+
+@pytest.mark.parametrize("make", [Hashed, Around, ComparedWithHash])
+@pytest.mark.parametrize("edited", [0, 1, 2])
+def test_an_edit_of_what_has_a_hash_is_seen_in_its_own_models(make, edited):
+    inside = (lambda part: (1, part)) if make is Hashed or edited == 1 else lambda part: part
+    part = lambda value: value[1] if type(value) is tuple else value
+    layers = [Layer(inside(make())) for _ in range(2)]
+    for layer in layers:
+        layer.kernel.set_metadata(note=inside(make()))
+    layers.append(nnx.merge(*nnx.split(layers[1])))
+    run = nnx.jit(lambda layer, get: part(get(layer)).scale * layer.kernel, static_argnums=1)
+    for get in (lambda layer: layer.size, lambda layer: layer.kernel.get_metadata("note")):
+        found = [part(get(layer)) for layer in layers]
+        if edited != 0:
+            run(layers[0], get)
+        (found[edited].inner if make is Around else found[edited]).scale = 5.0
+        for layer, settings in zip(layers, found):
+            np.testing.assert_array_equal(run(layer, get), settings.scale * ONE)
+        assert [settings.scale for settings in found].count(5.0) == (1 if edited == 0 else 2)
+
+
+def test_shared_settings_are_looked_at_once():
+    seen = []
+
+    class Watched(Compared):
+        def __getstate__(self):
+            seen.append(1)
+            return vars(self)
+
+    settings = Watched()
+    model = nnx.List([Layer(settings) for _ in range(50)])
+    call = nnx.jit(lambda model: model[0].size.scale * 1.0)
+    for _ in range(3):
+        seen.clear()
+        call(model)
+    assert len(seen) == 1
+
+
 def test_a_definition_is_a_pytree_without_leaves():
     graphdef = nnx.graphdef(Model())
     assert jax.tree.leaves(graphdef) == []
     assert jax.tree.map(lambda x: x, graphdef) is graphdef
-
-    @jax.jit
-    def again(parts):
-        return nnx.split(nnx.merge(*parts))
-
-    found, state = again(nnx.split(Model()))
+    found, state = jax.jit(lambda parts: nnx.split(nnx.merge(*parts)))(nnx.split(Model()))
     assert found == graphdef
     assert nnx.merge(found, state).a.kernel.tag == "k"
 
@@ -185,18 +341,18 @@ def test_copies_of_variables_and_arrays():
     model = Layer()
     graphdef, state = nnx.split(model)
     assert nnx.merge(graphdef, state).kernel is model.kernel
-    copied = nnx.merge(graphdef, state, copy=True)
-    assert copied.kernel is not model.kernel
-    assert copied.kernel.value is model.kernel.value
+    for copied in (
+        nnx.merge(graphdef, state, copy=True),
+        nnx.unflatten(*nnx.flatten(model), copy_variables=True),
+    ):
+        assert copied.kernel is not model.kernel
+        assert copied.kernel.value is model.kernel.value
     deep = nnx.clone(model, arrays=True)
-    assert deep.kernel.value is not model.kernel.value
-    assert deep.array is not model.array
+    assert deep.kernel.value is not model.kernel.value and deep.array is not model.array
     np.testing.assert_array_equal(deep.array, model.array)
     for host in (np.ones(2, np.float32), np.float32(1.0), 1.0):
         own = nnx.clone(nnx.Variable(host), arrays=True).value
         assert isinstance(own, jax.Array) and np.all(own == 1)
-    flat, values = nnx.flatten(model)
-    assert nnx.unflatten(flat, values, copy_variables=True).kernel is not model.kernel
 
 
 def test_maps_of_objects_and_numbers():
