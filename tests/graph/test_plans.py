@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import gc
 import types
-import typing as tp
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ import pytest
 
 import nnxlite as nnx
 from nnxlite._base.interning import epoch
+from nnxlite.graph import _plan
 from nnxlite.graph._plan import find_plan
 from tests.laws import model as slow
 from tests.laws.graphs import Box, Count, Pair
@@ -58,56 +58,30 @@ class Everything(nnx.Module):
         self.mode = "train"
 
 
-EDITS: dict[str, tp.Callable[[tp.Any], object]] = {
-    "attribute: array by None": lambda m: setattr(m, "array", None),
-    "attribute: cycle": lambda m: setattr(m.child, "up", m),
+EDITS = {
     "static: type only": lambda m: setattr(m, "number", 2.0),
-    "static: by a list": lambda m: setattr(m, "number", [1]),
-    "static: bool": lambda m: setattr(m, "number", True),
-    "static: type inside a tuple": lambda m: setattr(m, "shape", (2, (3.0,))),
     "status: static to data": lambda m: setattr(m, "number", nnx.data(2)),
     "status: data to static": lambda m: setattr(m, "none", nnx.static(None)),
     "status: array to static": lambda m: setattr(m, "array", nnx.static(1)),
-    "Variable: an equal one": lambda m: setattr(m, "kernel", nnx.Param(ONE, tag="k")),
-    "Variable: other kind": lambda m: setattr(m, "kernel", Count(ONE, tag="k")),
     "metadata: all": lambda m: nnx.set_metadata(m, tag="all"),
-    "metadata: in a plain list": lambda m: m.plain[0].set_metadata(tag=1),
-    "List: slice": lambda m: m.layers.__setitem__(slice(0, 2), [1]),
-    "List: item edited": lambda m: setattr(m.layers[0], "extra", 1),
-    "Dict: attribute": lambda m: setattr(m.heads, "right", Leaf()),
     "plain list: type of static": lambda m: m.plain.__setitem__(2, 5.0),
-    "plain list: other Variable": lambda m: m.plain.__setitem__(0, nnx.Param(TWO)),
     "plain list: array by None": lambda m: m.plain.__setitem__(1, None),
-    "plain list: array by static": lambda m: m.plain.__setitem__(1, 5),
     "plain list: deep": lambda m: m.plain[3][1]["deep"].append(ONE),
     "plain list: kind of container": lambda m: m.plain[3].__setitem__(1, [*m.plain[3][1].values()]),
-    "plain dict: key renamed": lambda m: m.table.update(yy=m.table.pop("y")),
     "list inside a tuple": lambda m: m.pair.second.append(TWO),
-    "tuple replaced": lambda m: setattr(m, "pair", m.pair._replace(first=TWO)),
     "tuple replaced by an equal one": lambda m: setattr(m, "pair", Pair(*m.pair)),
-    "static list: deep": lambda m: m.sizes[1].append(4),
     "static list: type only": lambda m: m.sizes.__setitem__(0, 1.0),
     "flat list: type only": lambda m: m.flat.__setitem__(0, True),
-    "flat list: longer": lambda m: m.flat.append(4),
-    "flat list: another one": lambda m: setattr(m, "flat", [1, "b"]),
     "flat dict: type only": lambda m: m.words.update(a=True),
-    "flat dict: other key": lambda m: m.words.update(c=m.words.pop("b")),
     "flat dict: order": lambda m: m.words.update(a=m.words.pop("a")),
     "settings: other value": lambda m: setattr(m.settings, "width", 2),
     "settings: deep": lambda m: m.settings.sizes.append(3),
     "static dict: deep": lambda m: m.options["a"].update(b=2),
-    "static dict: key": lambda m: m.options.update(a0=m.options.pop("a")),
     "static set": lambda m: m.names.add("z"),
     "list inside a static tuple": lambda m: m.fixed[1].append(1),
     "list inside a static named tuple": lambda m: m.config.second.append(1),
-    "State: attribute": lambda m: setattr(m.memory, "w", nnx.Param(ONE)),
     "State: deep": lambda m: m.memory["m"].__setitem__("o", TWO),
     "State: replaced": lambda m: setattr(m, "memory", nnx.State({"m": {"k": ONE}})),
-    "pytree node: static part": lambda m: setattr(m.box, "label", "other"),
-    "pytree node: deep": lambda m: m.box.content.append(ONE),
-    "removed": lambda m: delattr(m, "number"),
-    "popped": lambda m: nnx.pop(m.child, nnx.Param),
-    "updated with a new Variable": lambda m: nnx.update(m, {"new": nnx.Param(ONE)}),
     "updated with metadata": lambda m: nnx.update(m, {"kernel": nnx.Param(ONE, tag="new")}),
 }
 """Edits that `laws/test_mutations` does not draw, or rarely."""
@@ -224,9 +198,7 @@ class Net(nnx.Module):
 @pytest.fixture
 def traversals(monkeypatch):
     """The roots of every traversal from here on."""
-    from nnxlite.graph import _plan
-
-    seen: list[tp.Any] = []
+    seen = []
     traverse = _plan.traverse
 
     def noted(roots, **options):

@@ -12,6 +12,7 @@ import datetime
 import decimal
 import functools
 import pickle
+import types
 import typing as tp
 
 import jax
@@ -42,26 +43,30 @@ class Equal:
     owner = ""
 
     def __eq__(self, other):
-        return type(other) is Equal
+        return type(other) is type(self)
 
     def __hash__(self):
         return 1
 
 
-def owned(value: tp.Any, owner: str) -> tp.Any:
+class Unhashable(Equal):
+    __hash__ = None
+
+
+def owned(value, owner):
     value.owner = owner
     return value
 
 
-def named(owner: str) -> tp.Any:
+def named(owner):
     return owned(Name("n"), owner)
 
 
-def function(owner: str) -> tp.Any:
+def function(owner):
     return lambda x: nnx.relu(x)
 
 
-def zoned(owner: str) -> datetime.datetime:
+def zoned(owner):
     hours = 1 if owner == "a" else 2
     zone = datetime.timezone(datetime.timedelta(hours=hours))
     return datetime.datetime(2020, 1, 1, hours, tzinfo=zone)
@@ -74,9 +79,7 @@ class Tree:
     config: tp.Any
 
 
-# Each makes a value that equals that of another owner. -------------------------------------------------
-
-KINDS: dict[str, tp.Callable[[str], tp.Any]] = {
+KINDS = {
     "dataclass": lambda owner: Config(owner=owner),
     "frozen": lambda owner: Frozen(owner=owner),
     "text": named,
@@ -90,15 +93,16 @@ KINDS: dict[str, tp.Callable[[str], tp.Any]] = {
     "set": lambda owner: {1, 2},
     "tuple": lambda owner: (1, (Frozen(owner=owner), named(owner))),
     "partial": lambda owner: functools.partial(function(owner), 1.0),
+    "unhashable": lambda owner: owned(Unhashable(), owner),
+    "namespace": lambda owner: types.SimpleNamespace(inner={"a": [Config(owner=owner)]}),
 }
+"""Each makes a value that equals that of another owner."""
 
 
 class Part(nnx.Module):
-    def __init__(self, make: tp.Callable[[str], tp.Any], where: str, owner: str):
-        if where == "metadata":
-            self.weight = nnx.Param(jnp.ones(()), held=make(owner))
-        else:
-            self.weight = nnx.Param(jnp.ones(()))
+    def __init__(self, make, where, owner):
+        metadata = {"held": make(owner)} if where == "metadata" else {}
+        self.weight = nnx.Param(jnp.ones(()), **metadata)
         if where == "attribute":
             self.held = nnx.static(make(owner))
         if where == "item":
@@ -107,7 +111,7 @@ class Part(nnx.Module):
             self.tree = nnx.data(Tree(jnp.ones(()), make(owner)))
 
 
-def held_by(part: Part, where: str) -> tp.Any:
+def held_by(part, where):
     if where == "metadata":
         return part.weight.get_metadata("held")
     if where == "attribute":
@@ -115,7 +119,7 @@ def held_by(part: Part, where: str) -> tp.Any:
     return part.items[1] if where == "item" else part.tree.config
 
 
-def atoms(value: tp.Any) -> list[tp.Any]:
+def atoms(value):
     if isinstance(value, dict):
         value = [*value, *value.values()]
     if type(value) in (list, tuple):
@@ -123,7 +127,7 @@ def atoms(value: tp.Any) -> list[tp.Any]:
     return [value]
 
 
-def mark(value: tp.Any) -> tp.Any:
+def mark(value):
     if isinstance(value, functools.partial):
         value = value.func
     if isinstance(value, (decimal.Decimal, datetime.datetime)):
@@ -131,7 +135,7 @@ def mark(value: tp.Any) -> tp.Any:
     return getattr(value, "owner", None) if not callable(value) else id(value)
 
 
-def assert_own(result: Part, original: Part, where: str, copied: bool = False) -> None:
+def assert_own(result, original, where, copied=False):
     """The static value of a result is that of the original, or a copy of it."""
     mine, theirs = atoms(held_by(result, where)), atoms(held_by(original, where))
     assert len(mine) == len(theirs)
@@ -157,64 +161,56 @@ def updated(part):
     return part
 
 
-def clone(part):
-    return nnx.clone(part)
-
-
 def merged(part):
     return nnx.merge(*nnx.split(part))
 
 
 plain = jax.jit(lambda graphdef, state: nnx.state(nnx.merge(graphdef, state)))
 OVER_NONE = {"in_axes": None, "out_axes": None, "axis_size": 2}
-OPERATIONS: dict[str, tp.Callable[[tp.Any], tp.Any]] = {
+OPERATIONS = {
     "clone": nnx.clone,
     "merge": merged,
     "merge of a plain jit": lambda part: nnx.merge(nnx.graphdef(part), plain(*nnx.split(part))),
     "tree_map": lambda part: jax.tree.map(lambda x: x, part),
     "map": lambda part: nnx.map(lambda path, leaf: leaf, part),
-    "jit, cloned": nnx.jit(clone),
+    "jit, cloned": nnx.jit(nnx.clone),
     "jit, merged": nnx.jit(merged),
     "jit, the same": nnx.jit(same),
     "jit, new metadata": nnx.jit(renamed),
     "vmap": nnx.vmap(lambda part: part, **OVER_NONE),
-    "vmap, cloned": nnx.vmap(clone, **OVER_NONE),
-    "remat": nnx.remat(clone),
+    "vmap, cloned": nnx.vmap(nnx.clone, **OVER_NONE),
+    "remat": nnx.remat(nnx.clone),
     "grad": lambda part: nnx.value_and_grad(
         lambda part: (part.weight[...], nnx.clone(part)), has_aux=True
     )(part)[0][1],
     "cond": lambda part: nnx.cond(True, lambda part: part, lambda part: part, part),
     "fori_loop": lambda part: nnx.fori_loop(0, 1, lambda i, part: part, part),
     "update": updated,
-    "filter_jit": nnx.filter_jit(clone),
-    "eval_shape": lambda part: nnx.eval_shape(clone, part),
+    "filter_jit": nnx.filter_jit(nnx.clone),
+    "eval_shape": lambda part: nnx.eval_shape(nnx.clone, part),
 }
-COPIES: dict[str, tp.Callable[[tp.Any], tp.Any]] = {
+COPIES = {
     "deepcopy": copy.deepcopy,
-    "deepcopy of a graphdef": lambda part: nnx.merge(
-        copy.deepcopy(nnx.graphdef(part)), nnx.state(part)
-    ),
+    "deepcopy, split": lambda part: nnx.merge(*copy.deepcopy(nnx.split(part))),
     "pickle": lambda part: pickle.loads(pickle.dumps(part)),
-    "pickle of a graphdef": lambda part: nnx.merge(
-        pickle.loads(pickle.dumps(nnx.graphdef(part))), nnx.state(part)
-    ),
+    "pickle, split": lambda part: nnx.merge(*pickle.loads(pickle.dumps(nnx.split(part)))),
 }
 WHERE = ("attribute", "metadata", "item", "tree")
 
 
-def can_be(kind: str, where: str) -> bool:
+def can_be(kind, where):
     """Whether a kind of value is static there: arrays are data everywhere else than in metadata."""
     if where == "tree":  # JAX compares the static fields of a registered class by `==` and hash
-        return kind not in ("list", "dict", "set", "array")
+        return kind not in ("list", "dict", "set", "array", "unhashable", "namespace")
     return kind != "array" or where == "metadata"
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("where", WHERE)
 def test_an_object_keeps_its_own_static_values(where, operation):
-    """Each operation with every other kind of value; the others have their turn in another place."""
-    first = ([*OPERATIONS].index(operation) + WHERE.index(where)) % 2
-    for kind, make in [*KINDS.items()][first::2]:
+    """Each operation with a third of the kinds; the others have their turn in another place."""
+    first = ([*OPERATIONS].index(operation) + WHERE.index(where)) % 3
+    for kind, make in [*KINDS.items()][first::3]:
         if not can_be(kind, where):
             continue
         parts = [Part(make, where, owner) for owner in "ab"]
@@ -232,7 +228,7 @@ def test_a_copy_has_copies_of_the_static_values_of_its_original(operation):
 
 
 def test_equal_metadata_are_no_shared_object():
-    for make in (list, dict, set, lambda: Config(), lambda: np.zeros(2)):
+    for make in (list, dict, set, Config, lambda: np.zeros(2)):
         p, q = (nnx.Param(jnp.ones(()), held=make()) for _ in range(2))
         held = p.get_metadata("held"), q.get_metadata("held")
         assert held[0] is not held[1]
@@ -242,21 +238,6 @@ def test_equal_metadata_are_no_shared_object():
         assert a.kernel.get_metadata("held") is not b.kernel.get_metadata("held")
         for again in (copy.deepcopy(p), pickle.loads(pickle.dumps(p))):
             assert again.get_metadata("held") is not held[0]
-
-
-def test_an_edit_of_metadata_in_place_is_seen_by_the_next_call():
-    traces = []
-
-    @nnx.jit
-    def scaled(model):
-        traces.append(1)
-        return model.weight[...] * model.weight.factors[0]
-
-    model = nnx.Dict(weight=nnx.Param(jnp.ones(()), factors=[2.0]))
-    assert [float(scaled(model)) for _ in range(2)] == [2.0, 2.0]
-    model.weight.factors[0] = 3.0
-    assert [float(scaled(model)) for _ in range(2)] == [3.0, 3.0]
-    assert len(traces) == 2
 
 
 def test_an_edit_of_metadata_in_a_call_reaches_its_own_variable():

@@ -68,54 +68,34 @@ WRITES = {
         lambda m, x: m.layer.kernel.del_metadata("tag"),
         lambda m, x: setattr(m.layer.kernel, "tag", x),
     ],
-    "Param.__setstate__": [
-        lambda m, x: m.layer.kernel.__setstate__(m.layer.kernel.__getstate__()),
-    ],
-    "Param.__class__": [
-        lambda m, x: setattr(m.layer.kernel, "__class__", nnx.Variable),
-    ],
+    "Param.__setstate__": [lambda m, x: m.layer.kernel.__setstate__(m.layer.kernel.__getstate__())],
+    "Param.__class__": [lambda m, x: setattr(m.layer.kernel, "__class__", nnx.Variable)],
     "Layer.array": [
         lambda m, x: setattr(m.layer, "array", x),
         lambda m, x: delattr(m.layer, "array"),
     ],
-    "Layer.size": [
-        lambda m, x: setattr(m.layer, "size", 5),
-    ],
-    "Layer.new": [
-        lambda m, x: setattr(m.layer, "new", x),
-    ],
-    "Layer.kernel": [
-        lambda m, x: setattr(m.layer, "kernel", x),
-    ],
+    "Layer.size": [lambda m, x: setattr(m.layer, "size", 5)],
+    "Layer.new": [lambda m, x: setattr(m.layer, "new", x)],
+    "Layer.kernel": [lambda m, x: setattr(m.layer, "kernel", x)],
     "Layer.__dict__": [
         lambda m, x: setattr(m.layer, "__dict__", {}),
         lambda m, x: m.layer.__setstate__(m.layer.__getstate__()),
     ],
-    "Layer.out": [
-        lambda m, x: m.layer.sow(nnx.Intermediate, "out", x),
-    ],
-    "Layer.inner": [
-        lambda m, x: m.layer.perturb("inner", x),
-    ],
-    "Layer.__captures__": [
-        lambda m, x: capture(lambda layer: layer, nnx.Intermediate)(m.layer),
-    ],
+    "Layer.out": [lambda m, x: m.layer.sow(nnx.Intermediate, "out", x)],
+    "Layer.inner": [lambda m, x: m.layer.perturb("inner", x)],
+    "Layer.__captures__": [lambda m, x: capture(lambda layer: layer, nnx.Intermediate)(m.layer)],
     "Layer.None": [
         lambda m, x: nnx.update(m, {"layer": {"array": x}}),
         lambda m, x: nnx.pop(m, nnx.BatchStat),
         unflattened,
     ],
-    "List.3": [
-        lambda m, x: m.items.append(x),
-    ],
+    "List.3": [lambda m, x: m.items.append(x)],
     "List.0": [
         lambda m, x: m.items.insert(0, x),
         lambda m, x: m.items.__delitem__(0),
         lambda m, x: m.items.reverse(),
     ],
-    "List.1": [
-        lambda m, x: m.items.__setitem__(1, x),
-    ],
+    "List.1": [lambda m, x: m.items.__setitem__(1, x)],
     "Dict.a": [
         lambda m, x: m.table.__setitem__("a", x),
         lambda m, x: m.table.__delitem__("a"),
@@ -126,9 +106,7 @@ WRITES = {
         lambda m, x: nnx.update(m, {"extra": nnx.Param(x)}),
         lambda m, x: nnx.pop(m, lambda path, leaf: path == ("plain", 0)),
     ],
-    "RngCount.value": [
-        lambda m, x: m.rngs.normal(),
-    ],
+    "RngCount.value": [lambda m, x: m.rngs.normal()],
 }
 """The owner and attribute that an exception has as its fields, and writes that raise it."""
 
