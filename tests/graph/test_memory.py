@@ -184,11 +184,3 @@ def test_an_object_with_a_method_of_its_own_as_an_attribute_is_freed_after_a_tra
     jax.clear_caches()
     gc.collect()
     assert gone() is None
-
-
-def test_equal_modules_share_the_record_of_what_is_data():
-    one, other = Layer(), Layer()
-    assert one._nnx_status is other._nnx_status
-    one.extra = ONE
-    assert one._nnx_status["extra"] and "extra" not in other._nnx_status
-    assert other._nnx_status is Layer()._nnx_status

@@ -151,8 +151,6 @@ NAMES = {
         ValueError: 7 (Param) ... and 3 more
     nnx.split(layer, 3)
         TypeError: filter
-    nnx.split(layer, nnx.Param, 3.5)
-        TypeError: filter
     nnx.split(layer, [3])
         TypeError: filter
     nnx.split(layer, ..., nnx.Param)
@@ -181,8 +179,6 @@ NAMES = {
         TypeError: Expected a State ... got ArrayImpl
     nnx.merge(nnx.graphdef(variable))
         ValueError: expected 1 leaf, but got 0
-    nnx.merge(nnx.graphdef(variable), ONE, ONE)
-        ValueError: expected 1 leaf, but got 2
     nnx.merge(nnx.unpack(layer, nnx.Param, ...)[0], nnx.unpack(bigger(layer), nnx.Param, ...)[1])
         ValueError: GraphDef must be the same for all GraphState objects; that of argument 1 differs
         from that of argument 0: 'size': 3 became 4. Merge what one unpack gave
@@ -222,21 +218,15 @@ NAMES = {
         TypeError: pop takes an object, or a pytree of objects, got
     nnx.pop(variable, nnx.Param)
         TypeError: pop takes an object, or a pytree of objects, got
-    nnx.pop(ONE, nnx.Param)
-        TypeError: pop takes an object, or a pytree of objects, got
     nnx.pop(in_tuple, nnx.Param)
         ValueError: pop: 'held.1' is inside a tuple, which cannot lose an element
         ... Hold it in an attribute, a list or a dict.
-    nnx.pop(holding([(nnx.Param(ONE),)]), nnx.Param)
-        ValueError: pop: 'held.0.0' is inside a tuple, which cannot lose an element
     nnx.pop(holding(Pair(nnx.Param(ONE), 1)), nnx.Param)
         ValueError: pop: 'held.first' is inside a Pair, which cannot lose an element
     nnx.pop(holding(Box(nnx.Param(ONE))), nnx.Param)
         ValueError: pop: 'held.content' is inside a Box, which cannot lose an element
     nnx.update(variable, 2 * ONE, ONE)
         ValueError: Expected exactly one non-empty state for a Param, got 2: float32[2], float32[2]
-    nnx.update(variable, below)
-        ValueError: The root is a leaf, but the FlatState has leaves below it: ['a.b']
     nnx.update(with_axes, {"kernel": jnp.ones((4, 2, 3))})
         ValueError: 'kernel' has shape (2, 3) and its axes are annotated as (None, 'a'), the state
         brings ... Bring a Variable with the annotation of its axes (variable.replace(value,
@@ -250,8 +240,6 @@ NAMES = {
         TypeError: got float32[2]
     nnx.update(layer, ONE)
         TypeError: update takes states (State, FlatState or nested dicts), got ArrayImpl
-    nnx.update(layer, {}, 3)
-        TypeError: got int
     nnx.update((variable, (ONE,)), {0: 2 * ONE, 1: {0: 2 * ONE}})
         ValueError: update cannot change an array inside a tuple in place; pass the object that holds it
     nnx.update(declared, {"kernel": 2 * ONE, "note": nnx.Param(ONE)})
@@ -259,8 +247,6 @@ NAMES = {
     nnx.update(no_bias, {"kernel": 2 * no_bias.kernel[...], "bias": 1.0})
         ValueError: path 'bias' of Linear is None ... Remove it from the state, or bring a Variable
         to be added to an existing object.
-    nnx.update(no_bias, {"bias": {"a": ONE}})
-        ValueError: path 'bias' of Linear is None
     nnx.update(model, good, {"extra": ONE})
         ValueError: update: the path 'extra' of Model does not exist ... float32[2] ... Remove it from
         the state, or bring a Variable to be added to an existing object.
@@ -278,30 +264,22 @@ NAMES = {
         ValueError: update: the path 'words.0' of Model holds a leaf, not a node
     nnx.update(model, good | {"words": {1: 6}})
         ValueError: update: the path 'words.1' of Model is static
-    nnx.update(model, good | {"plain": {2: nnx.Param(ONE)}})
-        ValueError: update: the path 'plain.2' of Model does not exist
     nnx.update(model, good | {"layers": {2: nnx.Param(ONE)}})
         ValueError: update: the path 'layers.2' of Model is not the next item
     nnx.update(model, good | {"layers": {"0": {"weight": ONE}}})
         ValueError: update: the path 'layers.0' of Model does not exist ... number 0, not a text
         ... restore_int_paths(state)
-    nnx.update(model, good | {"layers": {"x": nnx.Param(ONE)}})
-        ValueError: update: the path 'layers.x' of Model is not the next item
     nnx.update(model, good | {"pair": {"third": nnx.Param(ONE)}})
         ValueError: update: the path 'pair.third' of Model does not exist
     nnx.update(model, good | {"layer": {"bias": {"x": 1}}})
         ValueError: update: the path 'layer.bias' of Model holds an array of shape (3,)
     nnx.update(model, good | {"layer": {"bias": None}})
         ValueError: update: the path 'layer.bias' of Model holds an array ... NoneType
-    nnx.update(model, good | {"layer": {"bias": "text"}})
-        ValueError: update: the path 'layer.bias' of Model holds an array ... str
     nnx.update(model, good | {"ref": jnp.ones(3)})
         ValueError: update: the reference at 'ref' has shape (2,), the state brings float32[3] of shape
         (3,) ... The shape of a reference is fixed: bring a value of the same shape, or assign a new
     nnx.update(model, nnx.State({"layer": {"bias": jnp.ones(3)}, "ref": nnx.Variable(1.0)}))
         ValueError: update: the reference at 'ref' has shape (2,), the state brings ... of shape ()
-    nnx.update(model, good | {"bare": 1.0})
-        ValueError: update: the reference at 'bare' has shape (2,), the state brings ... shape ()
     nnx.update(model, good | {"ref": jnp.ones(2, int)})
         ValueError: the reference at 'ref' has dtype float32, the state brings int32[2]
         ... Bring a value of the same dtype

@@ -85,8 +85,6 @@ def perturbed():
         TypeError: Data is for annotations: `name: Data[type]`
     node.n = nnx.static(ONE)
         ValueError: annotated with nnx.static(...) when setting attribute 'n'
-    node.n = nnx.static([ONE])
-        ValueError: annotated with nnx.static(...) when setting attribute 'n'
     node.n = nnx.static(nnx.Param(1))
         ValueError: annotated with nnx.static(...) when setting attribute 'n'
     node.size = ONE
@@ -107,12 +105,8 @@ def perturbed():
         ValueError: on attribute 'Made.a' ... not be inside other structures
     made(lambda self: setattr(self, "a", nnx.data({"k": (nnx.data(1),)})))
         ValueError: on attribute 'Made.a' ... not be inside other structures
-    made(lambda self: setattr(self, "a", []) or self.a.append(nnx.static(1)))
-        ValueError: on attribute 'Made.a' ... not be inside other structures
     node.size = [nnx.data(1)]
         ValueError: on attribute 'Affine.size'
-    node.shift = [nnx.data(1)]
-        ValueError: on attribute 'Affine.shift'
     nnx.data(nnx.static(1))
         ValueError: exclude each other ... got both around ... type 'int'
     nnx.data(1, default=2)
@@ -131,8 +125,6 @@ def perturbed():
         TypeError: takes no keyword arguments
     BelowObject(1)
         TypeError: BelowObject() takes no arguments: it has no __init__.
-    BelowObject(a=1)
-        TypeError: BelowObject() takes no arguments: it has no __init__.
     object.__new__(BoundMethod).__func__
         AttributeError: __func__
     object.__new__(BoundMethod).__self__
@@ -146,18 +138,12 @@ def perturbed():
         ValueError: nnx.static(...) when setting attribute 3 of Pytree type 'List'
     items[3]
         IndexError: Index out of bounds: 3 for a List of 3
-    items[-4]
-        IndexError: Index out of bounds: -4 for a List of 3
     items[3] = 1
         IndexError: Index out of bounds: 3 for a List of 3
     del items[-4]
         IndexError: Index out of bounds: -4 for a List of 3
     items["a"]
         TypeError: must be integers or slices, got str
-    items[None]
-        TypeError: must be integers or slices, got NoneType
-    items[0.5] = 1
-        TypeError: must be integers or slices
     items.insert(0, [nnx.data(1)])
         ValueError: not be inside other structures
     items[0:2] = [5, nnx.static(ONE)]
@@ -168,15 +154,9 @@ def perturbed():
         AttributeError: 'List' object has no attribute 'size'
     getattr(items, "3")
         AttributeError: 'List' object has no attribute '3'
-    getattr(items, "-1")
-        AttributeError: 'List' object has no attribute '-1'
     getattr(items, "01")
         AttributeError: 'List' object has no attribute '01'
     table["zz"]
-        KeyError: 'zz' is not in the Dict; it has ['a', 'b']
-    del table["zz"]
-        KeyError: 'zz' is not in the Dict; it has ['a', 'b']
-    table.pop("zz")
         KeyError: 'zz' is not in the Dict; it has ['a', 'b']
     table.zz
         AttributeError: 'Dict' object has no attribute 'zz', and no item
@@ -185,8 +165,6 @@ def perturbed():
 
     node.sow(int, "d", 1)
         TypeError: Expected a Variable class or its registered name
-    node.sow(None, "d", 1)
-        TypeError: Expected a Variable class or its registered name
     node.sow(nnx.Intermediate, "size", 1.0)
         ValueError: Affine.sow: Expected 'size' to be a Variable, got int
     node.sow(nnx.Intermediate, "train", 1.0)
@@ -194,16 +172,12 @@ def perturbed():
     node.sow(nnx.Intermediate, "scale", 1.0)
         ValueError: Affine.sow: Expected 'scale' to be of type 'Intermediate', got 'Param'
         ... nnx.pop(model, nnx.Param)
-    node.perturb("size", 1.0)
-        ValueError: Affine.perturb: Expected 'size' to be a Variable, got int
     node.perturb("train", 1.0)
         ValueError: Affine.perturb: Expected 'train' to be a Variable, got method
     node.perturb("scale", 1.0)
         ValueError: Affine.perturb: Expected 'scale' to be of type 'Perturbation', got 'Param'
     noisy.perturb("inner", jnp.ones(3))
         ValueError: Affine.perturb: ... 'inner' was made for float32[2], and the value is float32[3]
-    noisy.perturb("inner", jnp.ones((1, 1)))
-        ValueError: 'inner' was made for float32[2], and the value is float32[1, 1]
     noisy.perturb("inner", {"a": ONE})
         ValueError: 'inner' was made for float32[2], and the value is {'a': 'float32[2]'}
     table.set_attributes(deterministic=True, foo=1, bar=2)
@@ -222,8 +196,6 @@ def perturbed():
         ValueError: Duplicate
     nnx.view_info(tied, graph=False)
         ValueError: Duplicate
-    nnx.with_attributes(tied, deterministic=True, graph=False)
-        ValueError: Duplicate
     nnx.with_attributes(table, deterministic=True, foo=1)
         ValueError: instance of the following attributes: ['foo']. No module in this Dict
     nnx.with_attributes(table, deterministic=ONE)
@@ -239,8 +211,6 @@ def perturbed():
         TypeError: capture takes a module or a function, got int
     nnx.capture(node, "intermediates")
         TypeError: takes classes of Variables, such as nnx.Intermediate
-    nnx.capture(node, nnx.Intermediate, nnx.Module)
-        TypeError: takes classes of Variables, such as nnx.Intermediate
     nnx.capture(node, nnx.Intermediate, method_outputs="x")
         TypeError: takes classes of Variables
     nnx.capture(lambda m: m, nnx.Intermediate)(m=node)
@@ -251,8 +221,6 @@ def perturbed():
         ValueError: 'a' is the name of ... recorded 'a.deep'
 
     nnx.RngStream("x", tag="a")
-        ValueError: Invalid rng value ... jax.random.key ... RngStream
-    nnx.RngStream(None, tag="a")
         ValueError: Invalid rng value ... jax.random.key ... RngStream
     nnx.RngStream(np.zeros(2, np.uint32), tag="a")
         ValueError: Invalid rng value ... jax.random.key ... RngStream
@@ -268,13 +236,9 @@ def perturbed():
         ValueError: Invalid rng value
     rngs.params.split("a")
         TypeError: int or a tuple of ints, got 'a'
-    rngs.params.broadcast(None)
-        TypeError: int or a tuple of ints, got None
     rngs.params.split(-1)
         ValueError: cannot be negative, got -1
     drawn()
-        ValueError: 'noise' holds an array of keys ... (2,) ... restore_rngs
-    drawn.fork()
         ValueError: 'noise' holds an array of keys ... (2,) ... restore_rngs
     drawn.split(2)
         ValueError: 'noise' holds an array of keys ... (2,) ... restore_rngs
@@ -297,13 +261,9 @@ def perturbed():
         ValueError: squeeze=True is only supported for splits=1, got ... 2
     nnx.split_rngs(nnx.Dict(rngs=wide), splits=2)
         ValueError: 'params' at path rngs.params holds an array of keys
-    nnx.fork_rngs(nnx.Dict(rngs=wide))
-        ValueError: 'params' at path rngs.params holds an array of keys
     nnx.with_rngs(nnx.Dict(rngs=wide), fork=True)
         ValueError: 'params' at path rngs.params holds an array of keys
     nnx.restore_rngs([1])
-        TypeError: restore_rngs takes what ... triples; got an item
-    nnx.restore_rngs([(1, 2, 3)])
         TypeError: restore_rngs takes what ... triples; got an item
     nnx.restore_rngs([(drawn, 1)])
         TypeError: restore_rngs takes what ... triples; got an item

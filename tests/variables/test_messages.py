@@ -20,8 +20,6 @@ class Unknown(nnx.Variable): ...
         AttributeError: Cannot set attribute q of Param ... variable.set_metadata(q=...)
     v.tag = 1
         AttributeError: Cannot set attribute tag of Param ... variable.set_metadata(tag=...)
-    v.shape = 1
-        AttributeError: Cannot set attribute shape of Param ... variable.set_metadata(shape=...)
     v.ref = 1
         AttributeError: ref
     v.hijax = 1
@@ -56,13 +54,7 @@ class Unknown(nnx.Variable): ...
         ValueError: broadcast
     nnx.Param("text", ref=True)
         TypeError: Param(ref=True) holds ... takes an array or a number
-    nnx.Param((1, 2), ref=True)
-        TypeError: Param(ref=True) holds ... takes an array or a number
-    nnx.Param(None, ref=True)
-        TypeError: Param(ref=True) holds ... takes an array or a number
     nnx.Param(1, hijax=True)
-        ValueError: (hijax=True) is not available ... ref=True
-    v.replace(hijax=True)
         ValueError: (hijax=True) is not available ... ref=True
     nnx.var_defaults(hijax=True)
         ValueError: (hijax=True) is not available ... ref=True
@@ -79,8 +71,6 @@ class Unknown(nnx.Variable): ...
         TypeError: Param.set_metadata ... takes (name, value), ... got 0 positional and 0 keyword
     v.set_metadata("a")
         TypeError: Param.set_metadata ... takes (name, value), ... got 1 positional and 0 keyword
-    v.set_metadata("a", 1, 2)
-        TypeError: Param.set_metadata ... takes (name, value), ... got 3 positional and 0 keyword
     v.set_metadata(1, 2)
         TypeError: Param.set_metadata ... takes (name, value), ... got 2 positional and 0 keyword
     v.set_metadata("a", 1, b=2)
@@ -101,9 +91,6 @@ class Unknown(nnx.Variable): ...
     nnx.spmd.remove_axis(named, 0, {nnx.PARTITION_NAME: "z"})
         ValueError: Param has the sharding names ('a', 'b'): axis 0 is 'a', not 'z' as the transform
         says. Give both the same name.
-    nnx.spmd.remove_axis(named, 5, {nnx.PARTITION_NAME: "z"})
-        ValueError: Param has the sharding names ('a', 'b'): axis 5 is None, not 'z' as the transform
-        says. Give both the same name.
 
     nnx.register_variable_name("params", Unknown)
         ValueError: Name params already mapped to type Param ... overwrite=True
@@ -111,15 +98,11 @@ class Unknown(nnx.Variable): ...
         ValueError: Name params already mapped to type Param
     nnx.register_variable_name("x", int)
         TypeError: Expected a Variable class for the name 'x', got
-    nnx.register_variable_name("x", v)
-        TypeError: Expected a Variable class for the name 'x', got
     nnx.variable_type_from_name("test_none")
         ValueError: Name test_none is not registered in the registry ... allow_register=True
     nnx.variable_name_from_type(Unknown)
         ValueError: Type Unknown is not registered in the registry ... allow_register=True
     nnx.variable_name_from_type(nnx.Variable)
-        ValueError: is not registered in the registry
-    nnx.variable_name_from_type(nnx.RngKey)
         ValueError: is not registered in the registry
 """)
 def test_a_refusal_says_why_and_changes_nothing(line, message):
