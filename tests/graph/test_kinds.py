@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import gc
 import pickle
+import types
 import typing as tp
 import weakref
 
@@ -256,26 +257,36 @@ def test_children_of_pytree_nodes_are_sorted_and_go_back_to_their_places(make):
     assert [float(x) for x in jax.tree.leaves(holder)] == [5.0, 2.0, 3.0, 2.0]
 
 
+@jax.tree_util.register_pytree_node_class
+class Bag:
+    """A pytree node whose child is a new list each time, and that has a static part."""
+
+    def __init__(self, items, notes=None):
+        self.items, self.notes = items, notes
+
+    def tree_flatten(self):
+        return [list(self.items)], self.notes
+
+    @classmethod
+    def tree_unflatten(cls, notes, children):
+        return cls(children[0], notes)
+
+
 def test_containers_that_are_made_anew_while_they_are_searched():
-    """The `flatten` of a pytree node may make a list, whose id the next one has soon afterwards."""
-
-    @jax.tree_util.register_pytree_node_class
-    class Bag:
-        def __init__(self, items):
-            self.items = items
-
-        def tree_flatten(self):
-            return [list(self.items)], None
-
-        @classmethod
-        def tree_unflatten(cls, _, children):
-            return cls(children[0])
+    """The next one soon has the id of a list that `flatten` has made."""
 
     class Shelf(nnx.Module):
         def __init__(self, at):
             self.bags = [Bag([jnp.ones(1)] if i == at else ["text"]) for i in range(21)]
 
     assert [len(jax.tree.leaves(nnx.state(Shelf(at)))) for at in range(21)] == [1] * 21
+
+
+@pytest.mark.parametrize("notes", [[1], types.SimpleNamespace(a=1), np.arange(2)], ids=repr)
+def test_a_pytree_node_with_a_static_part_that_has_no_hash(notes):
+    holder = nnx.Dict(held=Bag([ONE], notes))
+    for _ in range(3):
+        assert nnx.merge(*nnx.split(holder)).held.notes is notes
 
 
 def test_keys_of_mixed_types_have_one_order_in_states_and_definitions():

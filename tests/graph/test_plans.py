@@ -79,7 +79,7 @@ EDITS = {
     "State: replaced": lambda m: setattr(m, "memory", nnx.State({"m": {"k": ONE}})),
     "updated with metadata": lambda m: nnx.update(m, {"kernel": nnx.Param(ONE, tag="new")}),
 }
-"""Edits that `laws/test_mutations` does not draw, or rarely."""
+"""Edits that `laws/test_functional` does not draw, or rarely."""
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)

@@ -189,19 +189,14 @@ def write(w, here, a, b, c):
     if found := variables(here):
         chosen = pick(found, a)
         new = computed(w, chosen.get_value(), c)
-        if b % 3 == 0 and dtype(new) == dtype(chosen.get_value()):  # else JAX warns of `[...] =`
+        if b % 4 == 0 and dtype(new) == dtype(chosen.get_value()):  # else JAX warns of `[...] =`
             chosen[...] = new
-        elif b % 3 == 1:
+        elif b % 4 == 1:
             chosen.value = new
+        elif b % 4 == 2:  # past the hooks
+            chosen.set_raw_value(computed(w, chosen.get_raw_value(), c))
         else:
             chosen.set_value(new)
-
-
-def write_raw(w, here, a, b, c):
-    """The same past the hooks."""
-    if found := variables(here):
-        chosen = pick(found, a)
-        chosen.set_raw_value(computed(w, chosen.get_raw_value(), c))
 
 
 def hook(w, here, a, b, c):
@@ -383,7 +378,7 @@ def fail(w, here, a, b, c):
 
 
 GROWING = (new_variable, new_object, container, clone, merged, fork)
-VALUES = (draw, write, write_raw, copy_alike, update)
+VALUES = (draw, write, copy_alike, update)
 EDITS = (
     *(copy_value, tag, untag, hook, share, array, static, delete, rearrange, sow, pop, mode, outer),
     *GROWING,

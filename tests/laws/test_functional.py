@@ -1,4 +1,4 @@
-"""Laws L1 to L4 of the functional API, on random graphs, against the slow model."""
+"""Laws L1 to L4 and L8 of the functional API, on random graphs and edits, against the slow model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 import nnxlite as nnx
 from tests.laws import model
+from tests.laws.edits import EDIT, REAL
 from tests.laws.graphs import Count, Node, graphs, roots
 from tests.laws.model import references, same_pairs
+from tests.laws.programs import run, steps
 
 
-def flat(state) -> list:
+def flat(state):
     """The (path, leaf) pairs of a nested State, sorted as leaves are."""
     return [(path, leaf) for path, leaf in nnx.to_flat_state(state)]
 
@@ -159,6 +161,25 @@ def test_pop_takes_what_the_model_takes(root):
 
 def in_order(pair):
     return [(isinstance(key, str), key) for key in pair[0]]
+
+
+@settings(max_examples=100)
+@given(graphs(depth=2), st.lists(steps(EDIT), min_size=1, max_size=5))
+@pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types")
+def test_L8_every_function_sees_every_edit_and_a_refused_one_changes_nothing(made, program):
+    """Also from a plan that was made before the edit."""
+    root, _ = made
+    model.check(root)
+    for step in program:
+        before = model.canonical(root)
+        if run(REAL, [step], (root,)):
+            assert model.canonical(root) == before
+        try:
+            nnx.split(root)
+        except ValueError as error:  # data was put into a static container, or into itself
+            assert "static attribute" in str(error) or "contains itself" in str(error)
+            return
+        model.check(root)
 
 
 def test_the_strategy_meets_sharing_cycles_and_containers():

@@ -268,22 +268,6 @@ def test_a_name_that_is_defined_or_bound_again_later_counts(code):
     assert call(models[1], ONE) == 3.0
 
 
-def test_a_container_that_optax_captured_counts_as_it_is():
-    mask = nnx.State({"weight": True})
-    make = lambda mask: optax.chain(optax.sgd(1.0), optax.masked(optax.scale(0.0), mask))
-    models = [Net(nnx.relu) for _ in range(2)]
-    first = nnx.Optimizer(models[0], make(nnx.State({"weight": True})), wrt=nnx.Param)
-    nnx.split(first)
-    del first
-    edited = make(mask)
-    optimizer = nnx.Optimizer(models[0], edited, wrt=nnx.Param)
-    nnx.split(optimizer)
-    mask["weight"] = False
-    assert step(models[0], optimizer) == 1.0
-    other = nnx.Optimizer(models[1], make(nnx.State({"weight": True})), wrt=nnx.Param)
-    assert step(models[1], other) == 0.0
-
-
 @pytest.mark.parametrize("first, second", [(1, 1.0), (1.0, 1), (True, 1)])
 def test_whole_numbers_keep_their_type(first, second):
     schedules = [optax.constant_schedule(value) for value in (first, second)]

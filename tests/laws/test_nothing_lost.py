@@ -91,16 +91,3 @@ def test_L7_a_misshapen_value_is_named_with_both_shapes(data, root):
     text = str(caught.value)
     assert "'ref'" in text and "(2,)" in text and "(7, 9)" in text
     assert model.canonical(root) == before
-
-
-@few
-@given(st.data(), filled)
-def test_L7_a_value_of_another_shape_goes_where_it_belongs(data, root):
-    pairs = [(p, x) for p, x in model.leaves(root) if model.is_variable(x)]
-    path, variable = data.draw(st.sampled_from(pairs))
-    before = dict(nnx.flatten(root)[1])
-    refs = references(root)
-    nnx.update(root, nnx.from_flat_state([(path, jnp.zeros((7, 9)))]))
-    assert variable.shape == (7, 9)
-    assert all(x is y for x, y in zip(references(root), refs, strict=True))
-    assert all(x is before[p] for p, x in nnx.flatten(root)[1])

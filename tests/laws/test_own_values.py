@@ -127,21 +127,13 @@ def atoms(value):
     return [value]
 
 
-def mark(value):
-    if isinstance(value, functools.partial):
-        value = value.func
-    if isinstance(value, (decimal.Decimal, datetime.datetime)):
-        return str(value)
-    return getattr(value, "owner", None) if not callable(value) else id(value)
-
-
 def assert_own(result, original, where, copied=False):
     """The static value of a result is that of the original, or a copy of it."""
     mine, theirs = atoms(held_by(result, where)), atoms(held_by(original, where))
     assert len(mine) == len(theirs)
     for new, old in zip(mine, theirs):
         if copied:
-            assert callable(new) or mark(new) == mark(old)
+            assert getattr(new, "owner", str(new)) == getattr(old, "owner", str(old))
         elif type(old) not in (int, str, set):
             assert new is old, where
 
@@ -232,8 +224,6 @@ def test_equal_metadata_are_no_shared_object():
         p, q = (nnx.Param(jnp.ones(()), held=make()) for _ in range(2))
         held = p.get_metadata("held"), q.get_metadata("held")
         assert held[0] is not held[1]
-        p.set_metadata(other=1), q.set_metadata(other=1)
-        assert (p.get_metadata("held"), q.get_metadata("held")) == held or make is not list
         a, b = (nnx.Linear(1, 1, rngs=nnx.Rngs(0), kernel_metadata={"held": make()}) for _ in "ab")
         assert a.kernel.get_metadata("held") is not b.kernel.get_metadata("held")
         for again in (copy.deepcopy(p), pickle.loads(pickle.dumps(p))):

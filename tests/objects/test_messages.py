@@ -253,15 +253,11 @@ def perturbed():
         AttributeError: its streams: none
     wide.split(3)
         ValueError: 'params' holds an array of keys
-    wide.fork()
-        ValueError: 'params' holds an array of keys
     wide.split({"default": 2, "params": "a"})
         TypeError: got 'a'
     nnx.split_rngs(rngs, splits=2, squeeze=True)
         ValueError: squeeze=True is only supported for splits=1, got ... 2
     nnx.split_rngs(nnx.Dict(rngs=wide), splits=2)
-        ValueError: 'params' at path rngs.params holds an array of keys
-    nnx.with_rngs(nnx.Dict(rngs=wide), fork=True)
         ValueError: 'params' at path rngs.params holds an array of keys
     nnx.restore_rngs([1])
         TypeError: restore_rngs takes what ... triples; got an item

@@ -39,8 +39,6 @@ def test_abstract_values_have_shape_and_dtype():
     assert v.shape == (2, 3) and v.dtype == jnp.bfloat16 and v.ndim == 2
     v[...] = jnp.zeros((2, 3))  # takes the place of what has no content
     assert v.value.shape == (2, 3)
-    made = nnx.Param(jax.eval_shape(lambda: jnp.zeros(4)))
-    assert made.shape == (4,)
 
 
 def test_a_variable_given_as_value_is_opened():
