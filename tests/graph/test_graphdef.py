@@ -214,30 +214,6 @@ def test_different_static_values_make_different_definitions(a, b):
             assert held[0] != held[1]
 
 
-def test_a_closure_whose_captured_variable_was_rebound_is_not_taken_for_another():
-    def make(n):
-        def rebind(m):
-            nonlocal n
-            n = m
-
-        return (lambda x: x + n), rebind
-
-    first, rebind = make(1)
-    one = Layer(first)
-    nnx.split(one)
-    held, hooked = [ONE, first], nnx.Param(ONE, hook=first)
-    nnx.split([held, hooked])
-    rebind(5)
-    second, _ = make(1)
-    for _ in range(2):
-        assert nnx.merge(*nnx.split(Layer(second))).size(0) == 1
-        assert nnx.merge(*nnx.split([ONE, second]))[1](0) == 1
-        assert nnx.clone(nnx.Param(ONE, hook=second)).hook(0) == 1
-    assert nnx.clone(one).size(0) == 5
-    assert nnx.clone(held)[1](0) == 5
-    assert nnx.clone(hooked).hook(0) == 5
-
-
 @pytest.mark.parametrize("make", [Settings, Slotted, Compared, namespace, Hashed, ComparedWithHash])
 def test_an_edit_is_noticed(make):
     traces = []

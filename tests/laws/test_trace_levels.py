@@ -39,10 +39,6 @@ def unflattened(m, x):
     nnx.unflatten(graphdef, flat, outer_index_outer_ref={0: m.layer})
 
 
-def zeros(m, x):
-    return jax.tree.map(lambda v: v * x[0], nnx.state(m.layer))
-
-
 WRITES = {
     "Param.value": [
         lambda m, x: setattr(m.layer.kernel, "value", x),
@@ -55,7 +51,6 @@ WRITES = {
         lambda m, x: m.layer.kernel.update_from_state(nnx.Param(x)),
         lambda m, x: m.layer.kernel.__iadd__(1.0),
         lambda m, x: nnx.update(m, {"layer": {"kernel": x}}),
-        lambda m, x: nnx.update(m.layer, zeros(m, x)),
     ],
     "Param.metadata": [
         lambda m, x: m.layer.kernel.set_metadata(a=1),
