@@ -93,7 +93,7 @@ KINDS = {
     "set": lambda owner: {1, 2},
     "tuple": lambda owner: (1, (Frozen(owner=owner), named(owner))),
     "partial": lambda owner: functools.partial(function(owner), 1.0),
-    "unhashable": lambda owner: owned(Unhashable(), owner),
+    "unhashable": lambda owner: Unhashable(),
     "namespace": lambda owner: types.SimpleNamespace(inner={"a": [Config(owner=owner)]}),
 }
 """Each makes a value that equals that of another owner."""

@@ -122,7 +122,7 @@ def test_init_keeps_metadata_and_gives_sow_its_start():
 
 class Methods(nnx.Module):
     def __call__(self, x):
-        self.text(), self.nothing(), self._private(x)
+        self.text(), self._private(x)
         return self.static(self.jitted(x))
 
     @nnx.jit
@@ -135,8 +135,6 @@ class Methods(nnx.Module):
 
     def text(self):
         return "not an array"
-
-    def nothing(self): ...
 
     def _private(self, x):
         return x
