@@ -30,13 +30,9 @@ class Foreign:
         self.fields = fields
 
 
-def flatten(node):
-    return sorted(node.fields.items()), Foreign
-
-
 nnx.graphlib.register_graph_node_type(
     Foreign,
-    flatten,
+    lambda node: (sorted(node.fields.items()), Foreign),
     lambda node, key, value: node.fields.__setitem__(key, value),
     lambda node, key: node.fields.pop(key),
     lambda metadata: metadata(),

@@ -154,13 +154,10 @@ def test_pop_takes_what_the_model_takes(root):
     nnx.split(root)
     popped = nnx.pop(root, nnx.Param)
     model.without(other, nnx.Param)
+    in_order = lambda pair: [(isinstance(key, str), key) for key in pair[0]]
     assert same_pairs(flat(popped), sorted(expected, key=in_order))
     assert model.canonical(root) == model.canonical(other)
     assert nnx.state(root, nnx.Param) == {}
-
-
-def in_order(pair):
-    return [(isinstance(key, str), key) for key in pair[0]]
 
 
 @settings(max_examples=100)

@@ -21,20 +21,6 @@ def is_float_param(path, x):
     return isinstance(x, nnx.Param) and is_float(x.get_raw_value())
 
 
-def held(pair):
-    """Two arguments as one object, whose float Params are marked."""
-    holder = Node()
-    holder.one, holder.two = pair
-    for variable in variables(holder):
-        if is_float_param((), variable):
-            variable.set_metadata(chosen=True)
-    return holder
-
-
-CHOSEN = nnx.DiffState(0, lambda path, x: getattr(x, "chosen", False))
-"""What is differentiated; transforms choose by path, class and metadata."""
-
-
 def total(here):
     """A loss that every float Variable has a part in."""
     values = [v.get_value() for v in variables(here)]
@@ -53,7 +39,7 @@ def eagerly(function, *args):
 
 
 @settings(max_examples=25)
-@given(pairs.map(held), programs, numbers)
+@given(pairs.map(nnx.List), programs, numbers)
 def test_L4_L5_a_program_under_grad_does_what_it_does_eagerly(here, program, a):
     def function(here):
         run(REAL, program, here)
@@ -62,7 +48,7 @@ def test_L4_L5_a_program_under_grad_does_what_it_does_eagerly(here, program, a):
     other, by_hand = model.copied(here), model.copied(here)
     mine, theirs = references(here), references(other)
     value, aux = eagerly(function, other)
-    transform = nnx.value_and_grad(function, argnums=CHOSEN, has_aux=True)
+    transform = nnx.value_and_grad(function, argnums=nnx.DiffState(0, is_float_param), has_aux=True)
     (value_found, aux_found), grads = transform(here)
     expected = model.canonical([theirs, other, aux], content)
     assert model.canonical([mine, here, aux_found], content) == expected

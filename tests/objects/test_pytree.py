@@ -34,9 +34,6 @@ def holding(value):
     return make(lambda self: setattr(self, "held", value))
 
 
-# Statuses ----------------------------------------------------------------------------------------
-
-
 def test_annotations_decide():
     class Annotated(nnx.Pytree):
         a: nnx.Data[list]

@@ -40,9 +40,7 @@ def test_streams_are_iterated_in_order_and_only_they_count():
     assert list(rngs) == ["default"] and "size" not in rngs and rngs.size == 3
     rngs.extra = nnx.RngStream(4, tag="extra")
     assert list(rngs) == ["default", "extra"]
-
     assert isinstance(nnx.Rngs(normal=3).normal, nnx.RngStream)  # the name of a method
-    assert not hasattr(nnx.Rngs(0), "_repr_html_x")
     assert not hasattr(nnx.Rngs(0), "__array__")
 
 
