@@ -85,7 +85,7 @@ SLOW = frozenset(
     """
     checkpoint/test_pretrained.py checkpoint/test_processes.py decoding/test_generate.py
     distributed/test_processes.py flax/test_hook.py
-    graph/test_scale.py nn/test_adapters.py numerics/test_gradients.py numerics/test_values.py
+    graph/test_scale.py nn/test_adapters.py numerics/test_values.py
     reliability/test_long_run.py reliability/test_processes.py reliability/test_settings.py
     test_docs.py test_docstrings.py::test_examples_in test_notebooks.py typing/test_types.py
     """.split()

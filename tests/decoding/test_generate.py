@@ -493,25 +493,20 @@ def test_caches_move_with_their_rows_along_any_axis():
     assert out == plain
 
 
-class Table(nnx.Module):
-    """The probabilities of the next token depend on the last one alone."""
-
-    def __init__(self, rows):
-        table = np.zeros((VOCAB, VOCAB), np.float32)
-        for token, probabilities in rows.items():
-            for following, p in probabilities.items():
-                table[token, following] = p
-        self.logits = nnx.data(jnp.log(jnp.array(table)))
-
-    def __call__(self, tokens):
-        return self.logits[tokens]
+def table(rows):
+    """A model in which the probabilities of the next token depend on the last one alone."""
+    probabilities = np.zeros((VOCAB, VOCAB), np.float32)
+    for token, following in rows.items():
+        probabilities[token, [*following]] = [*following.values()]
+    logits = jnp.log(jnp.array(probabilities))
+    return nnx.Sequential(lambda tokens: logits[tokens])
 
 
 def test_nan_after_the_end_of_a_beam_is_not_an_error():
     """A beam ends, is overtaken by a longer one, and the model gives NaN for its padding."""
     rows = {1: {3: 0.5, 2: 0.45, 4: 0.05}, 2: {5: 0.5, 4: 0.3, 6: 0.2}, 5: {6: 1.0}, 6: {7: 1.0}}
     options = {"beams": 2, "stop": STOP, "pad": 9, "length_penalty": 1.0}
-    model = Table(rows | {4: {4: 1.0}, 7: {7: 1.0}, 9: {0: np.nan}})
+    model = table(rows | {4: {4: 1.0}, 7: {7: 1.0}, 9: {0: np.nan}})
     assert nnx.generate(model, [1], 3, **options).lists() == [[2, 5, 6], [3]]
     with pytest.raises(ValueError, match="gave logits that are NaN for the token at position 3"):
-        nnx.generate(Table(rows | {5: {0: np.nan}}), [1], 3, **options)
+        nnx.generate(table(rows | {5: {0: np.nan}}), [1], 3, **options)
