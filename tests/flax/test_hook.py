@@ -213,6 +213,8 @@ try:
     nnxlite.bridge
 except ImportError as error:
     assert str(error).endswith("and Flax is not installed: pip install flax")
+else:
+    raise AssertionError("nnxlite.bridge")
 import nnxlite.flax
 import flax
 from flax import nnx
