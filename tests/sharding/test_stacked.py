@@ -94,6 +94,19 @@ def test_abstract_layers():
     assert value.sharding.spec == P(None, None, "model")
 
 
+def test_callbacks_hear_of_the_axis():
+    seen = []
+    hooks = {
+        "on_add_axis": lambda v, index, name: seen.append(("added", index, name)),
+        "on_remove_axis": lambda v, index, name: seen.append(("removed", index, name)),
+    }
+    layers = [nnx.Dict(w=nnx.Param(jnp.ones(2), **hooks)) for _ in range(2)]
+    stacked = nnx.stack_layers(layers, partition="layers")
+    assert seen == [("added", 0, "layers")]
+    nnx.unstack_layers(stacked)
+    assert seen[1:] == [("removed", 0, None)] * 2
+
+
 # Remat by path ----------------------------------------------------------------------------------
 
 INPUT = jnp.asarray(normal(2, 4))
