@@ -140,8 +140,6 @@ def perturbed():
         IndexError: Index out of bounds: 3 for a List of 3
     items[3] = 1
         IndexError: Index out of bounds: 3 for a List of 3
-    del items[-4]
-        IndexError: Index out of bounds: -4 for a List of 3
     items["a"]
         TypeError: must be integers or slices, got str
     items.insert(0, [nnx.data(1)])
