@@ -216,6 +216,7 @@ lines(
     lib.get_named_sharding({'a': jnp.ones(2), 'b': 1.0, 'd': None}, mesh_of())
     exactly(lib.vmap(lambda i: lib.Param(jnp.ones(2), sharding=P('a')), transform_metadata=layers)(jnp.arange(3)))
     exactly((lambda v: (lib.spmd.remove_axis(v, 0, layers), v)[1])(param(P('layers', 'a'), (3, 2))))
+    (lambda v: (v.add_axis(0, 'x'), v.told))(type('Told', (lib.Param,), {'on_add_axis': lambda v, *given: v.set_metadata(told=given)})(1))
     (lambda v: [(v.add_axis(0, n), exactly(v), v.remove_axis(0, n), exactly(v)) for n in (None, 'layers')])(param(('a', 'b')))
     """,
 )
