@@ -36,6 +36,8 @@ os.environ["JAX_PLATFORMS"] = "cpu" if PLATFORM == "any" else PLATFORM
 # The tests compile thousands of small programs and run each once or twice.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ["XLA_FLAGS"] = xla_flags(DEVICES)
+if "JAX_COMPILATION_CACHE_DIR" in os.environ:  # each worker has its own: JAX does not lock it
+    os.environ["JAX_COMPILATION_CACHE_DIR"] += os.environ.get("PYTEST_XDIST_WORKER", "")
 
 # Tracing makes many objects and little garbage: collections took a tenth of the time.
 gc.set_threshold(20_000, 20, 20)
