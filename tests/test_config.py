@@ -1,7 +1,5 @@
 """Settings, the environment variables they start from, and the harsh environment of these tests."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The filter algebra: what each filter matches, how filters compare, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Names that programs import: what they mean, and what is said of those that are left out."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types

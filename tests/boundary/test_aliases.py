@@ -1,7 +1,5 @@
 """Results that hold Variables of the arguments, or one twice, where only values leave a transform."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import pytest
 

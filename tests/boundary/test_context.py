@@ -1,7 +1,5 @@
 """Update contexts: the four steps, identity, sharing, structure changes, refusals."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

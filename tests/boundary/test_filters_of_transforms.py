@@ -1,7 +1,5 @@
 """Filters that are given to a transform: what they see of a Variable, and what they are refused."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

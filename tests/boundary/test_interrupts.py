@@ -1,7 +1,5 @@
 """What an interrupt leaves behind, in the hard place: while results are written back."""
 
-from __future__ import annotations
-
 import contextlib
 import linecache
 import os

@@ -1,7 +1,5 @@
 """`generate`: the same tokens as step by step, whatever is in the batch; beams beside all there are."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

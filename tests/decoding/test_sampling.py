@@ -1,7 +1,5 @@
 """Samplers: what they leave, what they draw, and what they refuse."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -3,8 +3,6 @@
 For 4 processes of one device: see `starting`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Without a second process: how processes meet, and fail together."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Real processes: arrays, agreement, training, checkpoints on other numbers of processes, deaths."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A small model, the same on every number of processes, and steps of training it."""
 
-from __future__ import annotations
-
 import os
 
 import jax

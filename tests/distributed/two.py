@@ -3,8 +3,6 @@
 For 2 processes of 2 devices: see `starting`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

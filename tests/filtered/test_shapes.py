@@ -1,7 +1,5 @@
 """Programs, shapes, checkpoints, shardings, callbacks and checks."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

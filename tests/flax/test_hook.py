@@ -4,8 +4,6 @@ Also what libraries use of Flax beyond its public names (`private_names.py` is a
 programs print under the hook, and what pickles contain.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """No plan, table or cache keeps an object alive, and none grows with the number of calls."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import weakref

@@ -4,8 +4,6 @@ The functions are called until they answer from a plan; then the model is edited
 are compared with those for a copy that was built by hand and that nothing has looked at before.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import types

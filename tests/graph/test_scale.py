@@ -4,8 +4,6 @@ Nothing recurses through objects, and nothing is worse than linear but for the p
 whose spelling is as long as the chain is deep.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

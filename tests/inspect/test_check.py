@@ -1,7 +1,5 @@
 """check: each kind of silent failure is found and its text read, and healthy models have none."""
 
-from __future__ import annotations
-
 import functools
 import re
 import warnings

@@ -1,7 +1,5 @@
 """`diff`: nothing for clones, exactly the edits that were made, and never an exception."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

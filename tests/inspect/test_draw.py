@@ -1,7 +1,5 @@
 """`draw`: the boxes and arrows of its flowchart; `display` and the drawings of treescope."""
 
-from __future__ import annotations
-
 import sys
 import types
 

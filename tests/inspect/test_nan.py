@@ -1,7 +1,5 @@
 """find_nan: the first value that is not finite, forward, backward, under transforms."""
 
-from __future__ import annotations
-
 import re
 
 import jax

@@ -1,7 +1,5 @@
 """`tabulate`: what the table says, and that the model is as it was; bytes by kind and device."""
 
-from __future__ import annotations
-
 import collections
 import io
 import threading

@@ -1,7 +1,5 @@
 """Laws L1 to L4 and L8 of the functional API, on random graphs and edits, against the slow model."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 from hypothesis import given, settings

@@ -4,8 +4,6 @@ Two tables: how a function depends on something, and where it is static. Each fu
 by the same code, after what it reads has changed.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 

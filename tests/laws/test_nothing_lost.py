@@ -1,7 +1,5 @@
 """Laws L6 and L7 on random graphs: equal structure compiles once, and nothing is lost silently."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Law L2: leaf order and paths are the same in every process, whatever the hash seed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Law L7: a write from the wrong trace level is refused, names both sides, and changes nothing."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

@@ -1,7 +1,5 @@
 """Laws L4 and L5 through `grad`: random programs against the same, run eagerly."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

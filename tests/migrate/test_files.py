@@ -1,7 +1,5 @@
 """The command line: files found and left out, diffs, exit status, encodings."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

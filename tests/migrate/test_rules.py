@@ -1,7 +1,5 @@
 """What becomes of programs: spellings of earlier versions move or have a note, all else stays."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random numbers and initializers that compile next to nothing: most of a test's time goes to that."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -1,7 +1,5 @@
 """LoRA, LoRALinear, and `nnx.lora`: adapters put into models, trained, merged and taken out."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Attention: caches, modes and large numbers; values are in the catalogue."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Layers on a mesh with explicit axes: results are sharded as inputs and `out_sharding` say."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

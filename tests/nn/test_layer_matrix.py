@@ -3,8 +3,6 @@
 What is expected is what the layer does by itself. Gradients are tested in `tests/numerics`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,7 +1,5 @@
 """Linear layers, convolutions, pools, sequences and activations: what the catalogue leaves out."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

@@ -1,7 +1,5 @@
 """What layers say of wrong arguments and inputs, and where in the model they are."""
 
-from __future__ import annotations
-
 import builtins
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Modes reach every layer of a model that has one; dropout with its keys and rates."""
 
-from __future__ import annotations
-
 import functools
 import re
 

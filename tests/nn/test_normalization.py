@@ -1,7 +1,5 @@
 """Normalisation of activations and weights: what the reference lacks or gives otherwise."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

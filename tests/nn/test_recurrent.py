@@ -1,7 +1,5 @@
 """Recurrent networks: what the catalogue and the comparison with the reference leave out."""
 
-from __future__ import annotations
-
 import logging
 
 import jax

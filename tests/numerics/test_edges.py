@@ -1,7 +1,5 @@
 """Large, tiny, infinite and undefined numbers, and empty axes."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

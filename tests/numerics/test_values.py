@@ -4,8 +4,6 @@ Each test goes through a family of rows with few compilations. Gradients of all 
 inputs, through a transform, are compared with central differences in float64.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 

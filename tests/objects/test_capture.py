@@ -1,7 +1,5 @@
 """`capture`: what modules record during one call, and nothing of it afterwards."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """`List` and `Dict`: the methods of lists and dicts, on graph objects."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import MutableMapping, MutableSequence

@@ -1,7 +1,5 @@
 """Calls of modules name the operations that they record: in jaxprs, HLO and so in profiles."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext

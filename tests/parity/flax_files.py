@@ -5,8 +5,6 @@ under `nnxlite.flax`; `programs` writes what those of `flax_interop` give. Pickl
 cloudpickle: optimizers contain closures.
 """
 
-from __future__ import annotations
-
 import functools
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Random programs with layers: lines of text, which see `lib` (a library) and the helpers below."""
 
-from __future__ import annotations
-
 import functools
 import random
 import re

@@ -4,8 +4,6 @@ A program is a function of the library, or one line of text: `Lines` has lines t
 with names of its own, and compares what they return and leave behind, or the class of what they raise.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import types

@@ -1,7 +1,5 @@
 """Checkpoints that Flax NNX wrote by Orbax come into our models, and ours into its; a renamed layer."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import optax

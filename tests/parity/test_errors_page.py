@@ -1,7 +1,5 @@
 """docs/errors.md shows what the reference says to the same programs."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.errors_page import SECTIONS, raised, words

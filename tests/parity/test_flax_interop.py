@@ -1,7 +1,5 @@
 """The rest of Flax and other libraries treat our objects as Flax's: the same programs under both."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 the seed, a small program that still differs, and both outcomes.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 

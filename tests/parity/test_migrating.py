@@ -1,7 +1,5 @@
 """The rules by which docs/migrating moves weights give the outputs of the libraries they come from."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Layers beside the reference: attributes, results, state and mistakes; random ones in `layer_fuzz`."""
 
-from __future__ import annotations
-
 import inspect
 
 import jax

@@ -1,7 +1,5 @@
 """Submodules by the reference's paths: what they have in nnxlite, and under `nnxlite.flax`."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pkgutil

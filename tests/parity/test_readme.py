@@ -1,7 +1,5 @@
 """What README.md says of this library, Flax NNX and Equinox, side by side."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Random streams give the reference's keys bit for bit (law L10)."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax

@@ -1,7 +1,5 @@
 """Sharding annotations, and what transforms make of them, are those of the reference."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax

@@ -1,7 +1,5 @@
 """Every public function, class and method has the parameters and defaults of the reference."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import types

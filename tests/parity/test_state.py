@@ -1,7 +1,5 @@
 """Filters, states and traversals beside the reference: the same calls, the same answers."""
 
-from __future__ import annotations
-
 import re
 
 import jax

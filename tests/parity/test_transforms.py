@@ -1,7 +1,5 @@
 """Transforms beside the reference: lines and programs that give the same with both, in every mode."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

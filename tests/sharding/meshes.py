@@ -1,7 +1,5 @@
 """Meshes of the eight virtual devices, and the models that the tests put on them."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import optax

@@ -3,8 +3,6 @@
 That layers, optimizers and transforms treat them as the reference does is tested beside it.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import jax

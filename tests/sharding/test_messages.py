@@ -1,7 +1,5 @@
 """What is refused: plans, rules, annotations, stacks and shardings, each with its message."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

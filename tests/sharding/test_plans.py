@@ -1,7 +1,5 @@
 """What plans mean for the layers of the library, and what is refused."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Stacked layers, from a list to one object and back; and remat by path."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Small stateful models that the tests of transforms share."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 

@@ -1,7 +1,5 @@
 """Random streams that are broadcast: the same keys each time, and one warning, at the user's line."""
 
-from __future__ import annotations
-
 import linecache
 
 import jax

@@ -1,7 +1,5 @@
 """A model built in one compiled program is the model that is built object by object."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -4,8 +4,6 @@ Counting calls sees a walk over the objects that came back, or a call for each V
 and under any load.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 

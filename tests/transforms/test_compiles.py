@@ -1,7 +1,5 @@
 """Why a function was compiled again: every cause is named, and asking costs a call nothing."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """custom_vjp: both signatures, nondifferentiated arguments, state, structure."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """grad, vjp, jvp and remat: what is differentiated, the form of gradients, sharing, references."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """What holds for every transform, said once: failures, captured objects, refusals, forms, integers."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 

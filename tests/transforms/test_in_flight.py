@@ -1,7 +1,5 @@
 """Programs on several CPU devices are waited for, so that XLA's threads can serve those in flight."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """JAX's own messages name the user's function, its file, and the paths of its arguments."""
 
-from __future__ import annotations
-
 import os
 import traceback
 

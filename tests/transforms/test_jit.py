@@ -1,7 +1,5 @@
 """jit: what it writes, what can be wrapped, options, modes, donation, ahead of time."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

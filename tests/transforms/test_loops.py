@@ -1,7 +1,5 @@
 """Loops and branches: carries, bounds, conditions, what the chosen branch does."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

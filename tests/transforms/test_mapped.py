@@ -1,7 +1,5 @@
 """vmap, pmap, shard_map, and scan by axes: state, what is written, specs, static arguments."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

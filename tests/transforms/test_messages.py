@@ -1,7 +1,5 @@
 """What the transforms refuse, in one table: the message, and that the call changed nothing."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

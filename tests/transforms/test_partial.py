@@ -1,7 +1,5 @@
 """jit_partial and cached_partial: first arguments given once."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """scan: carries, axes, constants of the loop, layers, memory, new names for what is carried."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """eval_shape, make_jaxpr, checkify: looking without touching, and errors as values."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

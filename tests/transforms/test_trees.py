@@ -1,7 +1,5 @@
 """to_tree, from_tree, NodeStates, prefix; the namespace compat."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 

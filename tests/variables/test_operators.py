@@ -1,7 +1,5 @@
 """`ArrayOperators`: every operator gives what it gives on the bare arrays."""
 
-from __future__ import annotations
-
 import math  # noqa: F401 - for the expressions
 import operator
 import pickle

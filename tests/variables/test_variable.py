@@ -1,7 +1,5 @@
 """`Variable`: reading, writing, copying, and what it refuses."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import typing as tp

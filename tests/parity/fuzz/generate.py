@@ -1,7 +1,5 @@
 """Makes programs."""
 
-from __future__ import annotations
-
 import random
 
 from flax import nnx

@@ -1,7 +1,5 @@
 """Statements about objects, Variables, States and the functions on graphs."""
 
-from __future__ import annotations
-
 from tests.parity.fuzz.grammar import HOLES, hole, made, table
 from tests.parity.fuzz.scope import ATTRIBUTES, SHAPES, is_array
 

@@ -1,7 +1,5 @@
 """The classes and names that every random program may use, made with one of the libraries."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Statements about random streams, optimizers, metrics and meshes."""
 
-from __future__ import annotations
-
 from tests.parity.fuzz.grammar import HOLES, made, table
 from tests.parity.fuzz.graph_statements import any_of, filter
 from tests.parity.fuzz.transform_statements import floats
