@@ -95,7 +95,12 @@ lines(
     lambda lib: {"d": lib.Dict(a=1, b=X, c=lib.Dict(w=lib.Param(X))), "X": X},
     """
     d['a'], d.a
+    d.q = X
+    del d['a']
+    d.pop('a')
     d.pop('zz', 3)
+    d.update(a=5, z=X)
+    d.clear()
     list(d.keys()), 'a' in d, 'zz' in d
     d.setdefault('k', X) is X
     lib.Dict(a=1) == lib.Dict(a=1), lib.Dict(a=1) == lib.Dict(a=2), lib.Dict(a=1) != lib.Dict(a=1)
