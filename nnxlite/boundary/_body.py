@@ -330,7 +330,7 @@ def carried(
     if not loop.updates:  # structure changes of other arguments do not leave
         left = out.definition
         edits = tuple([edit for edit in left.edits if edit[0] in comparison.was])
-        left = dataclasses.replace(left, edits=edits, kinds=())
+        left = dataclasses.replace(left, edits=edits)
         out = out._replace(definition=left)
         if not left.restructures:
             arrays, written, _ = left.split(out.values)
@@ -466,11 +466,10 @@ class _Comparison:
     def check_edits(self) -> None:
         """Raise ValueError or TypeError where an object stays, and its attributes change.
 
-        Without updates only the changes of the carry leave.
+        Without updates only the changes of the carry leave, and metadata.
         """
         left, every = self.left, self.loop.updates
-        kinds = [old for old, _ in left.kinds if every or old in self.now]
-        changed = any(self.roles[self.before.node_leaves[old]] is Carry for old in kinds)
+        changed = any(self.roles[self.before.node_leaves[old]] is Carry for old, _ in left.kinds)
         for number, names, removed in left.edits:
             if not (every or number in self.was):
                 continue

@@ -106,7 +106,9 @@ def _graph_of(
     captured: bool,
     structure: bool,
 ) -> tuple[OutDef, list[tp.Any], dict[int, tp.Any]]:
-    """The graph as it is now, compared with that of the arguments; without `structure`, all new.
+    """The graph as it is now, compared with that of the arguments.
+
+    Without `structure` all is new but Variables of the arguments whose metadata changed.
 
     Returns what leaves, the values that did not come in, and, by leaf number, arrays that replaced
     others.
@@ -119,7 +121,8 @@ def _graph_of(
     every = [*arguments, *roots]
     walk = traverse(every, trees=inner.call.trees, open_roots=True)
     seen = {id(node) for node in walk.nodes}
-    if detached := [x for x in inner.nodes if structure and id(x) not in seen]:
+    leaving = inner.nodes if structure else _with_other_metadata(inner)
+    if detached := [x for x in leaving if id(x) not in seen]:
         every += detached  # they may have been edited before
         walk = traverse(every, trees=inner.call.trees, open_roots=True)
     graphdef: GraphDef[tp.Any] = GraphDef(walk.tokens, len(every))
@@ -127,7 +130,8 @@ def _graph_of(
     origin = tuple(numbers.get(id(node)) for node in walk.nodes)
     if not structure:
         refuse_aliases(inner.call, origin, decoded, [paths_of(result[0])[i] for i in result[1]])
-        origin = (None,) * len(origin)
+        # No Variable of the arguments is in the result.
+        origin = tuple([i if isinstance(x, Variable) else None for i, x in zip(origin, walk.nodes)])
     variables = [node for node in walk.nodes if isinstance(node, Variable)]
     own = all(variable._box.trace is trace_state.value for variable in variables)
     if not captured and (structure or not own):  # without Variables, objects are built again
@@ -187,6 +191,15 @@ def _graph_of(
         seen=tuple(map(ById, inner.call.graphdef.atoms())),
     )
     return left, new, {old: walk.leaves[now] for old, now in moves.items()}
+
+
+def _with_other_metadata(inner: Inner) -> list[Variable[tp.Any]]:
+    """The Variables of the arguments whose metadata the function changed."""
+    return [
+        node
+        for node, before in zip(inner.nodes, inner.call.graphdef.decoded.node_defs)
+        if isinstance(node, Variable) and not node._box.definition.is_like(before)
+    ]
 
 
 def _is_as_entered(inner: Inner) -> bool:
@@ -353,6 +366,8 @@ def refuse_aliases(
         if leaf < 0:
             continue
         root, *path = decoded.path(decoded.node_frames[number])
+        if root >= len(roots):  # of the arguments alone
+            continue
         raise ValueError(
             f"Duplicate {decoded.node_defs[number].type.__name__} found at paths: "
             f"'{path_text((*roots[root], *path))}' of the result, "

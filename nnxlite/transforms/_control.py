@@ -514,7 +514,7 @@ def remat(
         static_argnums: arguments that JAX never sees, such as flags.
         policy: which intermediate values to keep, one of `jax.checkpoint_policies`.
         graph: False refuses shared references.
-        graph_updates: False propagates values of Variables only, not structure.
+        graph_updates: False propagates values and metadata of Variables, not structure.
 
     Returns:
         A function of the same arguments.
@@ -555,7 +555,7 @@ def checkify(
         f: the function.
         errors: which checks to make, as in `jax.experimental.checkify.checkify`.
         graph: False refuses shared references.
-        graph_updates: False propagates values of Variables only, not structure.
+        graph_updates: False propagates values and metadata of Variables, not structure.
 
     Returns:
         A function of the same arguments, which returns `(error, result)`; `error.throw()` raises if

@@ -307,7 +307,7 @@ def vjp(
         has_aux: the function returns `(value, aux)`; the result is then `(value, vjp_fun, aux)`.
         reduce_axes: as in `jax.vjp`.
         graph: False refuses shared references.
-        graph_updates: False propagates values of Variables only, not structure.
+        graph_updates: False propagates values and metadata of Variables, not structure.
 
     Returns:
         `(value, vjp_fun)`. The cotangent given to `vjp_fun` has the form of the value.
@@ -391,7 +391,7 @@ def jvp(
         tangents: a tuple or list of their tangents.
         has_aux: the function returns `(value, aux)`; the result is then `(value, tangent, aux)`.
         graph: False refuses shared references.
-        graph_updates: False propagates values of Variables only, not structure.
+        graph_updates: False propagates values and metadata of Variables, not structure.
 
     Returns:
         `(value, tangent)`, the tangent in the form of the value.

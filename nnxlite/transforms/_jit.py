@@ -489,7 +489,7 @@ def jit(
         donate: "written" donates the buffers of exactly the Variables that the function writes.
         max_traces: how many times the function may be traced; see `JitWrapped.explain`.
         graph: False refuses shared references.
-        graph_updates: False propagates values of Variables only, not structure.
+        graph_updates: False propagates values and metadata of Variables, not structure.
 
     Returns:
         A function of the same arguments. It has the methods `lower`, `trace` and `eval_shape` of a

@@ -35,6 +35,10 @@ def small(lib):
         m.c[...] = m.c + 0.5 > 0
         return (m, *rest) if rest else m
 
+    def marks(m):
+        m.w.set_metadata(note=1)
+        return m.w * 1
+
     def noted(x):
         """Its documentation."""
         return x
@@ -60,6 +64,21 @@ def small(lib):
     return {"checkify": checkify, **{k: x for k, x in locals().items() if k != "lib"}}
 
 
+lines(
+    "metadata",
+    small,
+    """
+    lib.jit(marks, **mode)(m)
+    lib.grad(marks, **mode)(m)
+    lib.vjp(marks, m, **mode)[0]
+    lib.cond(True, marks, marks, m, **mode)
+    lib.cond(True, marks, one, m, **mode)
+    lib.vmap(marks, **mode)(vec)
+    lib.scan(marks, in_axes=0, out_axes=0, **mode)(vec)
+    lib.eval_shape(marks, m, **mode)
+    """,
+    *PLAIN,
+)
 lines(
     "jit",
     small,

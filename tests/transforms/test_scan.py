@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nnxlite as nnx
-from tests.transforms.models import Foo, annotates, rebinds, snapshot
+from tests.transforms.models import Foo, rebinds, snapshot
 
 CARRY = nnx.Carry
 XS = jnp.ones(3)
@@ -323,7 +323,7 @@ def new_entry(m):
     m.parts["b"] = nnx.Param(jnp.ones(2))
 
 
-@pytest.mark.parametrize("edit", [annotates, new_entry, rebinds])
+@pytest.mark.parametrize("edit", [new_entry, rebinds])
 @pytest.mark.parametrize(
     ("axis", "mode"), [(None, {"graph_updates": False}), (0, {"graph": False})]
 )
