@@ -131,9 +131,9 @@ def test_the_setting_turns_scopes_off_and_compiles_again():
         traces.append(nnx.use_named_scopes.current_value())
         return net(x)
 
-    on = run.lower(net, X).compile().as_text()
+    on = run.lower(net, X).as_text(debug_info=True)
     with nnx.use_named_scopes(False):
-        off = run.lower(net, X).compile().as_text()
+        off = run.lower(net, X).as_text(debug_info=True)
         assert scopes(lambda x: net(x), X) == [""] * 6
     assert "blocks/0" in on and "blocks/0" not in off
     assert traces == [True, False]
