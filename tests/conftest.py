@@ -5,8 +5,6 @@ With `NNXLITE_TEST_PLATFORM=cuda,cpu` the tests run on a GPU instead (many expec
 The environment variables are set before anything imports JAX, which reads them once.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib.metadata

@@ -1,7 +1,5 @@
 """The programs of docs/errors.md, and what each of them raises."""
 
-from __future__ import annotations
-
 import linecache
 import re
 import typing as tp

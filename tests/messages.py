@@ -6,8 +6,6 @@
 Three dots stand for any text.  What the line is given stays as it was.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 import typing as tp

@@ -1,7 +1,5 @@
 """The Python in README.md and docs/ runs, and prints what the page shows: see `docs/pages.py`."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

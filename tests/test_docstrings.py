@@ -1,7 +1,5 @@
 """Docstrings: their examples run as written, and those of public names are complete."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """`import nnxlite` is light: it starts no device and leaves heavy libraries for those who need them."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

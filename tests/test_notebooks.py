@@ -1,7 +1,5 @@
 """The notebooks in docs/ run from top to bottom, and are stored with what they print."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The version, the changelog and the citation agree: see `docs/contributing.md`."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import tomllib

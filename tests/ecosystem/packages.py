@@ -1,7 +1,5 @@
 """The packages of PyPI in the table."""
 
-from __future__ import annotations
-
 import dataclasses
 import typing as tp
 

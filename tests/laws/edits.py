@@ -5,8 +5,6 @@ transforms run in place, on batches under `vmap`; what a transform should refuse
 All arithmetic is exact in float32, so values are compared exactly.
 """
 
-from __future__ import annotations
-
 import typing as tp
 
 import jax

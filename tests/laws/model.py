@@ -7,8 +7,6 @@ The vocabulary: a *reference* is something known by identity (an object, a Varia
 Variable, an array, or any other value in a data position; everything else is structure.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 import typing as tp

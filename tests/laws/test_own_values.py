@@ -4,8 +4,6 @@ Two objects that are equal but for the identity of their static values and metad
 that rebuilds objects. What comes back has its own values, or copies of its own.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import datetime

@@ -7,8 +7,6 @@ stacked. `FAMILIES` has all rows: values in each dtype are those of the referenc
 a row says `peer=False`; gradients are the limits of differences; batches may have any shape.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

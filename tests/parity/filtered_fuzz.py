@@ -4,8 +4,6 @@ A program sees `lib` (one of the libraries), modules made with it, and the helpe
 after a line that raises.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import random

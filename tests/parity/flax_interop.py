@@ -4,8 +4,6 @@
 a line of `LINES`, or a function whose name says what it does.
 """
 
-from __future__ import annotations
-
 import abc
 import collections.abc
 import copy

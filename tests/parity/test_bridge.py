@@ -3,8 +3,6 @@
 Linen is the same for both. Names and parameters of the bridge are compared in `test_signatures`.
 """
 
-from __future__ import annotations
-
 import functools
 import typing as tp
 

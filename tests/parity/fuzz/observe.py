@@ -1,7 +1,5 @@
 """What a program made, as plain Python data: values, states, sharing, key paths, metadata."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -5,8 +5,6 @@ like at that moment. The body of a function is made in the same way, with copies
 in place of the arguments.
 """
 
-from __future__ import annotations
-
 import re
 import types
 import typing as tp

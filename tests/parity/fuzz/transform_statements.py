@@ -9,8 +9,6 @@ draws, with the settings `$modes`. Its words are
 - how it is called: `index` and `counter` are bodies of loops; `k` gives it a keyword argument.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import textwrap
 import typing as tp
