@@ -39,7 +39,7 @@ PATHS: dict[str, str] = {
     "default_kernel_init",
     "nn.stochastic": "first_from",
     "proxy_caller": "ApplyCaller",
-    "pytreelib": "A ObjectMeta P Variable register_data_type",
+    "pytreelib": "A Data ObjectMeta P Static Variable data dataclass register_data_type static",
     "rnglib": "A F Key RngCount RngKey RngState Rngs Variable",
     "spmd": "PARTITION_NAME add_axis get_var_pspec remove_axis",
     "statelib": "A K Key S V",

@@ -42,6 +42,8 @@ from nnxlite.objects._module import CAPTURES, Kind, Module, is_kind, iter_module
 from nnxlite.objects._pytree import Object, Pytree
 from nnxlite.variables._variable import Variable
 
+__all__ = ["capture", "view", "view_info", "with_attributes"]
+
 A = tp.TypeVar("A")
 P = tp.ParamSpec("P")
 R = tp.TypeVar("R")

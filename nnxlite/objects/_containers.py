@@ -22,6 +22,8 @@ from nnxlite.graph._defs import Assigned, Names
 from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Module
 
+__all__ = ["Dict", "List"]
+
 T = tp.TypeVar("T")
 
 

@@ -47,6 +47,8 @@ from nnxlite.graph._kinds import (
 from nnxlite.graph._rebuild import Path
 from nnxlite.variables._definition import MISSING
 
+__all__ = ["Data", "Static", "data", "dataclass", "field", "static"]
+
 T = tp.TypeVar("T")
 _MISSING: tp.Any = MISSING
 

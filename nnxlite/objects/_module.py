@@ -40,6 +40,8 @@ from nnxlite.variables._definition import MISSING
 from nnxlite.variables._kinds import Perturbation, variable_name_from_type, variable_type_from_name
 from nnxlite.variables._variable import Variable
 
+__all__ = ["Module", "iter_module_children", "iter_modules"]
+
 T = tp.TypeVar("T")
 C = tp.TypeVar("C", bound=tp.Callable[..., tp.Any])
 Kind: tp.TypeAlias = type[Variable[tp.Any]]

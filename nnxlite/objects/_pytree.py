@@ -40,14 +40,11 @@ from nnxlite.graph._defs import (
     set_static,
 )
 from nnxlite.graph._kinds import GraphNode, Kind, has_data, is_data, is_static_part, kind_of, walk
-from nnxlite.objects._fields import Data as Data
-from nnxlite.objects._fields import Static as Static
 from nnxlite.objects._fields import Tagged, declared_in, register
-from nnxlite.objects._fields import data as data
-from nnxlite.objects._fields import dataclass as dataclass
-from nnxlite.objects._fields import static as static
 from nnxlite.reprlib import text_from
 from nnxlite.variables._definition import MISSING
+
+__all__ = ["Object", "Pytree", "check_pytree"]
 
 
 class PytreeMeta(abc.ABCMeta):

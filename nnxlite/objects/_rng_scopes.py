@@ -41,6 +41,8 @@ from nnxlite.objects._rngs import (
 from nnxlite.objects._rngs import Samplers as Samplers
 from nnxlite.variables._definition import MISSING
 
+__all__ = ["fork_rngs", "reseed", "restore_rngs", "split_rngs", "with_rngs"]
+
 A = tp.TypeVar("A")
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 

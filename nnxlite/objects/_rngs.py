@@ -26,6 +26,8 @@ from nnxlite.filters import Filter, Predicate, to_predicate
 from nnxlite.objects._pytree import Pytree
 from nnxlite.variables._kinds import RngCount, RngKey
 
+__all__ = ["RngStream", "Rngs"]
+
 P = tp.ParamSpec("P")
 R = tp.TypeVar("R")
 

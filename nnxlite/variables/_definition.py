@@ -33,6 +33,8 @@ from nnxlite._base.statics import Facts, alike, atoms, facts, own_copy
 if tp.TYPE_CHECKING:
     from nnxlite.variables._variable import Variable
 
+__all__ = ["VariableMetadata"]
+
 
 class _Missing:
     def __repr__(self) -> str:

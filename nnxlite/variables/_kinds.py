@@ -22,6 +22,11 @@ from nnxlite._base.jax import Ref, is_ref, new_ref
 from nnxlite.variables._definition import MISSING, Hook, VariableMetadata, as_hooks, refuse_hijax
 from nnxlite.variables._variable import T, Variable
 
+__all__ = ["ArrayRef", "BatchStat", "Cache", "Intermediate", "Param", "Perturbation", "RngCount"]
+__all__ += ["RngKey", "RngState", "VarDefaults", "VariableState", "array_ref", "is_array_ref"]
+__all__ += ["register_variable_name", "var_defaults", "variable_name_from_type"]
+__all__ += ["variable_type_from_name", "with_metadata"]
+
 _types: dict[str, type[Variable[tp.Any]]] = {}
 
 C = tp.TypeVar("C", bound=type[Variable[tp.Any]])

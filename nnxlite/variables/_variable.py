@@ -53,6 +53,8 @@ from nnxlite.variables._definition import (
 )
 from nnxlite.variables._operators import ArrayOperators, replace_at
 
+__all__ = ["Variable"]
+
 T = tp.TypeVar("T")
 V = tp.TypeVar("V", bound="Variable[tp.Any]")
 
