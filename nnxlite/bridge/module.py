@@ -22,16 +22,16 @@ from flax.core import FrozenDict, freeze, meta
 
 from nnxlite import objects
 from nnxlite._base.jax import own_annotations
+from nnxlite._state._definition import State
 from nnxlite.bridge.variables import (
     Tree,
     as_collections,
-    given,
     linen_vars_to_nnx_attrs,
     named_leaves,
     to_nnx_var,
 )
 from nnxlite.graph._functional import clone
-from nnxlite.graph._kinds import is_node
+from nnxlite.graph._kinds import Kind, is_node, kind_of
 from nnxlite.graph._walk import children_of_node
 from nnxlite.objects._fields import Data, dataclass
 from nnxlite.objects._pytree import Pytree, PytreeMeta
@@ -201,7 +201,7 @@ def adopted(entry: ModuleStackEntry, module: tp.Any, cls: type, name: str | None
             f"made under `compact`: a {cls.__name__}. Give the attribute another name."
         )
     if isinstance(module, Module) or type(old) is dict:
-        module = _assigned(parent, module, old)
+        module = given(module, old, parent.scope)
     else:
         module = old  # it has its Variables
     parent.set_attr_priority(name, AttrPriority.INIT_PARENT)
@@ -209,43 +209,64 @@ def adopted(entry: ModuleStackEntry, module: tp.Any, cls: type, name: str | None
     return module
 
 
-def _assigned(parent: Module, value: tp.Any, state: tp.Any) -> tp.Any:
-    """A value for an attribute, with the modules in it bound and the Variables of the state."""
-    bind = functools.partial(_bound, scope=parent.scope)
-    return given(value, state, bind, set())
+def given(
+    value: tp.Any, state: tp.Any, scope: Scope | None = None, seen: set[int] | None = None
+) -> tp.Any:
+    """`value` with the Variables of `state` at its paths, and with the modules in it bound to a scope.
 
-
-def _bound(module: tp.Any, state: tp.Any, seen: set[int], scope: Scope | None) -> bool:
-    """Bind a module to a scope and give it the Variables of a state; False for another object."""
-    if not isinstance(module, Module):
-        return False
-    is_new = module.scope is None
+    Variables that exist take over the values, others are added; containers are copied for it.
+    """
+    if value is None:
+        return state if is_variable(state) or state else value
+    if is_variable(value):
+        if is_variable(state) and state.get_raw_value() is not value.get_raw_value():
+            value.set_raw_value(state.get_raw_value())
+        return value
+    if kind_of(value) == Kind.ARRAY:
+        return state.get_raw_value() if is_variable(state) else value
+    seen = set() if seen is None else seen
+    if not is_node(value) or id(value) in seen:
+        return value
+    seen.add(id(value))
+    entries = _entries(state)
+    is_new = isinstance(value, Module) and value.scope is None
     if is_new:
-        module.scope = scope
-    entries = dict(state) if type(state) is dict else _made(state)
-    children = {n: v for n, v in vars(module).items() if n not in _OWN and (is_new or n in entries)}
-    bind = functools.partial(_bound, scope=scope)
-    for name in {**children, **entries}:
-        child = children.get(name)
-        new = given(child, entries.get(name, {}), bind, seen)
-        if new is not child:
-            objects.Module.__setattr__(module, name, new)
-    setup = getattr(module, "setup", None)
-    if is_new and scope is not None and setup is not None:
-        with _entered(ModuleStackEntry(module, False, in_setup=True)):
-            setup()
-    return True
+        value.scope = scope
+    if isinstance(value, Module):
+        old = {n: v for n, v in vars(value).items() if n not in _OWN and (is_new or n in entries)}
+    else:
+        old = dict(children_of_node(value))
+    new = {n: given(old.get(n), entries.get(n, {}), scope, seen) for n in {**old, **entries}}
+    changed = {n: v for n, v in new.items() if v is not old.get(n)}
+    value = put(value, changed) if changed else value
+    if is_new and scope is not None and hasattr(value, "setup"):
+        with _entered(ModuleStackEntry(value, False, in_setup=True)):
+            value.setup()
+    return value
 
 
-def _made(module: tp.Any) -> Tree:
-    """What an earlier call of a method under `compact` has made: Variables and submodules."""
-    if not isinstance(module, Module):
-        return {}
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if is_variable(value) or name in module.attr_priorities
-    }
+def _entries(state: tp.Any) -> Tree:
+    """The parts of a state; of a module what an earlier call under `compact` has made."""
+    if isinstance(state, Module):
+        made = state.attr_priorities
+        return {n: v for n, v in vars(state).items() if is_variable(v) or n in made}
+    return dict(state.items()) if isinstance(state, (dict, State)) else {}
+
+
+def put(node: tp.Any, changed: Tree) -> tp.Any:
+    """A container with other children, or the same object with other attributes."""
+    if isinstance(node, (list, tuple)):
+        return type(node)([changed.get(n, v) for n, v in enumerate(node)])
+    if type(node) is dict:
+        return {**node, **changed}
+    for name, value in changed.items():
+        if isinstance(name, int):
+            node[name] = value
+        elif issubclass(type(node), Module):  # without the bindings of an assignment
+            objects.Module.__setattr__(node, name, value)
+        else:
+            setattr(node, name, value)
+    return node
 
 
 class Module(objects.Module, metaclass=ModuleMeta):
@@ -293,7 +314,7 @@ class Module(objects.Module, metaclass=ModuleMeta):
                 entry, old = current_context(), vars(self).get(name, {})
                 in_setup = entry is not None and entry.module is self and entry.in_setup
                 takes = type(old) is dict or (in_setup and is_variable(old))
-                value = _assigned(self, value, old if takes else {})
+                value = given(value, old if takes else {}, self.scope)
             super().__setattr__(name, value)
 
     @classmethod
@@ -424,7 +445,7 @@ class Module(objects.Module, metaclass=ModuleMeta):
         module = clone(self)
         streams = rngs if isinstance(rngs, Rngs) else Rngs() if rngs is None else Rngs(rngs)
         scope = Scope(streams, mutable, _initialize)
-        _bound(module, linen_vars_to_nnx_attrs(variables), set(), scope)
+        given(module, linen_vars_to_nnx_attrs(variables), scope)
         with _entered(ModuleStackEntry(module, False)):
             if isinstance(method, str):
                 out = getattr(module, method)(*args, **kwargs)
@@ -432,35 +453,26 @@ class Module(objects.Module, metaclass=ModuleMeta):
                 out = getattr(method, "__func__", method)(module, *args, **kwargs)
         return out if mutable is False else (out, as_collections(named_leaves(module)))
 
-    def init(
-        self,
-        rngs: tp.Any = None,
-        *args: tp.Any,
-        method: tp.Callable[..., tp.Any] | str = "__call__",
-        **kwargs: tp.Any,
-    ) -> Tree:
+    def init(self, rngs: tp.Any = None, *args: tp.Any, **kwargs: tp.Any) -> Tree:
         """Make the variables by one call; arguments as for `apply`.
 
         Returns:
             Linen's collections.
         """
-        return self.init_with_output(rngs, *args, method=method, **kwargs)[1]
+        return self.init_with_output(rngs, *args, **kwargs)[1]
 
     def init_with_output(
         self,
         rngs: tp.Any = None,
         *args: tp.Any,
-        method: tp.Callable[..., tp.Any] | str = "__call__",
         mutable: tp.Any = False,
         **kwargs: tp.Any,
     ) -> tuple[tp.Any, Tree]:
         """The same as `init`, with what the call returns before the variables.
 
         Args:
-            rngs, args, method, kwargs: as for `apply`.
+            rngs, args, kwargs: as for `apply`.
             mutable: accepted for compatibility; every collection is returned.
         """
         del mutable
-        return self.apply(
-            {}, *args, rngs=rngs, method=method, mutable=True, _initialize=True, **kwargs
-        )
+        return self.apply({}, *args, rngs=rngs, mutable=True, _initialize=True, **kwargs)

@@ -16,11 +16,10 @@ import numpy as np
 from flax import struct
 from flax.core import meta
 
-from nnxlite._state._definition import State
 from nnxlite.graph._kinds import Kind, is_node, kind_of
 from nnxlite.graph._walk import children_of_node
 from nnxlite.sharding import get_partition_spec
-from nnxlite.variables._definition import MISSING, PARTITION_NAME, add_axis, remove_axis
+from nnxlite.variables._definition import PARTITION_NAME, add_axis, normal_entries, remove_axis
 from nnxlite.variables._kinds import (
     RngState,
     variable_name_from_type,
@@ -92,11 +91,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A]):
 
     def _nnx_variable(self) -> Variable[tp.Any]:
         """A Variable with this metadata, which runs no callback and is placed on no mesh."""
-        metadata = dict(self.metadata)
-        for alias in ("sharding", "sharding_names"):
-            if alias in metadata:
-                metadata["out_sharding"] = metadata.pop(alias)
-        return self.var_type.from_metadata(self.value, metadata)
+        return self.var_type.from_metadata(self.value, normal_entries(self.metadata))
 
 
 def is_vanilla_variable(vs: Variable[tp.Any]) -> bool:
@@ -255,27 +250,23 @@ def linen_vars_to_nnx_attrs(variables: tp.Mapping[str, tp.Any]) -> Tree:
 
 def _add(attrs: Tree, col: str, tree: tp.Mapping[tp.Any, tp.Any], path: tuple[tp.Any, ...]) -> None:
     for name, leaf in tree.items():
-        if isinstance(leaf, tp.Mapping):
-            if leaf:
-                below = attrs.setdefault(name, {})
-                if isinstance(below, Variable):
-                    _refuse_twice((*path, name), below, col)
-                _add(below, col, leaf, (*path, name))
-                if not below:
-                    del attrs[name]
-        elif name in attrs:
-            _refuse_twice((*path, name), attrs[name], col)
+        is_tree = isinstance(leaf, tp.Mapping)
+        if is_tree and not leaf:
+            continue
+        old = attrs.get(name)
+        if old is not None and not (is_tree and type(old) is dict):
+            what = "other variables below it" if type(old) is dict else f"a {type(old).__name__}"
+            raise ValueError(
+                f"Found duplicate variable path {(*path, name)}: Linen has one in the collection "
+                f"{col!r}, and {what}. An attribute can have one of them only: give them different "
+                "names."
+            )
+        if is_tree:
+            _add(attrs.setdefault(name, {}), col, leaf, (*path, name))
+            if not attrs[name]:
+                del attrs[name]
         else:
             attrs[name] = to_nnx_var(col, leaf)
-
-
-def _refuse_twice(path: tuple[tp.Any, ...], other: tp.Any, col: str) -> tp.NoReturn:
-    is_one = isinstance(other, Variable)
-    what = f"a {type(other).__name__}" if is_one else "other variables below it"
-    raise ValueError(
-        f"Found duplicate variable path {path}: Linen has one in the collection {col!r}, and {what}. "
-        "An attribute can have one of them only: give them different names."
-    )
 
 
 def nnx_attrs_to_linen_vars(nnx_attrs: tp.Mapping[tp.Any, tp.Any]) -> Tree:
@@ -342,47 +333,3 @@ def named_leaves(
     elif is_node(node):
         for name, child in getattr(type(node), "_nnx_ordered", children_of_node)(node):
             yield from named_leaves(child, (*path, name), seen)
-
-
-Bind: tp.TypeAlias = tp.Callable[[tp.Any, tp.Any, set[int]], bool]
-
-
-def given(value: tp.Any, state: tp.Any, bind: Bind, seen: set[int]) -> tp.Any:
-    """`value` with the Variables of `state` at its paths.
-
-    Variables that exist take over the values, others are added; containers are copied for it. For an
-    object `bind(value, state, seen)` may do so itself.
-    """
-    if value is MISSING or value is None:
-        return state if is_variable(state) or state else value
-    if is_variable(value):
-        if is_variable(state) and state.get_raw_value() is not value.get_raw_value():
-            value.set_raw_value(state.get_raw_value())
-        return value
-    if kind_of(value) == Kind.ARRAY:
-        return state.get_raw_value() if is_variable(state) else value
-    if not is_node(value) or id(value) in seen:
-        return value
-    seen.add(id(value))
-    if bind(value, state, seen):
-        return value
-    old = dict(children_of_node(value))
-    entries = dict(state.items()) if isinstance(state, (dict, State)) else {}
-    names = {**old, **entries}
-    new = {n: given(old.get(n, MISSING), entries.get(n, {}), bind, seen) for n in names}
-    changed = {n: v for n, v in new.items() if v is not MISSING and v is not old.get(n, MISSING)}
-    return put(value, changed) if changed else value
-
-
-def put(node: tp.Any, changed: Tree) -> tp.Any:
-    """A container with other children, or the same object with other attributes."""
-    if isinstance(node, (list, tuple)):
-        return type(node)([changed.get(n, v) for n, v in enumerate(node)])
-    if type(node) is dict:
-        return {**node, **changed}
-    for name, value in changed.items():
-        if isinstance(name, int):
-            node[name] = value
-        else:
-            setattr(node, name, value)
-    return node

@@ -16,10 +16,9 @@ import jax
 from flax import linen
 from flax.core import FrozenDict
 
-from nnxlite.bridge.module import Scope, adopted, current_context, current_module
+from nnxlite.bridge.module import Scope, adopted, current_context, current_module, given
 from nnxlite.bridge.variables import (
     as_collections,
-    given,
     linen_vars_to_nnx_attrs,
     named_leaves,
     nnx_attrs_to_linen_vars,
@@ -53,11 +52,6 @@ def _keys(rngs: tp.Any) -> dict[str, jax.Array]:
     if "params" not in keys and "default" in keys:
         keys["params"] = keys.pop("default")
     return keys
-
-
-def _in_place(value: tp.Any, state: tp.Any) -> tp.Any:
-    """`value` with the Variables of a state."""
-    return given(value, state, lambda *_: False, set())
 
 
 def lazy_init(fn: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
@@ -193,7 +187,7 @@ class ToNNX(Module):
                     "itself. Give the variable another name."
                 )
             old = vars(self).get(name)
-            new = _in_place(old, state)
+            new = given(old, state)
             if new is not old:
                 setattr(self, name, new)
         return out
@@ -255,13 +249,18 @@ class ToLinen(linen.Module):
             self._nnx_store(module)
         else:
             for attrs in map(linen_vars_to_nnx_attrs, ({c: t} for c, t in self.variables.items())):
-                _in_place(module, attrs)
+                given(module, attrs)
         if isinstance(nnx_method, str):
             nnx_method = getattr(type(module), nnx_method)
         if nnx_method is None:
             out = module(*args, **kwargs)
+        elif callable(nnx_method):
+            out = getattr(nnx_method, "__func__", nnx_method)(module, *args, **kwargs)
         else:
-            out = _function(nnx_method)(module, *args, **kwargs)
+            raise TypeError(
+                f"nnx_method={nnx_method!r} must be a callable or the name of a method, got "
+                f"{type(nnx_method)}."
+            )
         if not starts:
             self._nnx_store(module)
         return out
@@ -295,15 +294,6 @@ class ToLinen(linen.Module):
         if name.startswith("_") or not isinstance(method, types.FunctionType):
             return super().__getattr__(name)
         return functools.partial(self.__call__, nnx_method=method)
-
-
-def _function(method: tp.Any) -> tp.Callable[..., tp.Any]:
-    """A method of a class as a function of the module."""
-    if not callable(method):
-        raise TypeError(
-            f"nnx_method={method!r} must be a callable or the name of a method, got {type(method)}."
-        )
-    return getattr(method, "__func__", method)
 
 
 def to_linen(
