@@ -271,7 +271,7 @@ class Definition:
 
     def with_values(self, values: tp.Sequence[tp.Any]) -> tp.Self:
         """The definition with equal values that are other objects; an interned one stays as it is."""
-        if self.public is None:
+        if self.public is None or all(map(operator.is_, values, self.values)):
             return self
         return type(self)(self._head_of(values), tuple(values), self.facts, self.public)
 

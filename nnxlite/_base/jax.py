@@ -93,6 +93,9 @@ def is_ref(value: tp.Any) -> bool:
 ARRAYS = (jax.Array, np.ndarray, np.generic)
 """The classes of arrays: those of JAX, traced or not, and of NumPy, its scalars included."""
 
+NUMBERS = (*ARRAYS, int, float, complex)
+"""Those, and of the numbers of Python."""
+
 
 def is_concrete(value: tp.Any) -> tp.TypeGuard[jax.Array]:
     """Whether a value is an array of JAX that is not traced."""
@@ -251,32 +254,28 @@ def opened(jaxpr: tp.Any) -> tp.Any:
 
 
 def without_rules(value: tp.Any) -> tp.Any:
-    """A jaxpr, or a parameter of an equation, without the user's rules for derivatives.
+    """A jaxpr, an equation or a parameter of one, without the user's rules for derivatives.
 
     Its equations must not be differentiated. It refers to nothing that the rules captured.
     """
+    if hasattr(value, "primitive"):  # an equation
+        rules = RULES.get(value.primitive.name, ())
+        params = {
+            name: _no_rule(x) if name in rules else without_rules(x)
+            for name, x in value.params.items()
+        }
+        same = all(params[name] is x for name, x in value.params.items())
+        return value if same else value.replace(params=params)
     if isinstance(value, (tuple, list)):
         parts = [without_rules(part) for part in value]
         make: tp.Any = getattr(type(value), "_make", type(value))
         return value if all(a is b for a, b in zip(value, parts)) else make(parts)
     if not hasattr(value, "eqns"):
         return value
-    jaxpr: tp.Any = value
-    if getattr(jaxpr, "jaxpr", jaxpr) is not jaxpr:
-        inner = without_rules(jaxpr.jaxpr)
-        return value if inner is jaxpr.jaxpr else jaxpr.replace(jaxpr=inner)
-    eqns = [_without_rules(eqn) for eqn in jaxpr.eqns]
-    same = all(a is b for a, b in zip(jaxpr.eqns, eqns))
-    return value if same else jaxpr.replace(eqns=eqns)
-
-
-def _without_rules(eqn: tp.Any) -> tp.Any:
-    rules = RULES.get(eqn.primitive.name, ())
-    params = {
-        name: _no_rule(x) if name in rules else without_rules(x) for name, x in eqn.params.items()
-    }
-    same = all(params[name] is x for name, x in eqn.params.items())
-    return eqn if same else eqn.replace(params=params)
+    part = "eqns" if getattr(value, "jaxpr", value) is value else "jaxpr"
+    before = getattr(value, part)
+    after = without_rules(before)
+    return value if after is before else value.replace(**{part: after})
 
 
 def _no_rule(rule: tp.Any) -> tp.Any:

@@ -461,33 +461,24 @@ def _sum_up(order: list[Node]) -> None:
 
 def _fold(order: list[Node], style: Style) -> None:
     """Lay out on one line what may be, and is short enough."""
+    most = WIDTH if style.width is None else style.width
     for node in reversed(order):
         text = node.text
-        if text is None or node.line is not None:
+        if text is None or (node.children and text.breaks and style.width is None):
             continue
         opening, closing = _brackets(node)
-        if not node.children:
-            node.line = opening + closing
-        elif style.width is not None or not text.breaks:
-            inside = _joined(node.children, style)
-            if inside is not None:
-                node.line = f"{opening}{inside}{closing}"
-
-
-def _joined(children: list[Node], style: Style) -> str | None:
-    """The children on one line, or None if that is too long."""
-    most = WIDTH if style.width is None else style.width
-    parts: list[str] = []
-    width = 0
-    for child in children:
-        line = child.one_line(style)
-        if line is None:
-            return None
-        parts.append(child.label + line)
-        width += len(parts[-1]) + 2
-        if width > most or ("\n" in line and most < math.inf):
-            return None
-    return ", ".join(parts)
+        inside: list[str] = []
+        width = 0
+        for child in node.children:
+            line = child.one_line(style)
+            if line is None or ("\n" in line and most < math.inf):
+                break
+            inside.append(child.label + line)
+            width += len(inside[-1]) + 2
+            if width > most:
+                break
+        else:
+            node.line = opening + ", ".join(inside) + closing
 
 
 def _brackets(node: Node) -> tuple[str, str]:

@@ -26,10 +26,10 @@ import threading
 import typing as tp
 
 import jax
-import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.interning import LOCK
+from nnxlite._base.jax import NUMBERS
 from nnxlite._state._definition import State
 from nnxlite._state._flat import sort_key
 from nnxlite.filters import Filter, to_predicate
@@ -293,16 +293,10 @@ def _record_output(call: tp.Any, owner: tp.Any, name: str, args: tp.Any, kwargs:
     """Make a call, and record its result if its object has a record for outputs."""
     result = call(owner, *args, **kwargs)
     (record,) = getattr(owner, "__dict__", {}).get(CAPTURES, (None,))
-    if record is not None and record.__outputs__ and _is_arrays(result):
-        Module.sow(owner, record.__outputs__, name, result)
+    if record is not None and record.__outputs__:
+        if all(isinstance(leaf, NUMBERS) for leaf in jax.tree.leaves(result)):
+            Module.sow(owner, record.__outputs__, name, result)
     return result
-
-
-def _is_arrays(result: tp.Any) -> bool:
-    return all(
-        isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex))
-        for leaf in jax.tree.leaves(result)
-    )
 
 
 # Observation of calls ----------------------------------------------------------------------------

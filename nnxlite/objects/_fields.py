@@ -50,7 +50,6 @@ from nnxlite.variables._definition import MISSING
 __all__ = ["Data", "Static", "data", "dataclass", "field", "static"]
 
 T = tp.TypeVar("T")
-_MISSING: tp.Any = MISSING
 
 if tp.TYPE_CHECKING:
     Data = tp.Annotated[T, "data"]
@@ -99,7 +98,7 @@ class Tagged:
         return f"{'data' if self.is_data else 'static'}({self.value!r})"
 
 
-def data(value: T = _MISSING, /, **kwargs: tp.Any) -> T:
+def data(value: T = MISSING, /, **kwargs: tp.Any) -> T:
     """Make an attribute data: `self.x = nnx.data(3.0)`; as a field, `x: int = nnx.data()`.
 
     Args:
@@ -119,7 +118,7 @@ def data(value: T = _MISSING, /, **kwargs: tp.Any) -> T:
     return _tag(value, True, kwargs)
 
 
-def static(value: T = _MISSING, /, **kwargs: tp.Any) -> T:
+def static(value: T = MISSING, /, **kwargs: tp.Any) -> T:
     """Make an attribute static, asserting that it has no data in it; or a static dataclass field.
 
     Assigning raises ValueError if the value contains arrays, Variables or graph objects.
@@ -433,9 +432,6 @@ def refuse_circles(root: tp.Any) -> None:
     All that it leads to is searched, as one edit below can close a circle through what has not changed;
     and then not again before its structure changes.
     """
-    found = root._nnx_def
-    if found is not None and root._nnx_searched == root._nnx_version:
-        return
     names: list[tp.Any] = []
     opened: dict[int, int] = {id(root): 0}  # with the number of names that lead there
     done: dict[int, tuple[tp.Any, int]] = {}

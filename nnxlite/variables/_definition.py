@@ -16,18 +16,17 @@ Variable has under that entry of its metadata, if it has one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing as tp
 from operator import itemgetter
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.errors import check_level, short_type
 from nnxlite._base.interning import LOCK, Definition, touch
-from nnxlite._base.jax import TraceRef, is_ref, new_ref, trace_state
+from nnxlite._base.jax import NUMBERS, TraceRef, is_ref, new_ref, trace_state
 from nnxlite._base.statics import Facts, alike, atoms, facts, own_copy
 
 if tp.TYPE_CHECKING:
@@ -55,15 +54,9 @@ def as_hooks(hooks: tp.Any) -> tuple[tp.Callable[..., tp.Any], ...]:
 
 
 class VariableDef(Definition):
-    """Class and metadata of a Variable; what a `GraphDef` keeps of it.
-
-    Attributes:
-        copied: whether an entry of its own contains a builtin container, of which each Variable has its
-            own.
-    """
+    """Class and metadata of a Variable; what a `GraphDef` keeps of it."""
 
     __slots__ = (
-        "copied",
         "create_hooks",
         "get_hooks",
         "is_ref",
@@ -80,7 +73,6 @@ class VariableDef(Definition):
             self.atoms = tuple([atom for i in order for atom in atoms(self.values[i])])
         self.type: type[Variable] = self.head[0]
         self.metadata: dict[str, tp.Any] = dict(zip(self.head[1:], self.values))
-        self.copied = any(own_copy(self.values[i]) is not self.values[i] for i in self.own)
         self.is_ref = bool(self.metadata.get("ref", False))
         self.create_hooks = self.hooks("on_create_value")
         self.get_hooks = self.hooks("on_get_value")
@@ -115,18 +107,16 @@ class VariableDef(Definition):
 
     def for_variable(self) -> VariableDef:
         """This definition with its own copies of the builtin containers, which no Variable has."""
-        return self.mapped(own_copy) if self.copied else self
+        return self.mapped(own_copy) if self.own else self
 
     def keeping(self, before: VariableDef) -> VariableDef:
         """This definition with the entries of an earlier one that are equal to its own."""
-        values = dict(self.metadata)
+        values = list(self.values)
         for i in self.own:
-            name = self.head[1 + i]
-            if name in before.metadata:
-                earlier = before.metadata[name]
-                if facts(earlier).key == self.facts[i].key:
-                    values[name] = earlier
-        return self.with_values([*values.values()])
+            earlier = before.metadata.get(self.head[1 + i], MISSING)
+            if facts(earlier).key == self.facts[i].key:
+                values[i] = earlier
+        return self.with_values(values)
 
     def __repr__(self) -> str:
         shown = "".join(f", {k}={v!r}" for k, v in self.metadata.items() if k not in REQUIRED)
@@ -201,7 +191,7 @@ def held_by(definition: VariableDef, value: tp.Any, *, copy: bool = True) -> tp.
     if not definition.is_ref:
         return value
     cls = definition.type
-    if not isinstance(value, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+    if not isinstance(value, NUMBERS):
         raise TypeError(
             f"{cls.__name__}(ref=True) holds its value in a JAX array reference, which takes an "
             f"array or a number, got {short_type(value)}."
@@ -325,27 +315,24 @@ class HasMetadata:
             TypeError: for a name together with `exclude_required`, or a default without a name.
         """
         entries = self._box.definition.metadata
-        if name is not None:
-            if exclude_required is not None:
-                raise TypeError(
-                    f"{type(self).__name__}.get_metadata takes a name or exclude_required, not "
-                    f"both; got name={name!r}, exclude_required={exclude_required!r}."
-                )
-            if name in entries:
-                return entries[name]
+        if name is None:
             if default is not MISSING:
-                return default
+                raise TypeError(
+                    f"{type(self).__name__}.get_metadata: Cannot provide a default value when 'name' "
+                    f"is not provided; got default={default!r}. Without a name it gives all the "
+                    "metadata."
+                )
+            return {k: v for k, v in entries.items() if not (exclude_required and k in REQUIRED)}
+        if exclude_required is not None:
+            raise TypeError(
+                f"{type(self).__name__}.get_metadata takes a name or exclude_required, not both; got "
+                f"name={name!r}, exclude_required={exclude_required!r}."
+            )
+        if name not in entries and default is MISSING:
             raise KeyError(
                 f"{type(self).__name__} has no metadata {name!r}; it has {sorted(entries)}."
             )
-        if default is not MISSING:
-            raise TypeError(
-                f"{type(self).__name__}.get_metadata: Cannot provide a default value when 'name' is "
-                f"not provided; got default={default!r}. Without a name it gives all the metadata."
-            )
-        if exclude_required:
-            return {k: v for k, v in entries.items() if k not in REQUIRED}
-        return dict(entries)
+        return entries.get(name, default)
 
     def set_metadata(self, *args: tp.Any, **kwargs: tp.Any) -> None:
         """`set_metadata(name, value)`, `set_metadata(name=value)`, or a mapping that replaces all.
@@ -411,13 +398,11 @@ class HasMetadata:
 
     def _check_fixed(self, updates: tp.Mapping[str, tp.Any]) -> None:
         for name in ("hijax", "ref"):
-            if name in updates and bool(updates[name]) != bool(
-                self._box.definition.metadata.get(name)
-            ):
+            present = bool(self._box.definition.metadata.get(name))
+            if bool(updates.get(name, present)) != present:
                 raise ValueError(
-                    f"Cannot change `{name}` metadata of {type(self).__name__} from "
-                    f"{bool(self._box.definition.metadata.get(name))} to {updates[name]!r}; make a new "
-                    "Variable, or use vars_as."
+                    f"Cannot change `{name}` metadata of {type(self).__name__} from {present} to "
+                    f"{updates[name]!r}; make a new Variable, or use vars_as."
                 )
 
     def _redefine(self, entries: dict[str, tp.Any]) -> None:
@@ -458,12 +443,15 @@ class HasMetadata:
 # Names of axes --------------------------------------------------------------------------------
 
 Names: tp.TypeAlias = tp.Mapping[str, tp.Any]
-Change: tp.TypeAlias = tp.Callable[[tuple[tp.Any, ...]], tp.Iterable[tp.Any]]
+Axes: tp.TypeAlias = tuple[tp.Any, ...]
+Renamed: tp.TypeAlias = tp.Callable[[str, tp.Any, Axes], tp.Iterable[tp.Any]]
+"""From a key of the metadata, the name of an axis and those of all axes, the new ones."""
 
 
 def add_axis(variable: HasMetadata, index: int, names: Names) -> None:
     """Put the names of a new axis into the metadata."""
-    _rename(variable, names, lambda key, name: _inserted(index, name), variable.add_axis, index)
+    added: Renamed = lambda key, name, axes: _inserted(axes, index, name)
+    _rename(variable, names, added, variable.add_axis, index)
 
 
 def add_unnamed_axis(variable: HasMetadata, index: int, ndim: int) -> None:
@@ -471,7 +459,7 @@ def add_unnamed_axis(variable: HasMetadata, index: int, ndim: int) -> None:
     annotation = variable.sharding_names
     if isinstance(annotation, (tuple, list, PartitionSpec, NamedSharding, Format)):
         if len(_names_in(annotation)) <= ndim:
-            new = changed_names(annotation, _inserted(index, None))
+            new = changed_names(annotation, lambda axes: _inserted(axes, index, None))
             variable.set_metadata(out_sharding=new)
 
 
@@ -481,23 +469,16 @@ def remove_axis(variable: HasMetadata, index: int, names: Names) -> None:
     Raises ValueError, with nothing changed, where that axis has another name.
     """
 
-    def removed(key: str, name: tp.Any) -> Change:
-        def change(axes: tuple[tp.Any, ...]) -> list[tp.Any]:
-            left = list(axes)
-            found = left.pop(index) if -len(left) <= index < len(left) else None
-            if found != name:
-                what, of = (
-                    ("sharding names", "")
-                    if key == "out_sharding"
-                    else ("names", f" under {key!r}")
-                )
-                raise ValueError(
-                    f"{type(variable).__name__} has the {what} {axes}{of}: axis {index} is {found!r}, "
-                    f"not {name!r} as the transform says. Give both the same name."
-                )
+    def removed(key: str, name: tp.Any, axes: Axes) -> list[tp.Any]:
+        left = list(axes)
+        found = left.pop(index) if -len(left) <= index < len(left) else None
+        if found == name:
             return left
-
-        return change
+        has = f"sharding names {axes}" if key == "out_sharding" else f"names {axes} under {key!r}"
+        raise ValueError(
+            f"{type(variable).__name__} has the {has}: axis {index} is {found!r}, not {name!r} as "
+            "the transform says. Give both the same name."
+        )
 
     _rename(variable, names, removed, variable.remove_axis, index)
 
@@ -505,7 +486,7 @@ def remove_axis(variable: HasMetadata, index: int, names: Names) -> None:
 def _rename(
     variable: HasMetadata,
     names: Names,
-    change: tp.Callable[[str, tp.Any], Change],
+    change: Renamed,
     hooks: tp.Callable[[int, tp.Any], None],
     index: int,
 ) -> None:
@@ -514,18 +495,19 @@ def _rename(
     for key, name in names.items():
         axes = metadata.get(key)
         if key not in (*HOOKS, PARTITION_NAME, "out_sharding") and isinstance(axes, tuple):
-            new[key] = changed_names(axes, change(key, name))
+            new[key] = tuple(change(key, name, axes))
     annotation, name = variable.sharding_names, names[PARTITION_NAME]
     if isinstance(annotation, NamedSharding) and name not in annotation.mesh.axis_names:
         name = None  # it has a mesh, and only that mesh's axes have names
     if annotation is not None:
-        new["out_sharding"] = changed_names(annotation, change("out_sharding", name))
+        named = functools.partial(change, "out_sharding", name)
+        new["out_sharding"] = changed_names(annotation, named)
     hooks(index, names[PARTITION_NAME])
     if new:
         variable.set_metadata(**new)
 
 
-def changed_names(annotation: tp.Any, change: Change) -> tp.Any:
+def changed_names(annotation: tp.Any, change: tp.Callable[[Axes], tp.Iterable[tp.Any]]) -> tp.Any:
     """A sharding annotation of the same kind with other names: `change` of those that it has."""
     names = change(_names_in(annotation))
     if isinstance(annotation, Format):  # its layout is for other axes
@@ -536,21 +518,17 @@ def changed_names(annotation: tp.Any, change: Change) -> tp.Any:
     return NamedSharding(annotation.mesh, spec, memory_kind=annotation.memory_kind)
 
 
-def _names_in(annotation: tp.Any) -> tuple[tp.Any, ...]:
+def _names_in(annotation: tp.Any) -> Axes:
     if isinstance(annotation, Format):
         annotation = annotation.sharding
     return tuple(annotation.spec if isinstance(annotation, NamedSharding) else annotation)
 
 
-def _inserted(index: int, name: tp.Any) -> Change:
-    """Adds the name of a new axis to those of others, which may be fewer than the shape has."""
-
-    def change(names: tuple[tp.Any, ...]) -> list[tp.Any]:
-        longer = [*names, *[None] * (index - len(names))]
-        longer.insert(index if index >= 0 else index + len(longer) + 1, name)
-        return longer
-
-    return change
+def _inserted(axes: Axes, index: int, name: tp.Any) -> list[tp.Any]:
+    """The names of axes, which may be fewer than the shape has, with that of a new one."""
+    longer = [*axes, *[None] * (index - len(axes))]
+    longer.insert(index if index >= 0 else index + len(longer) + 1, name)
+    return longer
 
 
 # Placing values --------------------------------------------------------------------------------

@@ -472,7 +472,9 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
 
     def __nnx_text__(self) -> Text:
         value: tp.Any = self._box.value
-        shown = {k: v for k, v in self._box.definition.metadata.items() if _shown(k, v)}
+        usual = {**REQUIRED, "eager_sharding": EAGER_SHARDING.default}
+        metadata = self._box.definition.metadata
+        shown = {k: v for k, v in metadata.items() if k not in usual or v != usual[k]}
         return variable_node(type(self), value[...] if is_ref(value) else value, shown)
 
 
@@ -527,11 +529,6 @@ def versioned(node: tp.Any) -> tp.Any:
 def _empty(cls: type[V]) -> V:
     """A Variable that `__setstate__` fills, the user's own one perhaps: it has no metadata yet."""
     return object.__new__(cls)
-
-
-def _shown(name: str, value: tp.Any) -> bool:
-    usual = EAGER_SHARDING.default if name == "eager_sharding" else False
-    return name not in REQUIRED or value != usual
 
 
 _VALUE_KEY = jax.tree_util.GetAttrKey("value")  # as a pytree a Variable has one child
