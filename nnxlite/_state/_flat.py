@@ -35,7 +35,10 @@ Path: tp.TypeAlias = tuple[tp.Any, ...]
 Pairs: tp.TypeAlias = abc.Iterable[tuple[Path, tp.Any]]
 """Leaves with their paths."""
 
-Order: tp.TypeAlias = tuple[Path, abc.Callable[[dict[tp.Any, tp.Any]], abc.Sequence[tp.Any]]]
+Values: tp.TypeAlias = abc.Callable[[tp.Any], tuple[tp.Any, ...]]
+"""What takes the values of a mapping (or a list) under some names."""
+
+Order: tp.TypeAlias = tuple[Path, Values]
 """The keys of a mapping sorted, and what takes its values in that order."""
 
 _orders: Bounded[Path, Order] = Bounded(4096)
@@ -76,14 +79,20 @@ def in_order(mapping: dict[tp.Any, tp.Any]) -> tuple[Path, abc.Sequence[tp.Any]]
 
 def _new_order(keys: Path) -> Order:
     ordered = tuple(sorted_keys(keys))
-    order = ordered, (itemgetter(*ordered) if len(ordered) > 1 else _values)
+    order = ordered, values_getter(ordered)
     if all(type(key) is str for key in keys):  # other keys may be equal and yet differ: 1 and True
         _orders[keys] = order
     return order
 
 
-def _values(mapping: dict[tp.Any, tp.Any]) -> Path:
-    return tuple(mapping.values())
+def values_getter(names: Path) -> Values:
+    """A function that gives the values of a mapping (or a list) under these names."""
+    if not names:
+        return lambda mapping: ()
+    if len(names) == 1:
+        (name,) = names
+        return lambda mapping: (mapping[name],)
+    return itemgetter(*names)
 
 
 Mapping: tp.TypeAlias = abc.Mapping[tp.Any, tp.Any]
@@ -446,9 +455,8 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
         return FlatState(pairs, sort=True)
 
 
-def _sorted(pairs: list[tuple[Path, tp.Any]]) -> FlatState[tp.Any]:
-    paths, leaves = [path for path, _ in pairs], [leaf for _, leaf in pairs]
-    return FlatState.from_sorted_keys_values(paths, leaves)
+def _sorted(pairs: Pairs) -> FlatState[tp.Any]:
+    return FlatState(pairs, sort=False)
 
 
 jax.tree_util.register_pytree_node(

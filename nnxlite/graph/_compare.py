@@ -179,9 +179,8 @@ def _number(value: tp.Any) -> str:
 
 
 def _metadata_words(entries: dict[str, tp.Any]) -> str:
-    return (
-        ", ".join(f"{name}={safely(short, value)}" for name, value in entries.items()) or "nothing"
-    )
+    words = [f"{name}={safely(short, value)}" for name, value in entries.items()]
+    return ", ".join(words) or "nothing"
 
 
 def _sharing_words(path: Path | None) -> str:

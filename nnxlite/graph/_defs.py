@@ -43,7 +43,7 @@ from nnxlite._base.interning import (
 )
 from nnxlite._base.jax import static_part, with_static_part
 from nnxlite._base.statics import alike, atoms, facts, is_constant, own_copy
-from nnxlite._state._flat import sort_key, sorted_keys
+from nnxlite._state._flat import sort_key, sorted_keys, values_getter
 from nnxlite.graph._kinds import (
     CONTAINERS,
     CUSTOM_NODES,
@@ -63,18 +63,6 @@ from nnxlite.variables._definition import VariableDef
 
 IsData = tp.Mapping[tp.Any, bool]
 """Which attributes are data: by name."""
-
-Values = tp.Callable[[tp.Any], tuple[tp.Any, ...]]
-
-
-def values_getter(names: tuple[tp.Any, ...]) -> Values:
-    """A function that gives the values of a mapping (or a list) under these names."""
-    if not names:
-        return lambda mapping: ()
-    if len(names) == 1:
-        (name,) = names
-        return lambda mapping: (mapping[name],)
-    return operator.itemgetter(*names)
 
 
 class AttributeNames:
@@ -412,16 +400,12 @@ class ContainerDef(Definition):
         """The children of such a node in the order of the keys."""
         return children if self.order is None else [children[i] for i in self.order]
 
-    def _as_node(self, parts: list[tp.Any]) -> list[tp.Any]:
-        """The inverse of `in_order`."""
-        if self.order is None:
-            return parts
-        place = dict(zip(self.order, parts))
-        return [place[i] for i in range(len(parts))]
-
     def build(self, children: list[tp.Any]) -> tp.Any:
-        """A container of this form with these children."""
-        return build_container(self, self._as_node(children))
+        """A container of this form with these children, given in the order of the keys."""
+        if self.order is not None:
+            by_position = dict(zip(self.order, children))
+            children = [by_position[i] for i in range(len(children))]
+        return build_container(self, children)
 
     def __repr__(self) -> str:
         return f"{self.type.__name__}{list(self.keys)}"
@@ -454,17 +438,6 @@ class Mark(enum.Enum):
 
 
 LEAF, REF_LEAF = Mark
-
-
-def container_def(
-    kind: int, type_: type, keys: tuple[tp.Any, ...], treedef: tp.Any = None
-) -> ContainerDef:
-    """The definition of a container of this form."""
-    head = (kind, type_, keys, tuple(map(type, keys)), treedef)
-    try:
-        return ContainerDef.of(head, () if treedef is None else (static_part(treedef),))
-    except ValueError:  # the static part of a pytree node cannot be compared: one of its own
-        return ContainerDef(head)
 
 
 def static_def(value: tp.Any) -> StaticDef:
@@ -553,7 +526,11 @@ def define_container(
 ) -> tuple[tp.Any, tp.Sequence[tp.Any]]:
     """The definition of a container and its children, static ones as their definitions."""
     keys, children, treedef = flatten_container(value, kind)
-    definition = container_def(kind, type(value), keys, treedef)
+    head = (kind, type(value), keys, tuple(map(type, keys)), treedef)
+    try:
+        definition = ContainerDef.of(head, () if treedef is None else (static_part(treedef),))
+    except ValueError:  # the static part of a pytree node cannot be compared: one of its own
+        definition = ContainerDef(head)
     parts = definition.in_order(children)
     if loose == Leaves.EVERY:
         return definition, parts

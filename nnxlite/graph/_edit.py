@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 import typing as tp
 from collections.abc import Mapping, MutableSequence
@@ -334,14 +335,13 @@ class _Update:
         # Numbers in lists are leaves, too, for an update.
         graphdef, nodes, leaves, *_ = view(self.root, trees=Leaves.EVERY)
         decoded = graphdef.decoded
-        codes: dict[Path, Code] = {(): decoded.roots[0]}
+        below = functools.cache(lambda code: dict(decoded.below(code)))
         arrays: dict[int, tp.Any] = {}
         for path, (value, owner) in self.bare.items():
-            for n in range(len(path)):
-                if path[: n + 1] not in codes:
-                    below = decoded.below(codes[path[:n]])
-                    codes |= {(*path[:n], name): code for name, code in below}
-            number = decoded.leaf_of(codes[path])
+            code = decoded.roots[0]
+            for name in path:
+                code = below(code)[name]
+            number = decoded.leaf_of(code)
             if is_ref(leaves[number]):
                 check_trace(owner)
                 new = value[...] if is_ref(value) else value

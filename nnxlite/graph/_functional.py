@@ -498,48 +498,33 @@ def _with_own_arrays(leaf: tp.Any) -> tp.Any:
             return jnp.copy(x)  # the method of keys fails while JAX records
         return jnp.array(x) if is_data(x) or isinstance(x, (int, float, complex, np.generic)) else x
 
-    if isinstance(leaf, Variable):
-        return (
-            leaf
-            if leaf._box.definition.is_ref
-            else leaf.replace(jax.tree.map(own, leaf._box.value))
-        )
-    return own(leaf)
-
-
-def merged_call(
-    definition: GraphDef[tp.Any], states: tuple[tp.Any, ...], graph: bool | None = None
-) -> tp.Any:
-    """The proxy behind `call` and `GraphDef.apply`."""
-
-    def accept(path: Path, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:
-        node = merge(definition, *states)
-        target: tp.Any = node
-        for step in path:
-            target = step(target)
-        out = target(*args, **kwargs)
-        return out, split(node, graph=graph)
-
-    return Proxy(accept, ())
+    if not isinstance(leaf, Variable):
+        return own(leaf)
+    is_ref = leaf._box.definition.is_ref
+    return leaf if is_ref else leaf.replace(jax.tree.map(own, leaf._box.value))
 
 
 class Proxy:
     """Stands for an attribute path of an object that will be merged when the proxy is called."""
 
-    __slots__ = ("_nnx_accept", "_nnx_path")
+    __slots__ = ("_nnx_graph", "_nnx_parts", "_nnx_path")
 
-    def __init__(self, accept: tp.Callable[..., tp.Any], path: Path) -> None:
-        self._nnx_accept = accept
-        self._nnx_path = path
+    def __init__(self, parts: tuple[tp.Any, ...], graph: bool | None, path: Path = ()) -> None:
+        self._nnx_parts, self._nnx_graph, self._nnx_path = parts, graph, path
 
     def __getattr__(self, name: str) -> Proxy:
-        return Proxy(self._nnx_accept, (*self._nnx_path, operator.attrgetter(name)))
+        path = (*self._nnx_path, operator.attrgetter(name))
+        return Proxy(self._nnx_parts, self._nnx_graph, path)
 
     def __getitem__(self, key: tp.Any) -> Proxy:
-        return Proxy(self._nnx_accept, (*self._nnx_path, operator.itemgetter(key)))
+        path = (*self._nnx_path, operator.itemgetter(key))
+        return Proxy(self._nnx_parts, self._nnx_graph, path)
 
     def __call__(self, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-        return self._nnx_accept(self._nnx_path, args, kwargs)
+        node = target = merge(*self._nnx_parts)
+        for step in self._nnx_path:
+            target = step(target)
+        return target(*args, **kwargs), split(node, graph=self._nnx_graph)
 
     def __repr__(self) -> str:
         return f"Proxy{self._nnx_path}"
@@ -565,5 +550,4 @@ def call(
     >>> y.shape
     (1, 3)
     """
-    definition, *states = graphdef_state
-    return merged_call(definition, tuple(states))
+    return tp.cast(tp.Any, Proxy((*graphdef_state,), None))

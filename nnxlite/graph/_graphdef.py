@@ -313,16 +313,6 @@ class GraphDef(Shown, tp.Generic[N]):
 
         return self._once(("candidates", base, name, flag), find)
 
-    def paths_of_node(self, number: int) -> list[Path]:
-        """Every path, through objects entered once, that leads to a node.
-
-        Args:
-            number: of the node, in order of first visit.
-        """
-        start = 1 if self.num_roots == 1 else 0
-        found = self.decoded.visit()
-        return [path[start:] for path, code in found if code == NodeCode(number)]
-
     @property
     def is_leaf(self) -> bool:
         """Whether the single root is itself a leaf: then its state is that leaf."""
@@ -337,10 +327,7 @@ class GraphDef(Shown, tp.Generic[N]):
             chosen: numbers of leaves; None for all.
         """
         if chosen is None:
-            return self._once("program", lambda: self._program(tuple(range(self.num_leaves))))
-        return self._program(chosen)
-
-    def _program(self, chosen: tuple[int, ...]) -> StateProgram:
+            return self._once("program", lambda: self.program(tuple(range(self.num_leaves))))
         decoded = self.decoded
         root = 1 if self.num_roots == 1 else 0
         members: dict[int, dict[tp.Any, int]] = {}
@@ -392,7 +379,7 @@ class GraphDef(Shown, tp.Generic[N]):
         for number, (path, leaf) in enumerate(zip(self.each_path(), leaves)):
             index = match_index(predicates, path, leaf)
             (rest if index is None else chosen[index]).append(number)
-        return [self._program(tuple(c)) for c in chosen], rest
+        return [self.program(tuple(c)) for c in chosen], rest
 
     # use ---------------------------------------------------------------------------------------
 
@@ -423,9 +410,9 @@ class GraphDef(Shown, tp.Generic[N]):
         >>> y.shape
         (1, 3)
         """
-        from nnxlite.graph._functional import merged_call
+        from nnxlite.graph._functional import Proxy
 
-        return merged_call(self, (state, *states), graph)
+        return tp.cast(tp.Any, Proxy((self, state, *states), graph))
 
     def with_no_outer_index(self) -> GraphDef[N]:
         """The same definition without outer numbers."""

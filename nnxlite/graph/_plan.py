@@ -264,7 +264,10 @@ class Plan:
         return True
 
     def _contained(self) -> dict[int, tp.Any]:
-        """The arrays in plain containers, by leaf number; the containers are checked."""
+        """The arrays in plain containers, by leaf number.
+
+        Raises Stale where a container has changed from what its code says.
+        """
         pending: list[tuple[tp.Any, Code, int]] = []
         for owner, name, code in self.containers:
             node = owner()
@@ -272,18 +275,10 @@ class Plan:
                 raise Stale
             if name is _ROOT:
                 pending.append((node, code, Leaves.EVERY))
-                continue
-            loose = self.trees or (
-                Leaves.NUMBERS if getattr(node, "_nnx_frozen", False) else Leaves.STRICT
-            )
-            pending.append((node._nnx_dict[name], code, loose))
-        return self._arrays_as_coded(pending)
-
-    def _arrays_as_coded(self, pending: list[tuple[tp.Any, Code, int]]) -> dict[int, tp.Any]:
-        """The arrays below some values, by leaf number.
-
-        Raises Stale where a value has changed from what its code says.
-        """
+            else:
+                frozen = getattr(node, "_nnx_frozen", False)
+                loose = self.trees or (Leaves.NUMBERS if frozen else Leaves.STRICT)
+                pending.append((node._nnx_dict[name], code, loose))
         out: dict[int, tp.Any] = {}
         while pending:
             value, code, loose = pending.pop()
@@ -478,15 +473,14 @@ def refuse_sharing(
         return
     definition = graphdef.decoded.node_defs[shared]
     name = definition.type.__name__ if hasattr(definition, "type") else "array reference"
-    paths = graphdef.paths_of_node(shared)
-    if roots is not None:
+    if roots is None:
+        starts = [(n,) for n in range(graphdef.num_roots)] if graphdef.num_roots > 1 else [()]
+        mode = "Tree mode (graph=False) does not support shared references"
+    else:
         starts = roots()
-        whole = paths if len(starts) > 1 else [(0, *path) for path in paths]
-        paths = [(*starts[root], *below) for root, *below in whole]
-    shown = ", ".join(repr(path_text(path)) for path in paths)
-    mode = "Tree mode (graph=False) does not support shared references"
-    if roots is not None:
         mode = f"nnxlite.{caller} with graph=False does not support Variable aliasing"
+    paths = [path for path, code in graphdef.decoded.visit() if code == NodeCode(shared)]
+    shown = ", ".join(repr(path_text((*starts[root], *below))) for root, *below in paths)
     raise ValueError(
         f"Duplicate {name} found at paths{owner}: {shown}. {mode}: objects must form a tree. Remove "
         f"the sharing, or pass graph=True to nnxlite.{caller}."

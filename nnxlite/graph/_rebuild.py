@@ -28,6 +28,7 @@ from nnxlite._base.interning import next_number, observe
 from nnxlite._base.jax import EAGER, TraceRef, trace_state
 from nnxlite._base.statics import own_copy
 from nnxlite._state._definition import State
+from nnxlite._state._flat import Values, values_getter
 from nnxlite.graph._defs import (
     LEAF,
     REF_LEAF,
@@ -35,7 +36,6 @@ from nnxlite.graph._defs import (
     ObjectDef,
     StaticDef,
     Token,
-    Values,
     _set_version,
     contains_itself,
     define,
@@ -43,7 +43,6 @@ from nnxlite.graph._defs import (
     define_custom,
     new_shell,
     static_def,
-    values_getter,
 )
 from nnxlite.graph._kinds import (
     CUSTOM_NODES,
@@ -289,7 +288,6 @@ class Decoded:
         self.node_tokens: list[int] = [-1] * first  # position of each node's definition
         self.node_tokens += [i for i, t in enumerate(tokens) if t is REF_LEAF or type(t) in _NODES]
         self._decode(iter(tokens), num_roots)
-        self.has_containers = any(isinstance(c, ContainerCode) for _, _, c in self.raw_slots)
         self.num_leaves = len(self.leaf_nodes)
         self.has_arrays = -1 in self.leaf_nodes
         self.has_refs = any(
@@ -323,11 +321,11 @@ class Decoded:
                     return
                 names, codes, frame, owner = stack.pop()
                 continue
-            token = next(tokens)
+            token: tp.Any = next(tokens)
             kind = type(token)
             here = (frame, name)
             if kind is int:
-                codes.append(NodeCode(tp.cast(int, token)))
+                codes.append(NodeCode(token))
             elif kind is VariableDef or token is REF_LEAF:
                 leaf = self._leaf(here, len(self.node_defs))
                 codes.append(NodeCode(self._node(token, here, leaf)))
@@ -337,22 +335,22 @@ class Decoded:
                 if owner >= 0:
                     self.raw_slots.append((owner, name, code))
             elif kind is StaticDef:
-                codes.append(tp.cast(StaticDef, token))
+                codes.append(token)
             else:
                 stack.append((names, codes, frame, owner))
                 self.frames.append(here)
                 if kind is ObjectDef:
                     number = self._node(token, here, -1)
                     codes.append(NodeCode(number))
-                    names = iter(tp.cast(ObjectDef, token).names.data)
+                    names = iter(token.names.data)
                     codes, frame, owner = [], len(self.frames) - 1, number
                     self.children[number] = codes
                 else:
-                    box = ContainerCode(tp.cast(ContainerDef, token))
+                    box = ContainerCode(token)
                     codes.append(box)
                     if owner >= 0 or not frame:
                         self.raw_slots.append((owner, name, box))
-                    names = iter(box.definition.keys)
+                    names = iter(token.keys)
                     codes, frame, owner = box.codes, len(self.frames) - 1, -1
 
     def _node(self, definition: tp.Any, frame: Frame, leaf: int) -> int:
@@ -529,23 +527,17 @@ def resolve(code: Code, nodes: tp.Sequence[tp.Any], leaves: tp.Sequence[tp.Any])
         return leaves[code.leaf]
     if isinstance(code, StaticDef):
         return own_copy(code.value)
-    # A level is: a container, the codes still to come, the children so far.
-    stack: list[tuple[ContainerCode, tp.Iterator[Code], list[tp.Any]]] = [
-        (code, iter(code.codes), [])
-    ]
-    while True:
-        box, rest, children = stack[-1]
-        for child in rest:
-            if isinstance(child, ContainerCode):
-                stack.append((child, iter(child.codes), []))
-                break
-            children.append(resolve(child, nodes, leaves))
-        else:
-            stack.pop()
-            built = box.definition.build(children)
-            if not stack:
-                return built
-            stack[-1][2].append(built)
+    boxes = [code]
+    for box in boxes:  # grows
+        boxes += [child for child in box.codes if isinstance(child, ContainerCode)]
+    built: dict[Code, tp.Any] = {}
+    for box in reversed(boxes):
+        children = [
+            built[part] if isinstance(part, ContainerCode) else resolve(part, nodes, leaves)
+            for part in box.codes
+        ]
+        built[box] = box.definition.build(children)
+    return built[code]
 
 
 # Objects that were built in the running traces --------------------------------------------------

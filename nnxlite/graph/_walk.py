@@ -33,7 +33,6 @@ from nnxlite.graph._functional import build
 from nnxlite.graph._kinds import (
     CONTAINERS,
     CUSTOM_NODES,
-    NODES,
     Kind,
     is_graph_node,
     is_node,
@@ -77,27 +76,19 @@ def iter_graph(node: tp.Any, /, *, graph: bool | None = None) -> tp.Iterator[tup
 
 
 def _iter(node: tp.Any, graph: bool) -> tp.Iterator[tuple[Path, tp.Any]]:
-    names: list[tp.Any] = []
     none_seen = False
-    steps = _steps(node, static=graph)
-    next(steps)  # into the root, which has no name
-    for step, name, value in steps:
-        if step == ENTER:
-            names.append(name)
-        elif step == LEAVE:
-            if value is not None or not none_seen:
-                yield tuple(names), value
+    for step, names, value in _steps(node, static=graph):
+        if step == LEAVE and (value is not None or not none_seen):
+            yield tuple(names), value
             none_seen = none_seen or (graph and value is None)
-            if names:
-                names.pop()
 
 
 ENTER, LEAVE, AGAIN = range(3)
 """Steps of a walk: into a value, out of it, and past a reference that was entered before."""
 
 
-def _steps(root: tp.Any, static: bool = True) -> tp.Iterator[tuple[int, tp.Any, tp.Any]]:
-    """Walk a graph: (step, name, value), each reference entered once.
+def _steps(root: tp.Any, static: bool = True) -> tp.Iterator[tuple[int, list[tp.Any], tp.Any]]:
+    """Walk a graph: (step, names down to the value, value), each reference entered once.
 
     Args:
         static: whether static attributes are visited as well.
@@ -105,37 +96,36 @@ def _steps(root: tp.Any, static: bool = True) -> tp.Iterator[tuple[int, tp.Any, 
     Raises ValueError for a plain container that contains itself.
     """
     entered: dict[int, tp.Any] = {}  # references entered: they live as long as the walk
-    stack: list[tuple[tp.Any, tp.Any, tp.Iterator[tuple[tp.Any, tp.Any]]]] = []
     open_containers: set[int] = set()
-    name, value = None, root
+    names: list[tp.Any] = []  # one list for all steps
+    stack: list[tuple[tp.Any, tp.Iterator[tuple[tp.Any, tp.Any]]]] = [(None, iter([((), root)]))]
     while True:
-        kind = kind_of(value)
-        reference = kind in _REFERENCES
-        if reference and id(value) in entered:
-            yield AGAIN, name, value
-        else:
-            yield ENTER, name, value
-            if reference:
-                entered[id(value)] = value
-            elif kind in CONTAINERS:
-                if id(value) in open_containers:
-                    raise contains_itself(value, [n for n, _, _ in stack[1:]] + [name])
-                open_containers.add(id(value))
-            if kind in NODES:
-                stack.append((name, value, iter(children_of(value, static))))
-            else:
-                yield LEAVE, name, value
-        while stack:
-            name, value, rest = stack[-1]
-            pair = next(rest, None)
-            if pair is not None:
-                name, value = pair
-                break
+        above, rest = stack[-1]
+        pair = next(rest, None)
+        if pair is None:
             stack.pop()
-            open_containers.discard(id(value))
-            yield LEAVE, name, value
-        else:
-            return
+            if not stack:
+                return
+            open_containers.discard(id(above))
+            yield LEAVE, names, above
+            names[-1:] = []  # the root has no name
+            continue
+        name, value = pair
+        if len(stack) > 1:
+            names.append(name)
+        kind = kind_of(value)
+        if kind in _REFERENCES and id(value) in entered:
+            yield AGAIN, names, value
+            names.pop()
+            continue
+        yield ENTER, names, value
+        if kind in _REFERENCES:
+            entered[id(value)] = value
+        elif kind in CONTAINERS:
+            if id(value) in open_containers:
+                raise contains_itself(value, names)
+            open_containers.add(id(value))
+        stack.append((value, iter(children_of(value, static))))
 
 
 def iter_children(
@@ -270,26 +260,23 @@ def recursive_map(
     trace = trace_state.value
     copies: dict[int, tp.Any] = {}  # of references: empty while they are entered, then f's result
     given: list[tp.Any] = []  # to f: alive to the end, so that no two have one id
-    names: list[tp.Any] = []
     results: list[list[tuple[tp.Any, tp.Any]]] = [[]]  # of the children of each open value
-    for step, name, value in _steps(node, static=graph):
-        if step == AGAIN:
-            results[-1].append((name, copies[id(value)]))
-        elif step == ENTER:
-            if len(results) > 1:  # the root has no name
-                names.append(name)
+    for step, names, value in _steps(node, static=graph):
+        kind = kind_of(value)
+        if step == ENTER:
             results.append([])
-            kind = kind_of(value)
             if kind in (Kind.OBJECT, Kind.CUSTOM):
                 form = definition(value) if kind == Kind.OBJECT else define_custom(value)[0]
                 copies[id(value)] = new_node(form, trace)
-        else:
-            copy = _with_children(value, copies.get(id(value)), results.pop())
-            given.append(copy)
-            new = f(tuple(names), copy)
-            if kind_of(value) in _REFERENCES:
+            continue
+        if step == LEAVE:
+            given.append(_with_children(value, copies.get(id(value)), results.pop()))
+            new = f(tuple(names), given[-1])
+            if kind in _REFERENCES:
                 copies[id(value)] = new
-            results[-1].append((names.pop() if names else None, new))
+        else:
+            new = copies[id(value)]
+        results[-1].append((names[-1] if names else None, new))
     return results[0][0][1]
 
 
