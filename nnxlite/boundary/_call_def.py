@@ -307,6 +307,13 @@ class CallDef:
         """The tree with these leaves; its objects are new. With `blank` the static leaves are None."""
         return enter(self, leaves, blank)[0]
 
+    def tree(self, arrays: tp.Iterable[tp.Any], roots: tp.Iterable[tp.Any]) -> tp.Any:
+        """The tree with these array leaves, static ones among them, and these roots."""
+        leaves = [*arrays]
+        for position, root in zip(self.where, roots):
+            leaves.insert(position, root)
+        return jax.tree_util.tree_unflatten(self.treedef, leaves)
+
     def text_of(self, root: int, below: tp.Iterable[tp.Any]) -> str:
         """Where something below a root is among the arguments."""
         return path_text((*self.paths()[self.where[root]], *below))
@@ -403,12 +410,10 @@ def enter(call: CallDef, leaves: tp.Sequence[tp.Any], blank: bool = False) -> tu
     """The argument tree, rebuilt with new objects at the current trace level; see `CallDef.whole`."""
     arrays, values = call.whole(leaves, blank)
     inner = Inner(call, values)
-    if call.where:
-        roots = inner.roots()
+    roots = inner.roots()
+    if roots:
         note_entered(roots)
-        for position, root in zip(call.where, roots):
-            arrays.insert(position, root)
-    return jax.tree_util.tree_unflatten(call.treedef, arrays), inner
+    return call.tree(arrays, roots), inner
 
 
 class Operands:

@@ -25,8 +25,9 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from nnxlite._base.errors import Modes
 from nnxlite._base.jax import is_sharding
 from nnxlite.boundary._call_def import Inner, parameters_of, put, replaced
-from nnxlite.boundary._inputs import Inputs, is_root
-from nnxlite.boundary._out import Fixed, OutDef, Outputs, replay
+from nnxlite.boundary._inputs import Inputs, is_root, leaves_of_code
+from nnxlite.boundary._out import Fixed, OutDef, Outputs, pick, replay
+from nnxlite.graph._rebuild import build_nodes, resolve
 from nnxlite.transforms._call import PARTIAL, Call, check_arguments, positional
 from nnxlite.transforms._derivatives import (
     Argnums,
@@ -173,10 +174,12 @@ class _Call(Call):
         self, inner: Inner, result: tp.Any, written: tp.Collection[int] = (), **more: tp.Any
     ) -> Outputs:
         """What leaves the function; Variables that it returns are outputs, even if only read."""
-        leaf_nodes = self.definition.graphdef.decoded.leaf_nodes
-        nodes = {id(node) for node in Inputs(result).nodes()}
-        returned = {i for i, n in enumerate(leaf_nodes) if n >= 0 and id(inner.nodes[n]) in nodes}
-        return super().leave(inner, result, all_written={*written, *returned}, **more)
+        out = super().leave(inner, result, all_written=written, **more)
+        left, leaf_nodes = out.definition, self.definition.graphdef.decoded.leaf_nodes
+        parts = [leaves_of_code(left.graphdef.decoded, code) for code in left.roots]
+        returned = {left.sources[leaf] for leaves in parts for leaf, _ in leaves}
+        read = {i: inner.values[i] for i in returned if i >= 0 and leaf_nodes[i] >= 0}
+        return out.with_written(read | dict(zip(left.written, out.written))) if read else out
 
     def _forward(self, leaves: list[tp.Any]) -> tp.Any:
         """The user's forward rule, between leaves."""
@@ -200,43 +203,44 @@ class _Call(Call):
 
     def _backward(self, residual: tp.Any, cotangents: Outputs) -> tp.Any:
         """The user's backward rule, between leaves."""
-        (fixed, leaves, rest), rules, out = residual, self.rules, cotangents.definition
-        saved, nondiff = fixed.value.build(leaves), list[tp.Any]()
+        (fixed, leaves, rest), rules, call = residual, self.rules, self.definition
+        saved, nondiff, more = fixed.value.build(leaves), list[tp.Any](), dict[str, tp.Any]()
         if self.nondiff:
-            args, _ = self.definition.build(rest)
+            args, _ = call.build(rest)
             nondiff = [args[number] for number in self.nondiff]
-        written, more = cotangents.written, dict[str, tp.Any]()
+        left, symbolic = cotangents.definition, cotangents.written
         if not rules.symbolic_zeros:
             cotangents = jax.tree_util.tree_map(instantiated, cotangents, is_leaf=is_symbolic_zero)
-        after, args, result = self._cotangents(cotangents)
-        if self.options.modes.updates:
-            seen = Inputs((args, result))
-            call = seen.definition
-            args, result = as_states(call, dict(enumerate(seen.leaves)), call.template())
+        # The cotangents of the arguments' leaves, and of the leaves that left.
+        updates = self.options.modes.updates
+        _, values = call.whole([zero_tangent(x) if updates else None for x in self.shapes])
+        put(values, left.written, cotangents.written)
+        arrays, _, new = left.split(cotangents.values)
+        leaves = [pick(source, values, new) for source in left.sources]
+        if updates:
+            roots = as_states(left.graphdef, dict(enumerate(leaves)))
+            args, _ = call.tree([None] * call.num_arrays, roots)
+            result = left.result(arrays, roots[left.first_result :])
             result = tuple([args[number] for number in self.diff]), result
-        elif self.takes_updates():
-            leaf_nodes, nodes = self.definition.graphdef.decoded.leaf_nodes, after.nodes()
-            new = {id(nodes[leaf_nodes[leaf]]) for leaf in out.written}
-            shown = lambda x: x if id(x) in new else None
-            args = jax.tree_util.tree_map(shown, args, is_leaf=is_variable)
-            parts = [x if number in self.diff else None for number, x in enumerate(args)]
-            more = {"updates_g": tuple(parts[self.num_bound :])}
         else:
-            self._refuse_dropped(out, written)
+            nodes = build_nodes(left.graphdef.decoded, leaves)
+            result = left.result(arrays, [resolve(code, nodes, leaves) for code in left.roots])
+            if self.takes_updates():
+                more = {"updates_g": self._written(left.written, values)}
+            else:
+                self._refuse_dropped(left, symbolic)
         return (self._checked(rules.bwd(*nondiff, saved, result, **more)),)
 
-    def _cotangents(self, cotangents: Outputs) -> tuple[Inputs, tp.Any, tp.Any]:
-        """The arguments and result of the call, with cotangents for values; None for arrays.
-
-        They are replayed as the values themselves would be, on new arguments that have zeros.
-        """
+    def _written(self, at: tp.Sequence[int], values: list[tp.Any]) -> tuple[tp.Any, ...]:
+        """The differentiated arguments with cotangents for the Variables written, None for all else."""
         call = self.definition
-        after = Inputs(call.build([*map(zero_tangent, self.shapes)]), call.trees)
-        put(after.values, cotangents.definition.written, cotangents.written)
-        result = replay(after, cotangents)
-        leaves = replaced([None] * call.treedef.num_leaves, after.where, after.roots)
-        args, _ = jax.tree_util.tree_unflatten(call.treedef, leaves)
-        return after, args, result
+        inner = Inner(call, values)
+        written = {id(inner.nodes[call.graphdef.decoded.leaf_nodes[leaf]]) for leaf in at}
+        args, _ = call.tree([None] * call.num_arrays, inner.roots())
+        shown = lambda x: x if id(x) in written else None
+        args = jax.tree_util.tree_map(shown, args, is_leaf=is_variable)
+        parts = [x if number in self.diff else None for number, x in enumerate(args)]
+        return tuple(parts[self.num_bound :])
 
     def _checked(self, grads: tp.Any) -> list[tp.Any]:
         """The result of the backward rule, one cotangent for each leaf; None for zero.

@@ -21,11 +21,12 @@ from nnxlite._base.errors import path_text, short_type
 from nnxlite._base.jax import as_integer, is_ref, new_ref
 from nnxlite._state._definition import State
 from nnxlite.boundary._call_def import CallDef, Partition
-from nnxlite.boundary._inputs import Inputs, further_leaves, leaves_of_code
+from nnxlite.boundary._inputs import Inputs, further_leaves
 from nnxlite.boundary._labels import DiffState, labels
 from nnxlite.boundary._leave import is_foreign, not_returnable
 from nnxlite.boundary._out import Fixed
 from nnxlite.graph._defs import StaticDef
+from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import Kind
 from nnxlite.graph._rebuild import Code, ContainerCode, NodeCode, Path
 from nnxlite.transforms._call import Call, unwrapped_value
@@ -243,29 +244,26 @@ class Tangents(tp.NamedTuple):
         )
 
 
-def as_states(call: CallDef, leaves: tp.Mapping[int, tp.Any], tree: tp.Any) -> tp.Any:
-    """Part of the tree of a call, in the form that gradients have with graph updates on.
+def as_states(graphdef: GraphDef[tp.Any], leaves: tp.Mapping[int, tp.Any]) -> list[tp.Any]:
+    """The roots of a graph, in the form that gradients have with graph updates on.
 
     Each object is a State. A shared object has its leaves at its first path, and is an empty State at
-    the others; a State is without the entries that have no leaf, and an array without one is None.
+    the others; a State is without the entries that have no leaf.
 
     Args:
-        call: the static side.
+        graphdef: the graph.
         leaves: values for some of its leaves, by number.
-        tree: the part, with the positions of leaves and roots; see `CallDef.template`.
     """
-    graphdef, count = call.graphdef, call.num_arrays
     decoded = graphdef.decoded
 
     def variable(leaf: int) -> tp.Any:
-        node, value = decoded.leaf_nodes[leaf], leaves[count + leaf]
+        node, value = decoded.leaf_nodes[leaf], leaves.get(leaf)
         definition = decoded.node_defs[node] if node >= 0 else None
         return make(definition, value) if isinstance(definition, VariableDef) else value
 
     @functools.cache
     def nested() -> State[tp.Any, tp.Any]:  # below the numbers of the roots if there are several
-        given = [leaf - count for leaf in leaves if leaf >= count]
-        return graphdef.program(tuple(given)).build([*map(variable, given)])
+        return graphdef.program(tuple(leaves)).build([*map(variable, leaves)])
 
     def state(path: Path) -> tp.Any:
         part = nested()
@@ -278,7 +276,8 @@ def as_states(call: CallDef, leaves: tp.Mapping[int, tp.Any], tree: tp.Any) -> t
             return code.value
         if isinstance(code, ContainerCode):
             if code.definition.kind == Kind.STATE and len(path) == 1:
-                if any(count + leaf not in leaves for leaf, _ in leaves_of_code(decoded, code)):
+                inside = (decoded.leaf_of(part) for _, part in decoded.visit(code))
+                if any(leaf >= 0 and leaf not in leaves for leaf in inside):
                     return state(path)
             below = decoded.below(code)
             return code.definition.build([of_code(c, (*path, name)) for name, c in below])
@@ -287,12 +286,7 @@ def as_states(call: CallDef, leaves: tp.Mapping[int, tp.Any], tree: tp.Any) -> t
             return State({})
         return state(path) if leaf < 0 else variable(leaf)
 
-    parts: dict[int, tp.Any] = {p: leaves.get(i) for i, p in enumerate(call.array_positions())}
-    roots = {
-        position: (code, (i,)) for i, (position, code) in enumerate(zip(call.where, decoded.roots))
-    }
-    shown = lambda position: of_code(*roots[position]) if position in roots else parts[position]
-    return jax.tree_util.tree_map(shown, tree)
+    return [of_code(code, (i,)) for i, code in enumerate(decoded.roots)]
 
 
 FLOAT0 = np.dtype(jax.dtypes.float0)
@@ -306,20 +300,12 @@ def _dtype(x: tp.Any) -> tp.Any:
     return dtype if dtype == FLOAT0 else jax.typeof(x).dtype
 
 
-_inexact = functools.cache(lambda dtype: jnp.issubdtype(dtype, jnp.inexact))
+_inexact = functools.lru_cache(maxsize=64)(lambda dtype: jnp.issubdtype(dtype, jnp.inexact))
 
 
 def has_derivative(x: tp.Any) -> bool:
     """Whether a value has floating-point or complex numbers; TypeError unless it is an array."""
     return _inexact(_dtype(x))
-
-
-def is_inexact(value: tp.Any) -> bool:
-    """The same for any value, also one that is not an array."""
-    try:
-        return has_derivative(value)
-    except TypeError:
-        return False
 
 
 def zero_tangent(x: tp.Any) -> tp.Any:
@@ -440,7 +426,7 @@ class Derivation:
         """Raise TypeError naming the first chosen leaf that has no derivative."""
         for leaf, value in zip(self.selected.positions[0], self.chosen):
             for part in jax.tree_util.tree_leaves(value):
-                if not is_inexact(part):
+                if not _inexact(getattr(part, "dtype", type(part))):
                     dtype = getattr(part, "dtype", f"a value of type {type(part).__name__}")
                     raise TypeError(
                         f"{self.call.options.name} requires real- or complex-valued inputs (input "

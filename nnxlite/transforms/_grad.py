@@ -60,13 +60,15 @@ def _run(t: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, 
     selected = _select(call, states)
 
     def shown(grads: list[tp.Any]) -> tp.Any:
+        definition, leaves = call.definition, selected.join(grads)
         if options.modes.updates:
-            by_leaf = dict(zip(selected.positions[0], grads))
-            args = call.definition.template()[0]
-            out = as_states(call.definition, by_leaf, tuple([args[number] for number in states]))
+            arrays, _ = definition.by_side(leaves)
+            first = len(arrays)
+            chosen = {i - first: leaves[i] for i in selected.positions[0] if i >= first}
+            args, _ = definition.tree(arrays, as_states(definition.graphdef, chosen))
         else:
-            args = call.definition.build(selected.join(grads))[0]
-            out = tuple([args[number] for number in states])
+            args, _ = definition.build(leaves)
+        out = tuple([args[number] for number in states])
         return out[0] if options.single else out
 
     remedy = "choose them with DiffState(argnum, filter), or pass allow_int=True"
