@@ -164,7 +164,9 @@ def content(jaxpr: tp.Any) -> tuple[tp.Any, ...]:
     numbers: dict[tp.Any, int] = {}
 
     def read(atom: tp.Any) -> tp.Any:
-        return _literal(atom) if type(atom) is Literal else numbers[atom]
+        if type(atom) is Literal:
+            return atom.aval, np.asarray(atom.val).tobytes()
+        return numbers[atom]
 
     def define(variables: list[tp.Any]) -> tuple[tp.Any, ...]:
         for variable in variables:
@@ -188,10 +190,6 @@ def content(jaxpr: tp.Any) -> tuple[tp.Any, ...]:
 def _parameters(eqn: tp.Any) -> tuple[tp.Any, ...]:
     rules = RULES.get(eqn.primitive.name, ())
     return tuple([(name, _content(x)) for name, x in eqn.params.items() if name not in rules])
-
-
-def _literal(literal: tp.Any) -> tp.Any:
-    return literal.aval, np.asarray(literal.val).tobytes()
 
 
 def _content(value: tp.Any) -> tp.Any:

@@ -140,11 +140,7 @@ MergeFn = tp.Callable[[MergeContext, KeyPath, tp.Any, tp.Any], tp.Any]
 """From context, key path, prefix and the tree that stands for a node to the node."""
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["_graphdef", "states"],
-    meta_fields=["metadata"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NodeStates:
     """A split graph node: a pytree of its states, with the definition as static data.
@@ -162,7 +158,7 @@ class NodeStates:
 
     _graphdef: GraphDef[tp.Any] | None
     states: tuple[tp.Any, ...]
-    metadata: tp.Any = None
+    metadata: tp.Any = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def graphdef(self) -> GraphDef[tp.Any]:
@@ -386,24 +382,17 @@ def prefix(
     """
     choose = filter_map if callable(filter_map) else PrefixMapping(filter_map).map_prefix
     graph = GRAPH_MODE.given(graph)
-    closed = _is_closed if graph else is_variable
+    closed = (lambda x: is_root(x) and not isinstance(x, State)) if graph else is_variable
     pairs, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=closed)
-    leaves = [(tuple(map(key_name, keys)), x) for keys, x in pairs]
-    out = [None if is_root(x) else choose(path, x) for path, x in leaves]
-    where = [i for i, (_, x) in enumerate(leaves) if is_root(x)]
-    for group in [where] if graph else [[i] for i in where]:  # with one numbering
-        inputs = Inputs([leaves[i][1] for i in group])
-        settings: dict[int, dict[Path, tp.Any]] = {i: {} for i in group}
-        for place, x in zip(inputs.define().graph_leaves(), inputs.variables()):
-            i = group[tp.cast(int, place.root)]
-            settings[i][place.below] = choose((*leaves[i][0], *place.below), x)
-        for i, by_path in settings.items():
-            out[i] = by_path[()] if () in by_path else State.from_flat_path(by_path)
+    out: list[tp.Any] = []
+    for group in [pairs] if graph else [[pair] for pair in pairs]:  # each with one numbering
+        inputs = Inputs([x for _, x in group])
+        by_path: list[dict[Path, tp.Any]] = [{} for _ in group]
+        for place, x in zip(inputs.define().leaves(), inputs.variables()):
+            path = (*map(key_name, group[place.position][0]), *place.below)
+            by_path[place.position][place.below] = choose(path, x)
+        out += [x[()] if () in x else State.from_flat_path(x) for x in by_path]
     return jax.tree_util.tree_unflatten(treedef, out)
-
-
-def _is_closed(x: tp.Any) -> bool:
-    return is_root(x) and not isinstance(x, State)
 
 
 # Functions with arguments given once ---------------------------------------------------------------
