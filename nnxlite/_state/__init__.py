@@ -16,16 +16,5 @@ Versions.  Every edit of a State changes its version, see `nnxlite._base.interni
 All of it is iterative: depth is bounded by memory, not by Python's recursion limit.
 """
 
-from nnxlite._state._definition import State as State
-from nnxlite._state._definition import as_pure as as_pure
-from nnxlite._state._definition import from_flat_state as from_flat_state
-from nnxlite._state._definition import map_state as map_state
-from nnxlite._state._definition import merge_state as merge_state
-from nnxlite._state._definition import pure as pure
-from nnxlite._state._definition import replace_by_pure_dict as replace_by_pure_dict
-from nnxlite._state._definition import restore_int_paths as restore_int_paths
-from nnxlite._state._definition import to_pure_dict as to_pure_dict
-from nnxlite._state._flat import FlatState as FlatState
-from nnxlite._state._flat import filter_state as filter_state
-from nnxlite._state._flat import split_state as split_state
-from nnxlite._state._flat import to_flat_state as to_flat_state
+from nnxlite._state._definition import *
+from nnxlite._state._flat import *

@@ -39,6 +39,9 @@ from nnxlite._state.traversals import flatten_to_sequence, unflatten_mapping
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import Variable, is_variable
 
+__all__ = ["State", "as_pure", "from_flat_state", "map_state", "merge_state"]
+__all__ += ["pure", "replace_by_pure_dict", "restore_int_paths", "to_pure_dict"]
+
 K = tp.TypeVar("K")
 V = tp.TypeVar("V")
 A = tp.TypeVar("A")

@@ -28,6 +28,8 @@ from nnxlite.variables._variable import Variable
 if tp.TYPE_CHECKING:
     from nnxlite._state._definition import State
 
+__all__ = ["FlatState", "filter_state", "split_state", "to_flat_state"]
+
 V = tp.TypeVar("V")
 A = tp.TypeVar("A")
 

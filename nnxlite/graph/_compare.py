@@ -41,6 +41,8 @@ from nnxlite.variables._variable import Variable
 if tp.TYPE_CHECKING:
     from nnxlite.graph._graphdef import GraphDef
 
+__all__ = ["Difference"]
+
 
 def graphdef_node(decoded: Decoded) -> Text:
     """One level of a graph definition; a single root is shown as the definition itself."""

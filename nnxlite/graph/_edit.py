@@ -44,6 +44,8 @@ from nnxlite.graph._walk import iter_graph
 from nnxlite.variables._definition import MISSING, set_value
 from nnxlite.variables._variable import Variable, note_definition, note_raw
 
+__all__ = ["pop", "set_metadata", "update"]
+
 Below: tp.TypeAlias = list[tuple[tp.Any, Code]]
 """Children by name."""
 
@@ -134,7 +136,7 @@ class _Update:
         """Note and check everything that one state brings."""
         self.again = bool(self.others or self.values)  # from an earlier state
         if isinstance(self.root, Variable):
-            self._variable(self.root, given, ())
+            self._variable(self.root, given)
             return
         if isinstance(given, GraphState):
             given = given._state
@@ -145,15 +147,15 @@ class _Update:
                 "update takes states (State, FlatState or nested dicts), got "
                 f"{type(given).__name__}."
             )
-        plan, leaves, values = usual_plan(self.root), [], None
-        with contextlib.suppress(Stale):
+        plan = usual_plan(self.root)
+        with contextlib.suppress(Stale, ValueError):  # refused: again by name, to say where
             if plan is not None and plan.boxes is not None:  # all leaves are Variables
                 leaves, values = plan.leaves(), plan.graphdef.program().read(given)
-        if values is None:
-            self._by_name(given)
-            return
-        for variable, value in zip(leaves, values):
-            self._variable(variable, value)
+                if values is not None:
+                    for variable, value in zip(leaves, values):
+                        self._variable(variable, value)
+                    return
+        self._by_name(given)
 
     def _by_name(self, given: tp.Any) -> None:
         """Go down a state and the objects together."""
@@ -182,9 +184,7 @@ class _Update:
                 else:
                     raise self._unknown(path, value, "holds a node, not a leaf")
 
-    def _variable(
-        self, variable: Variable[tp.Any], value: tp.Any, path: Path | None = None
-    ) -> None:
+    def _variable(self, variable: Variable[tp.Any], value: tp.Any, path: Path = ()) -> None:
         """Note the new value of a Variable, and the Variable that it comes with."""
         box, model = variable._box, None
         old, definition = box.value, box.definition
@@ -197,7 +197,7 @@ class _Update:
         if not plain:
             if isinstance(value, State) and not isinstance(old, State):
                 value = to_pure_dict(value)  # a Variable may hold a dict
-            self._check_fit(path, variable, old, value, model or variable)
+            self._check_fit(path, old, value, model or variable)
         if self.again:
             self.others.pop(id(variable), None)
             self.values.pop(id(variable), None)
@@ -223,7 +223,7 @@ class _Update:
         if not isinstance(value, Variable):
             if isinstance(value, Mapping) and _shape_of(old) is None:
                 raise self._unknown(path, value, "holds a leaf, not a node")
-            self._check_fit(path, old, old, value)
+            self._check_fit(path, old, value)
         self.bare[path] = value, owner
 
     def _add(self, path: Path, node: tp.Any, owner: tp.Any, value: tp.Any) -> None:
@@ -244,12 +244,7 @@ class _Update:
     # checking --------------------------------------------------------------------------------
 
     def _check_fit(
-        self,
-        path: Path | None,
-        leaf: tp.Any,
-        old: tp.Any,
-        new: tp.Any,
-        variable: Variable[tp.Any] | None = None,
+        self, path: Path, old: tp.Any, new: tp.Any, variable: Variable[tp.Any] | None = None
     ) -> None:
         """Refuse what is not an array where there is one, and an array whose shape must not change.
 
@@ -260,15 +255,14 @@ class _Update:
         if shape is None:
             return
         if given is None:
-            raise self._unknown(self._path(path, leaf), new, f"holds an array of shape {shape}")
+            raise self._unknown(path, new, f"holds an array of shape {shape}")
         reference = is_ref(old)
         boxed = kind_of(new) == Kind.PYTREE and kind_of(old) != Kind.PYTREE and _is_box(new)
         if not boxed and not reference and len(shape) == len(given):
             return
-        where = lambda: f"'{path_text(self._path(path, leaf))}'"
         if boxed:
             raise ValueError(
-                f"update: {where()} of {type(self.root).__name__} holds an array of shape "
+                f"update: '{path_text(path)}' of {type(self.root).__name__} holds an array of shape "
                 f"{shape}, the state brings a {type(new).__qualname__} of {type(new).__module__}, "
                 "which is not an array but contains one, as a Variable of another library does. Bring "
                 "the arrays themselves: a State of Flax becomes a dict of them with "
@@ -276,30 +270,24 @@ class _Update:
             )
         if reference and shape != given:
             raise ValueError(
-                f"update: the reference at {where()} has shape {shape}, the state brings "
+                f"update: the reference at '{path_text(path)}' has shape {shape}, the state brings "
                 f"{short_type(new)} of shape {given}. The shape of a reference is fixed: bring a "
                 "value of the same shape, or assign a new reference to the attribute."
             )
         if reference and getattr(new, "dtype", old.dtype) != old.dtype:
             raise ValueError(
-                f"update: the reference at {where()} has dtype {old.dtype}, the state brings "
+                f"update: the reference at '{path_text(path)}' has dtype {old.dtype}, the state brings "
                 f"{short_type(new)}. Bring a value of the same dtype."
             )
         axes = None if variable is None else variable.sharding_names
         axes = getattr(axes, "spec", axes)  # of a NamedSharding
         if axes and not isinstance(axes, str) and len(axes) != len(given):
             raise ValueError(
-                f"update: the value at {where()} has shape {shape} and its axes are annotated as "
-                f"{axes}, the state brings {short_type(new)} of shape {given}. Bring a Variable "
-                "with the annotation of its axes (variable.replace(value, sharding=...)), or "
-                "change that of the object first (variable.set_metadata(out_sharding=...))."
+                f"update: the value at '{path_text(path)}' has shape {shape} and its axes are "
+                f"annotated as {axes}, the state brings {short_type(new)} of shape {given}. Bring a "
+                "Variable with the annotation of its axes (variable.replace(value, sharding=...)), "
+                "or change that of the object first (variable.set_metadata(out_sharding=...))."
             )
-
-    def _path(self, path: Path | None, leaf: tp.Any) -> Path:
-        if path is not None:
-            return path
-        graphdef, _, leaves, *_ = view(self.root)
-        return next(p for p, x in zip(graphdef.each_path(), leaves) if x is leaf)
 
     def _unknown(
         self, path: Path, value: tp.Any, why: str = "does not exist", node: tp.Any = None

@@ -31,6 +31,9 @@ from nnxlite.graph._rebuild import Path, build_nodes, note_entered, resolve
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import Variable, make
 
+__all__ = ["GraphState", "PureState", "call", "clone", "graphdef"]
+__all__ += ["merge", "split", "state", "unpack", "variables"]
+
 N = tp.TypeVar("N")
 AnyState: tp.TypeAlias = State[tp.Any, tp.Any]
 

@@ -28,6 +28,8 @@ from nnxlite.graph._rebuild import ArrayCode, Decoded, NodeCode, Path
 from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._variable import Variable
 
+__all__ = ["GraphDef"]
+
 N = tp.TypeVar("N")
 
 

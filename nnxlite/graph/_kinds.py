@@ -43,6 +43,8 @@ from nnxlite._state._definition import State
 from nnxlite._state._flat import sort_key, sorted_keys
 from nnxlite.variables._variable import Variable
 
+__all__ = ["has_data", "is_data", "register_data_type"]
+
 
 class Kind:
     """What a value is: a graph object, Variable, State, builtin container, other registered pytree node,
@@ -131,7 +133,7 @@ kind_by_type: dict[type, int] = {
     np.ndarray: Kind.ARRAY,
 }
 MOST_KINDS = 4096
-# Key: a type. Dropped by `forget`, when a class is registered. Threads: each entry is a single write of
+# Key: a type. Dropped when a class is registered. Threads: each entry is a single write of
 # a dict. Bound: MOST_KINDS. It keeps classes alive that JAX would not: named tuples, and those with
 # `pytree=False`. Working these out in each walk would take 13 % of a jitted call with 20 named tuples.
 # Earned by a first `split` (`functional`): 12 %.
@@ -168,16 +170,11 @@ def classify(value: tp.Any) -> int:
     if len(kind_by_type) >= MOST_KINDS:
         for known, its_kind in kind_by_type.copy().items():
             if its_kind in _OF_CLASSES:
-                forget(known)
+                kind_by_type.pop(known, None)
     kind_by_type[cls] = kind
     if kind != Kind.CUSTOM and cls in CUSTOM_NODES:  # registered by another thread, just now
         kind_by_type[cls] = kind = Kind.CUSTOM
     return kind
-
-
-def forget(cls: type) -> None:
-    """Forget the kind of a type, after a registration."""
-    kind_by_type.pop(cls, None)
 
 
 def register_graph_node_type(
@@ -204,7 +201,7 @@ def register_graph_node_type(
     if type in CUSTOM_NODES or issubclass(type, GraphNode):
         raise ValueError(f"Node type {type.__name__} is already registered.")
     CUSTOM_NODES[type] = CustomNode(type, flatten, set_key, pop_key, create_empty, clear, init)
-    forget(type)
+    kind_by_type.pop(type, None)
 
 
 def register_data_type(type_: type, /) -> type:
@@ -452,8 +449,8 @@ def parts_of(
 
 def find_hidden(value: tp.Any, levels: int = LEVELS, limit: int = OBJECTS) -> Part | None:
     """The first data in the plain objects in and below a static value; None if there is none."""
-    found = (p for p in parts_of([value], levels, limit) if p.owner is not None)
-    return next((part for part in found if is_hidden_data(part.value)), None)
+    parts = parts_of([value], levels, limit)
+    return next((p for p in parts if p.owner is not None and is_hidden_data(p.value)), None)
 
 
 def mark_static(value: tp.Any) -> None:

@@ -81,8 +81,7 @@ class Plan:
         self.refs: list[tp.Any] = list(map(ref, traversal.nodes))
         self.versions = traversal.versions
         self.roots: list[tp.Any] = list(map(ref, roots))
-        self.states: list[tuple[tp.Any, int]]
-        self.states = [(ref(state), version) for state, version in traversal.states]
+        self.states: list[tp.Any] = [(ref(state), version) for state, version in traversal.states]
         self.mutable = [
             (ref(versioned(traversal.nodes[number])), form) for number, form in traversal.mutable
         ]

@@ -167,9 +167,7 @@ def traverse(
     children: tp.Iterator[tuple[tp.Any, tp.Any]] = enumerate(tuple(roots))
     level, above, container = traversal.nested, None, 0
     loose, inner_loose = Leaves.EVERY if trees or open_roots else Leaves.STRICT, int(trees)
-    stack: list[
-        tuple[tp.Iterator[tuple[tp.Any, tp.Any]], dict[tp.Any, tp.Any], tp.Any, int, int]
-    ] = []
+    stack: list[tuple[tp.Any, ...]] = []
     open_containers: set[int] = set()
     token: tp.Any
     parts: tp.Iterable[tp.Any] = ()

@@ -45,6 +45,9 @@ from nnxlite.variables._definition import FROZEN, refuse_hijax
 from nnxlite.variables._kinds import array_ref
 from nnxlite.variables._variable import Variable, is_variable
 
+__all__ = ["find_duplicates", "freeze", "iter_children", "iter_graph", "map", "recursive_map"]
+__all__ += ["to_arrays", "to_refs", "unfreeze", "vars_as", "with_vars"]
+
 N = tp.TypeVar("N")
 Pairs = list[tuple[Path, tp.Any]]
 
