@@ -43,12 +43,12 @@ from nnxlite.filtered._specs import (
     tree_out,
 )
 from nnxlite.graph._rebuild import Path
-from nnxlite.transforms._call import Selection, inputs_in_mode
+from nnxlite.transforms._call import inputs_in_mode
 from nnxlite.transforms._compiles import Lowered
 from nnxlite.transforms._control import run_remat
 from nnxlite.transforms._jit import JitWrapped, run_jit
 from nnxlite.transforms._mapped import Mapped, Resolved, run_mapped
-from nnxlite.transforms._wrapper import Transform, decorated, name_of
+from nnxlite.transforms._wrapper import Transform, both_forms, decorated, name_of
 from nnxlite.variables._definition import MISSING
 
 if tp.TYPE_CHECKING:
@@ -146,7 +146,7 @@ def filter_jit(
         raise ValueError(f"filter_jit: donate={donate!r}; it must be one of {tp.get_args(Donate)}.")
     donated = "" if donate == "none" else donate
     more = {
-        "static": Selection(),
+        "static": frozenset(),
         "donate": donated,
         "in_shardings": None,
         "out_shardings": None,
@@ -256,10 +256,7 @@ def _mapped(
     return decorated(Mapped if make is jax.pmap else Transform, fun, options)
 
 
-@tp.overload
-def filter_vmap(fun: tp.Callable[P, R], **options: tp.Any) -> Transform[P, R]: ...
-@tp.overload
-def filter_vmap(**options: tp.Any) -> tp.Callable[[tp.Callable[P, R]], Transform[P, R]]: ...
+@both_forms
 def filter_vmap(
     fun: tp.Any = MISSING,
     *,
@@ -405,14 +402,7 @@ def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.A
     return replay(Inputs(call.definition.build(call.leaves), trees=True), crossed)
 
 
-@tp.overload
-def filter_checkpoint(
-    fun: tp.Callable[P, R], *, prevent_cse: bool = True, policy: RematPolicy | None = None
-) -> Transform[P, R]: ...
-@tp.overload
-def filter_checkpoint(
-    *, prevent_cse: bool = True, policy: RematPolicy | None = None
-) -> tp.Callable[[tp.Callable[P, R]], Transform[P, R]]: ...
+@both_forms
 def filter_checkpoint(
     fun: tp.Any = MISSING, *, prevent_cse: bool = True, policy: RematPolicy | None = None
 ) -> tp.Any:

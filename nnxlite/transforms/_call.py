@@ -9,7 +9,6 @@ cross as static data.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import re
 import typing as tp
@@ -30,6 +29,7 @@ from nnxlite.boundary._call_def import (
     paths_of,
 )
 from nnxlite.boundary._inputs import Inputs, is_root
+from nnxlite.boundary._labels import broadcast, labels
 from nnxlite.boundary._leave import leave, refuse_non_arrays
 from nnxlite.boundary._out import Outputs, replay
 from nnxlite.graph._graphdef import GraphDef
@@ -40,25 +40,11 @@ from nnxlite.variables._definition import PLACEMENT
 from nnxlite.variables._variable import Variable
 
 R = tp.TypeVar("R")
-T = tp.TypeVar("T")
 
+Selection: tp.TypeAlias = frozenset[int | str]
+"""Arguments of a call by number and by name; one that has both is in it twice."""
 
-class Selection(tp.NamedTuple):
-    """Arguments of a call chosen by number and by name.
-
-    Attributes:
-        numbers, names: of the arguments.
-        option: the option with the numbers, where one that is out of range is refused.
-        any_value: whether static arguments may be unhashable, or contain objects.
-    """
-
-    numbers: frozenset[int] = frozenset()
-    names: frozenset[str] = frozenset()
-    option: str = ""
-    any_value: bool = False
-
-    def __bool__(self) -> bool:
-        return bool(self.numbers or self.names)
+NO_ARGUMENTS: Selection = frozenset()
 
 
 def inputs_in_mode(
@@ -67,15 +53,24 @@ def inputs_in_mode(
     kwargs: dict[str, tp.Any],
     options: Options,
     inside: bool = False,
-    static: Selection | None = None,
+    static: Selection = NO_ARGUMENTS,
+    option: str = "",
+    any_value: bool = False,
 ) -> Inputs:
     """The arguments of a call, after those that the function carries; the static ones part of the key.
+
+    Args:
+        bound, args, kwargs, options: the call.
+        inside: whether the leaves inside the values of Variables count, see `Inputs`.
+        static: the static arguments.
+        option: the option with their numbers, where one that is out of range is refused.
+        any_value: whether they may be unhashable, or contain objects.
 
     Raises ValueError for a static argument that is not given, is unhashable or contains objects, and
     with `graph=False` for an object in several places.
     """
     if static:
-        args, kwargs = _boxed(bound, args, kwargs, options, static)
+        args, kwargs = _boxed(bound, args, kwargs, options, static, option, any_value)
     if bound.args or bound.kwargs:
         args, kwargs = (*bound.args, *args), {**bound.kwargs, **kwargs}
     any_leaf = options.is_array is not None
@@ -93,23 +88,27 @@ def _boxed(
     kwargs: dict[str, tp.Any],
     options: Options,
     static: Selection,
+    option: str,
+    any_value: bool,
 ) -> tuple[tuple[tp.Any, ...], dict[str, tp.Any]]:
     """The arguments of a call, the static ones boxed, so that they are leaves."""
-    out, count, names = list(args), len(args), bound.names[len(bound.args) :]
-    box = lambda x, name: boxed(x) if static.any_value else _checked(x, name, bound)
-    for number in static.numbers:
-        if -count <= number < count:
-            number %= count
-            out[number] = box(
-                args[number], names[number] if number < len(names) else f"args[{number}]"
-            )
-        elif static.option:
+    out, named, count = list(args), dict(kwargs), len(args)
+    names = bound.names[len(bound.args) :]
+    box = lambda x, name: boxed(x) if any_value else _checked(x, name, bound)
+    for which in static:
+        if isinstance(which, str):
+            if which in kwargs:
+                named[which] = box(kwargs[which], which)
+        elif -count <= which < count:
+            number = which % count
+            name = names[number] if number < len(names) else f"args[{number}]"
+            out[number] = box(args[number], name)
+        elif option:
             raise ValueError(
-                f"{options.name}({name_of(bound.fun)}): {static.option} has {number}, but the call has "
+                f"{options.name}({name_of(bound.fun)}): {option} has {which}, but the call has "
                 f"{count} positional arguments; numbers from {-count} to {count - 1} are possible."
             )
-    named = {name: box(kwargs[name], name) for name in static.names & kwargs.keys()}
-    return tuple(out), {**kwargs, **named}
+    return tuple(out), named
 
 
 def _checked(value: tp.Any, name: str, bound: Unbound) -> StaticArgument:
@@ -163,11 +162,9 @@ def select_arguments(
     Raises ValueError for a number or name that the function does not have.
     """
     numbers, names = set(as_integers(argnums)), set(as_integers(argnames))
-    if not numbers and not names:
-        return Selection()
-    parameters = parameters_of(fun)
+    parameters = parameters_of(fun) if numbers or names else None
     if parameters is None:
-        return Selection(frozenset(numbers), frozenset(names))
+        return frozenset({*numbers, *names})
     positional, kinds = names_by_position(parameters), {p.kind for p in parameters}
     count = len(positional)
     if inspect.Parameter.VAR_POSITIONAL not in kinds:
@@ -186,7 +183,7 @@ def select_arguments(
     by_name = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY}
     names |= {positional[n] for n in numbers if 0 <= n < count and positional[n] in by_name}
     numbers |= {positional.index(name) for name in names if name in positional}
-    return Selection(frozenset(numbers), frozenset(names))
+    return frozenset({*numbers, *names})
 
 
 def unwrapped_value(value: tp.Any) -> tp.Any:
@@ -333,8 +330,8 @@ class Call:
         """
         self.fun, self.num_bound, self.options = bound.fun, len(bound.args), options
         self.captured, self.look = captured, look
-        static = Selection(frozenset(static_argnums), option="static_argnums", any_value=True)
-        self.inputs = inputs_in_mode(bound, args, kwargs, options, inside, static)
+        static = frozenset(static_argnums), "static_argnums", True
+        self.inputs = inputs_in_mode(bound, args, kwargs, options, inside, *static)
         self.leaves, self.definition = self.inputs.leaves, self.inputs.definition
 
     def tracing(self, traced: tp.Iterable[tp.Any]) -> tp.Self:
@@ -464,6 +461,42 @@ def in_positions(
     return args, kwargs
 
 
+def argument_settings(
+    call: CallDef,
+    bound: Unbound | None,
+    prefix: tp.Any,
+    what: str,
+    constant: tp.Any = None,
+    default: tp.Any = None,
+    without: tp.Collection[int] = (),
+    label: str = "",
+) -> tuple[list[tp.Any], list[tp.Any]]:
+    """The setting of each leaf, and of each root, of the arguments of a call.
+
+    Args:
+        call: the arguments.
+        bound: the function, whose own arguments are constant; None if these have settings, too.
+        prefix, what: the settings of positional arguments.
+        constant: the setting that means the same as None.
+        default: that of keyword arguments.
+        without: the positions of arguments for which the prefix has no setting.
+        label: the settings in messages about one leaf, if not `what`.
+    """
+    args, kwargs = call.template()
+    count = lambda tree: len(jax.tree_util.tree_leaves(tree))
+    crosses = lambda arg: not (type(arg) is int and arg in without)
+    own, names = (len(bound.args), bound.kwargs) if bound else (0, ())
+    settings = [constant] * count(args[:own])
+    args = tuple(filter(crosses, args[own:]))
+    prefix = tuple(prefix) if isinstance(prefix, list) else prefix
+    settings += [constant if s is None else s for s in broadcast(prefix, args, what)]
+    for name in filter(lambda name: crosses(kwargs[name]), sorted(kwargs)):
+        settings += [constant if name in names else default] * count(kwargs[name])
+    for position in without:
+        settings.insert(position, None)
+    return labels(call, settings, label or what), [settings[i] for i in call.where]
+
+
 def axis_complaint(
     names: list[str],
     leaves: list[tp.Any],
@@ -568,23 +601,3 @@ def _in_words(
     ):
         text = re.sub(pattern, lambda found, name=name: name(*found.groups()), text)
     return text
-
-
-def passed_through(error: BaseException) -> bool:
-    """Whether an exception was raised during a call of a function under `marks_errors`."""
-    return getattr(error, "_nnx_marked", False)
-
-
-def marks_errors(fun: tp.Callable[..., T]) -> tp.Callable[..., T]:
-    """Mark what a function raises, for `passed_through`: JAX removes our frames from the traceback."""
-
-    @functools.wraps(fun)
-    def marked(*args: tp.Any, **kwargs: tp.Any) -> T:
-        try:
-            return fun(*args, **kwargs)
-        except Exception as error:
-            with contextlib.suppress(Exception):  # an exception that takes no attributes
-                error._nnx_marked = True  # type: ignore[attr-defined]
-            raise
-
-    return marked

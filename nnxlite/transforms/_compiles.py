@@ -35,7 +35,7 @@ from nnxlite._base.text import Atom, safely, short
 from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, leaf_names, step_text
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._leave import described
-from nnxlite.boundary._out import replay
+from nnxlite.boundary._out import Outputs, replay
 from nnxlite.graph._compare import SHOWN, compare
 from nnxlite.graph._plan import view
 from nnxlite.transforms._call import Call, R
@@ -95,8 +95,6 @@ class Trace:
                 causes.append(f"{name}: {'gone' if name in arrays[0] else 'new'}")
         if old.treedef != new.treedef and arrays[0] == arrays[1]:
             causes.append(f"structure of the arguments: {old.treedef} -> {new.treedef}")
-        if not causes and old.extra != new.extra:
-            return ["a static value: another object, which looks the same"]
         return causes or [_NOTHING]
 
 
@@ -547,9 +545,32 @@ def eval_shape(
     call = Call(options, unbind(f), args, kwargs, captured=True, look=True)
     with call.naming_arguments():
         left = jax.eval_shape(call.run_out, call.leaves)
-    shapes = jax.tree_util.tree_map(_shape_of, call.leaves)
-    out = replay(Inputs(call.definition.build(shapes), call.definition.trees), left)
-    place_abstract(out)
+    return with_shapes(call.definition, call.leaves, left)
+
+
+def with_shapes(call: CallDef, leaves: list[tp.Any], left: Outputs) -> tp.Any:
+    """The result of a function that was not run, with new objects in it.
+
+    On a mesh, Variables without a sharding get the annotated one; without an annotation they are
+    replicated.
+
+    Args:
+        call, leaves: the arguments.
+        left: what leaves the function, by shape.
+    """
+    shapes = jax.tree_util.tree_map(_shape_of, leaves)
+    out = replay(Inputs(call.build(shapes), call.trees), left)
+    mesh = current_mesh()
+    replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    roots = Inputs(out).roots
+    for node in view(*roots).nodes() if roots else ():
+        if isinstance(node, Variable):
+            asked = node.get_metadata("out_sharding", None) or replicated
+            metadata = {**node.get_metadata(), "out_sharding": asked, "eager_sharding": True}
+            placed = lambda x, m=metadata: (
+                place(x, m) if getattr(x, "sharding", None) is None else x
+            )
+            node.set_raw_value(jax.tree_util.tree_map(placed, node.get_raw_value()))
     return out
 
 
@@ -563,24 +584,3 @@ def _shape_of(x: tp.Any) -> tp.Any:
         sharding = None
     weak = bool(getattr(aval, "weak_type", False))
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=weak)
-
-
-def place_abstract(tree: tp.Any) -> None:
-    """Give abstract values of Variables without a sharding the annotated one.
-
-    On a mesh, Variables without an annotation are replicated.
-    """
-    mesh = current_mesh()
-    replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    roots = Inputs(tree).roots
-    for node in view(*roots).nodes() if roots else ():
-        if isinstance(node, Variable):
-            asked = node.get_metadata("out_sharding", None) or replicated
-            metadata = {**node.get_metadata(), "out_sharding": asked, "eager_sharding": True}
-            place = functools.partial(_placed, metadata=metadata)
-            node.set_raw_value(jax.tree_util.tree_map(place, node.get_raw_value()))
-
-
-def _placed(value: tp.Any, metadata: dict[str, tp.Any]) -> tp.Any:
-    known = getattr(value, "sharding", None)
-    return value if known is not None else place(value, metadata)

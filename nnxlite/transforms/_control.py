@@ -57,11 +57,10 @@ from nnxlite.graph._compare import compare, differences_text
 from nnxlite.transforms._call import STATIC, Call, R, naming_arguments, positional, unwrapped_value
 from nnxlite.transforms._checks import checks_noted, wait
 from nnxlite.transforms._wrapper import (
-    Decorator,
     Options,
     P,
-    RematKeywords,
     Transform,
+    both_forms,
     decorated,
     name_of,
     unbind,
@@ -489,10 +488,7 @@ def _once(
     return funs[0](*inputs)
 
 
-@tp.overload
-def remat(f: tp.Callable[P, R], **options: tp.Unpack[RematKeywords]) -> Transform[P, R]: ...
-@tp.overload
-def remat(**options: tp.Unpack[RematKeywords]) -> Decorator: ...
+@both_forms
 def remat(
     f: tp.Any = MISSING,
     *,

@@ -31,13 +31,20 @@ from nnxlite.boundary._call_def import (
     enter,
     leaf_names,
     paths_of,
+    put,
 )
 from nnxlite.boundary._inputs import Inputs
-from nnxlite.boundary._labels import broadcast, by_path, labels, mentioned, output_settings
+from nnxlite.boundary._labels import by_path, mentioned, output_settings
 from nnxlite.boundary._leave import leave, refuse_non_arrays
 from nnxlite.boundary._out import OutputGroups, Outputs, replay, write_leaves
 from nnxlite.objects._module import note_deleted
-from nnxlite.transforms._call import inputs_in_mode, owners, select_arguments, stay_in_place
+from nnxlite.transforms._call import (
+    argument_settings,
+    inputs_in_mode,
+    owners,
+    select_arguments,
+    stay_in_place,
+)
 from nnxlite.transforms._checks import (
     checks_noted,
     has_several_cpus,
@@ -53,8 +60,8 @@ from nnxlite.transforms._compiles import (
     Staged,
     Traced,
     Traces,
-    place_abstract,
     refuse_other_structure,
+    with_shapes,
 )
 from nnxlite.transforms._wrapper import (
     G,
@@ -87,11 +94,9 @@ class JitProgram:
 
     def __init__(self, transform: Transform[..., tp.Any]) -> None:
         fun, options = transform.bound.fun, transform.options
-        self.options = options
+        self.options, self.donate = options, options.donate
         self.num_bound = len(transform.bound.args)
-        self.name, self.fun = name_of(fun), weakly(fun)
-        self.title = f"{options.name}({self.name})"
-        self.donate, self.updates = options.donate, options.modes.updates
+        self.title, self.fun = f"{options.name}({name_of(fun)})", weakly(fun)
         shardings = mentioned(None, options.in_shardings)
         donated = (False, True) if self.donate else (False,)
         self.order = tuple(itertools.product(donated, shardings))
@@ -101,8 +106,7 @@ class JitProgram:
         self._checks = self._in_turn = False
         # Not on the CallDef, which outlives functions. JAX keeps the CallDefs of the programs in its
         # cache, and a plan those of its calls: an entry is needed no longer than one of the two.
-        self._labels: weakref.WeakKeyDictionary[CallDef, tuple[Partition, list[tp.Any]]]
-        self._labels = weakref.WeakKeyDictionary()
+        self._labels = weakref.WeakKeyDictionary[CallDef, tuple[Partition, list[tp.Any]]]()
         self._traced: tuple[CallDef, Body] | None = None
         # JAX's caches keep what a traced function refers to, tracers too, until the function dies: in a
         # circle, until the next garbage collection.
@@ -129,8 +133,7 @@ class JitProgram:
 
     def run(self, operands: Operands, *groups: list[tp.Any]) -> tp.Any:
         """What JAX traces: enter, run, leave."""
-        call = operands.call
-        leaves = self.joined(operands, *groups)
+        call, leaves = operands.call, self.joined(operands, *groups)
         checks = checks_noted()
         with self.traces.recorded(call, leaves):
             out = stay_in_place(call, leaves, self._outputs(call, leaves))
@@ -142,10 +145,8 @@ class JitProgram:
             return out
         settings = [None] * len(out.values)
         if self.sharded:
-            partition, roots = self.labels(call)
-            of_leaves = call.by_side([sharding for _, sharding in partition.labels])[1]
-            asked, name = self.options.out_shardings, "out_shardings"
-            settings = output_settings(call, out, of_leaves, roots, asked, name, None)
+            asked = self.options.out_shardings, "out_shardings", None
+            settings = output_settings(call, out, *self.shardings(call), *asked)
         return OutputGroups.of(out, settings, self.out_order)
 
     def _outputs(self, call: CallDef, leaves: list[tp.Any]) -> Outputs:
@@ -153,15 +154,16 @@ class JitProgram:
         if traced is not None and traced[0] is call and traced[1].accepts(leaves):
             return traced[1](leaves)  # it was traced to know what is donated
         tree, inner = enter(call, leaves)
-        donated = self.donated(call) if self.donate else ()
-        return self.left(inner, tree, all_written=donated)
+        labelled = zip(call.leaves(), self.labels(call)[0].labels) if self.donate else ()
+        donated = {leaf.graph_leaf for leaf, (flag, _) in labelled if flag}
+        return self.left(inner, tree, all_written=donated - {None})
 
     def left(self, inner: Inner, tree: tp.Any, **more: tp.Any) -> Outputs:
         """What leaves the function for the rebuilt arguments of a call."""
-        options, (args, kwargs) = self.options, tree
-        more |= {"foreign": options.is_array is not None, "graph": options.modes.graph}
+        (args, kwargs), modes = tree, self.options.modes
+        more |= {"foreign": self.options.is_array is not None, "graph": modes.graph}
         result = self.fun()(*args, **kwargs)
-        return leave(inner, result, name=self.title, structure=self.updates, **more)
+        return leave(inner, result, name=self.title, structure=modes.updates, **more)
 
     def finish(self, inputs: Inputs, left: tp.Any) -> tp.Any:
         """Write back what left the function, where a check in it may fail only once that is there."""
@@ -186,20 +188,17 @@ class JitProgram:
         an error on the device, the exception names the arrays that are gone.
         """
         moves = self.options.in_shardings is not None and not (groups or is_tracing())
-        moved = self._move(call, inputs) if moves else {}
+        moved = self._moved(call, inputs) if moves else {}
         groups = groups or self.groups(call, inputs.leaves)
         returned: list[tp.Any] = []
 
         def finish() -> tp.Any:
-            if moved:
-                write_leaves(inputs, moved)
+            write_leaves(inputs, moved)
             return self.finish(inputs, returned[0])
 
         try:
             returned.extend(map(jitted, *zip(groups)))  # no Python in between
-            result = finish()
-            returned.clear()
-            return result
+            return finish()
         except BaseException as error:
             if not self.donate:
                 raise
@@ -247,7 +246,9 @@ class JitProgram:
         """
         known = self._labels.get(call)
         if known is None:
-            shardings, roots = _shardings(call, self.options.in_shardings)
+            given = None, self.options.in_shardings, "in_shardings"
+            static = call.static_positions()
+            shardings, roots = argument_settings(call, *given, without=static, label="sharding")
             flags = self._choose_donated(call, leaves) if self.donate else [False] * len(shardings)
             known = Partition(tuple(zip(flags, shardings)), self.order), roots
             self._labels[call] = known
@@ -284,49 +285,28 @@ class JitProgram:
         found = owners(call, self.num_bound)
         if isinstance(self.donate, str):  # of `filter_jit`
             return [owner != 0 or not self.donate.endswith("except-first") for owner in found]
-        chosen = self.donate.names | self.donate.numbers
-        return [owner in chosen for owner in found]
+        return [owner in self.donate for owner in found]
 
-    def donated(self, call: CallDef) -> list[int]:
-        """The graph leaves that are donated in a kind of call."""
-        labelled = zip(call.leaves(), self.labels(call)[0].labels)
-        numbers = [leaf.graph_leaf for leaf, (donated, _) in labelled if donated]
-        return [number for number in numbers if number is not None]
+    def shardings(
+        self, call: CallDef, leaves: tp.Sequence[tp.Any] = ()
+    ) -> tuple[list[tp.Any], list[tp.Any]]:
+        """The sharding of each graph leaf, and of each root; arguments as for `labels`."""
+        partition, roots = self.labels(call, leaves)
+        return call.by_side([sharding for _, sharding in partition.labels])[1], roots
 
-    def _move(self, call: CallDef, inputs: Inputs) -> dict[int, tp.Any]:
-        """Put uncommitted arrays where `in_shardings` says.
+    def _moved(self, call: CallDef, inputs: Inputs) -> dict[int, tp.Any]:
+        """Put uncommitted arrays of objects where `in_shardings` says; the new values, by leaf number.
 
         JAX would do this in every call, and drop the result for arrays that are only read.
-        Returns the values that moved, by leaf number.
         """
-        before, labels = inputs.values, self.labels(call, inputs.leaves)[0].labels
-        pairs = zip(inputs.leaves, labels)
-        moved = [_put_if_uncommitted(leaf, sharding) for leaf, (_, sharding) in pairs]
-        inputs.arrays, inputs.values = call.whole(moved)
-        pairs = zip(before, inputs.values)
-        return {leaf: new for leaf, (old, new) in enumerate(pairs) if new is not old}
-
-
-def _shardings(call: CallDef, in_shardings: tp.Any) -> tuple[list[tp.Any], list[tp.Any]]:
-    """`in_shardings` of `jit`, by leaf and by root; static arguments have none."""
-    args, kwargs = call.template()
-    static = call.static_positions()
-    crosses = lambda arg: not (type(arg) is int and arg in static)
-    args = tuple(filter(crosses, args))
-    if isinstance(in_shardings, list):
-        in_shardings = tuple(in_shardings)
-    settings = broadcast(in_shardings, args, "in_shardings")
-    settings += [None] * len(jax.tree_util.tree_leaves([*filter(crosses, kwargs.values())]))
-    for position in static:
-        settings.insert(position, None)
-    by_leaf = labels(call, settings, "sharding")
-    return by_leaf, [settings[i] for i in call.where]
-
-
-def _put_if_uncommitted(value: tp.Any, sharding: tp.Any) -> tp.Any:
-    if sharding is None or getattr(value, "committed", not isinstance(value, np.ndarray)):
-        return value
-    return jax.device_put(value, sharding)
+        moved: dict[int, tp.Any] = {}
+        shardings, _ = self.shardings(call, inputs.leaves)
+        for leaf, (value, sharding) in enumerate(zip(inputs.values, shardings)):
+            committed = getattr(value, "committed", not isinstance(value, np.ndarray))
+            if sharding is not None and not committed:
+                moved[leaf] = jax.device_put(value, sharding)
+        put(inputs.values, moved, moved.values())
+        return moved
 
 
 class JitWrapped(Transform[P, R]):
@@ -343,7 +323,7 @@ class JitWrapped(Transform[P, R]):
     def __init__(self, fun: tp.Callable[P, R], options: Options) -> None:
         super().__init__(fun, options)
         self.fun = fun
-        self._static = options.static or None  # faster to read
+        self._static = options.static  # faster to read
         self._compiled: JitProgram = program(self, None, lambda: JitProgram(self))
         self.jitted_fn: tp.Any = self._compiled.jitted
 
@@ -419,9 +399,7 @@ class JitWrapped(Transform[P, R]):
         call, own = inputs.define(context_key()), self._compiled
         left = own.jitted.eval_shape(*own.groups(call, inputs.leaves))
         left = left if own.plain else left[0].value.outputs(left[1])
-        out = replay(Inputs(call.build(inputs.leaves), call.trees), left)
-        place_abstract(out)
-        return out
+        return with_shapes(call, inputs.leaves, left)
 
 
 def run_jit(jitted: JitWrapped[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any:
@@ -538,11 +516,10 @@ def jit(
             jax_options["backend"] = backend
         static = select_arguments(fun, static_argnums, static_argnames, "static")
         donated = select_arguments(fun, donate_argnums, donate_argnames, "donate")
-        both = (static.names & donated.names) or (static.numbers & donated.numbers)
-        if both:
+        if both := static & donated:
             raise ValueError(
                 f"jit({name_of(fun)}): an argument is either static or donated, but "
-                f"{sorted(both)} are given as both."
+                f"{sorted(both, key=str)} are given as both."
             )
         more = {
             "static": static,

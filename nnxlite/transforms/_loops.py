@@ -38,20 +38,17 @@ from nnxlite.boundary._out import Outputs, refuse_no_room, remove_axis_names, wi
 from nnxlite.graph._functional import build
 from nnxlite.graph._plan import view
 from nnxlite.transforms._call import (
-    R,
+    argument_settings,
     axis_complaint,
     in_positions,
     inputs_in_mode,
     unwrapped_value,
 )
 from nnxlite.transforms._control import run_bodies, run_flow
-from nnxlite.transforms._mapped import argument_settings
 from nnxlite.transforms._wrapper import (
-    Decorator,
     Options,
-    P,
-    ScanKeywords,
     Transform,
+    both_forms,
     decorated,
     name_of,
 )
@@ -486,10 +483,7 @@ def _run(t: Transform[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Outp
     return _run_loop(step, call, leaves, roles, given)
 
 
-@tp.overload
-def scan(f: tp.Callable[P, R], **options: tp.Unpack[ScanKeywords]) -> Transform[P, R]: ...
-@tp.overload
-def scan(**options: tp.Unpack[ScanKeywords]) -> Decorator: ...
+@both_forms
 def scan(
     f: tp.Any = MISSING,
     *,

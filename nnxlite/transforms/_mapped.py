@@ -8,6 +8,7 @@ may have; which leaf is in which group crosses as static data.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -28,9 +29,7 @@ from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import (
     Meaning,
     as_it_is,
-    broadcast,
     by_path,
-    labels,
     mentioned,
     new_variables,
     output_settings,
@@ -53,25 +52,20 @@ from nnxlite.boundary._out import (
 from nnxlite.graph._rebuild import Path
 from nnxlite.transforms._call import (
     R,
-    Selection,
+    argument_settings,
     explained,
     in_positions,
     inputs_in_mode,
-    marks_errors,
-    passed_through,
 )
 from nnxlite.transforms._checks import has_several_cpus, raise_failed, wait_in_turn
 from nnxlite.transforms._compiles import Lowered, Staged, refuse_other_structure
 from nnxlite.transforms._wrapper import (
     Decorator,
-    G,
     Options,
     P,
     PmapKeywords,
-    ShardMapKeywords,
     Transform,
-    Unbound,
-    VmapKeywords,
+    both_forms,
     decorated,
     name_of,
     program,
@@ -114,7 +108,7 @@ class Program:
         self.settings, self.roots = settings, roots
         of_leaf = dict(zip([leaf.graph_leaf for leaf in call.leaves()], settings))
         self.values = [of_leaf.get(leaf) for leaf in range(call.graphdef.num_leaves)]
-        run = functools.partial(self._run)  # which takes a name and a signature
+        run = functools.partial(self._marking)  # which takes a name and a signature
         run.__name__ = name_of(mapped.__wrapped__)  # type: ignore[attr-defined]
         run.__signature__ = RUN  # type: ignore[attr-defined]  # which JAX asks for, and takes long
         # `jax.pmap` wants an argument that has the axis; `filter_pmap`, the size alone.
@@ -129,16 +123,17 @@ class Program:
     def run(self, inputs: Inputs, mapped: tp.Any) -> tp.Any:
         """Call JAX's function, or what it was compiled to, and write back what changed."""
         try:
-            return self._finish(inputs, *mapped(inputs.leaves, *self.size))
-        except (TypeError, ValueError, IndexError) as error:
-            if passed_through(error):
-                raise  # by the function itself, or by this library
-            raise explained(self, error, inputs) from None
+            try:
+                fixed, groups = mapped(inputs.leaves, *self.size)
+            except (TypeError, ValueError, IndexError) as error:
+                if getattr(error, "_nnx_marked", False):
+                    raise  # by the function itself, or by this library
+                raise explained(self, error, inputs) from None
+            return self._finish(inputs, fixed, groups)
         except JaxRuntimeError as error:
             raise_failed(error)
             raise
 
-    @marks_errors
     def _finish(self, inputs: Inputs, fixed: Fixed, groups: tp.Any) -> tp.Any:
         if self.options.axis_of is not None:  # JAX gives back NumPy arrays that pass through
             groups = [*map(jnp.asarray, groups[0])], groups[1]
@@ -166,10 +161,16 @@ class Program:
                     moved[leaf] = jax.device_put(value, sharding)
         write_leaves(inputs, moved)
 
-    @marks_errors
-    def _run(
-        self, leaves: list[tp.Any], size: tp.Any = None
-    ) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
+    def _marking(self, leaves: list[tp.Any], size: tp.Any = None) -> tp.Any:
+        """What JAX maps: `_run`, its errors marked, since JAX removes our frames from tracebacks."""
+        try:
+            return self._run(leaves)
+        except Exception as error:
+            with contextlib.suppress(Exception):  # an exception that takes no attributes
+                error._nnx_marked = True  # type: ignore[attr-defined]
+            raise
+
+    def _run(self, leaves: list[tp.Any]) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
         options, call = self.options, self.call
         (args, kwargs), inner = enter(call, leaves)
         names = dict(options.metadata)
@@ -250,33 +251,6 @@ def _is_whole(setting: tp.Any) -> bool:
     return setting is None or (isinstance(setting, PartitionSpec) and not any(setting))
 
 
-def argument_settings(
-    call: CallDef,
-    bound: Unbound,
-    prefix: tp.Any,
-    what: str,
-    constant: tp.Any = None,
-    default: tp.Any = None,
-) -> tuple[list[tp.Any], list[tp.Any]]:
-    """The setting of each leaf, and of each root, of the arguments of a call.
-
-    Args:
-        call, bound: the arguments, and the function, whose own ones are constant.
-        prefix, what: the settings of positional arguments.
-        constant: the setting that means the same as None.
-        default: that of keyword arguments.
-    """
-    args, kwargs = call.template()
-    count = lambda tree: len(jax.tree_util.tree_leaves(tree))
-    own = len(bound.args)
-    settings = [constant] * count(args[:own])
-    prefix = tuple(prefix) if isinstance(prefix, list) else prefix
-    settings += [constant if s is None else s for s in broadcast(prefix, args[own:], what)]
-    for name in sorted(kwargs):
-        settings += [constant if name in bound.kwargs else default] * count(kwargs[name])
-    return labels(call, settings, what), [settings[i] for i in call.where]
-
-
 @functools.lru_cache(maxsize=256)
 def _sharding(mesh: Mesh, setting: tp.Any) -> NamedSharding:
     """The sharding on a mesh of an array with a spec, or an axis."""
@@ -335,8 +309,8 @@ def _by_prefix(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> 
     by_position = kwargs and (options.modes.updates or options.in_name != "in_axes")
     moves = not options.statics and (len(args) < wanted or by_position)
     args, kwargs = in_positions(mapped, args, kwargs, wanted, moves)
-    statics = Selection(frozenset(options.statics), option="static_broadcasted_argnums")
-    inputs = inputs_in_mode(bound, args, kwargs, options, static=statics)
+    statics = options.statics, "static_broadcasted_argnums"
+    inputs = inputs_in_mode(bound, args, kwargs, options, False, *statics)
     call, more = inputs.define(context_key()), (options.constant, options.default)
     return inputs, call, lambda: argument_settings(call, bound, prefix, options.in_name, *more)
 
@@ -385,17 +359,12 @@ def _mapping(
         make=make,
         jax_options=tuple(jax_options.items()),
         metadata=tuple(metadata.items()) if PARTITION_NAME in metadata else (),
-        statics=statics,
+        statics=frozenset(statics),
     )
     return decorated(Mapped if make is jax.pmap else Transform, f, options)
 
 
-@tp.overload
-def vmap(f: G, **options: tp.Unpack[VmapKeywords]) -> G: ...
-@tp.overload
-def vmap(f: tp.Callable[P, R], **options: tp.Unpack[VmapKeywords]) -> Transform[P, R]: ...
-@tp.overload
-def vmap(**options: tp.Unpack[VmapKeywords]) -> Decorator: ...
+@both_forms
 def vmap(
     f: tp.Any = MISSING,
     *,
@@ -517,10 +486,7 @@ def pmap(
     return _mapping(f, "pmap", *axes, jax.pmap, given, modes, transform_metadata, statics)
 
 
-@tp.overload
-def shard_map(f: tp.Callable[P, R], **options: tp.Unpack[ShardMapKeywords]) -> Transform[P, R]: ...
-@tp.overload
-def shard_map(**options: tp.Unpack[ShardMapKeywords]) -> Decorator: ...
+@both_forms
 def shard_map(
     f: tp.Any = MISSING,
     *,

@@ -24,7 +24,6 @@ from nnxlite._base.interning import Bounded
 from nnxlite._base.jax import (
     EAGER,
     Numbers,
-    RematPolicy,
     drop_hidden_frames,
     is_pytree_leaf,
     trace_state,
@@ -400,8 +399,9 @@ def name_of(fun: tp.Any) -> str:
 
 # Types for type checkers ----------------------------------------------------------------------------
 #
-# Transforms are declared twice, as functions and as decorators, and `grad` several times.  Their options
-# are listed here; a test compares them with the parameters of the transforms.
+# Transforms have two forms: of a function, and with options alone a decorator.  Where what they return
+# has methods of its own, or depends on the options, each form is declared.  The options of these are
+# listed here; a test compares them with the parameters of the transforms.
 
 
 class ModeKeywords(tp.TypedDict, total=False):
@@ -428,58 +428,18 @@ class JitKeywords(ModeKeywords, total=False):
     max_traces: int | None
 
 
-class AxesKeywords(ModeKeywords, total=False):
-    """The options that `vmap`, `pmap` and `scan` have in common."""
+class PmapKeywords(ModeKeywords, total=False):
+    """The options of `pmap`."""
 
     in_axes: tp.Any
     out_axes: tp.Any
     transform_metadata: tp.Mapping[str, tp.Any]
-
-
-class VmapKeywords(AxesKeywords, total=False):
-    """The options of `vmap`."""
-
-    axis_name: tp.Hashable | None
-    axis_size: int | None
-    spmd_axis_name: tp.Hashable | None
-
-
-class PmapKeywords(AxesKeywords, total=False):
-    """The options of `pmap`."""
-
     axis_name: tp.Hashable | None
     axis_size: int | None
     static_broadcasted_argnums: int | tp.Sequence[int]
     devices: tp.Sequence[tp.Any] | None
     backend: str | None
     donate_argnums: int | tp.Sequence[int]
-
-
-class ScanKeywords(AxesKeywords, total=False):
-    """The options of `scan`."""
-
-    length: int | None
-    reverse: bool
-    unroll: int | bool
-    _split_transpose: bool
-
-
-class ShardMapKeywords(ModeKeywords, total=False):
-    """The options of `shard_map`."""
-
-    mesh: tp.Required[tp.Any]
-    in_specs: tp.Required[tp.Any]
-    out_specs: tp.Required[tp.Any]
-    axis_names: tp.AbstractSet[tp.Any]
-    check_vma: bool
-
-
-class RematKeywords(ModeKeywords, total=False):
-    """The options of `remat`."""
-
-    prevent_cse: bool
-    static_argnums: int | tuple[int, ...]
-    policy: RematPolicy | None
 
 
 class JaxprKeywords(ModeKeywords, total=False):
@@ -527,6 +487,26 @@ class Derivative(Transform[..., tp.Any], tp.Generic[F_co]):
 
 
 G = tp.TypeVar("G", bound=Derivative[tp.Any])
+
+
+class BothForms(tp.Protocol[Q]):
+    """A transform whose options are `Q`: of a function, and as a decorator."""
+
+    @tp.overload
+    def __call__(self, f: G, /, *args: Q.args, **options: Q.kwargs) -> G: ...
+    @tp.overload
+    def __call__(
+        self, f: tp.Callable[P, R], /, *args: Q.args, **options: Q.kwargs
+    ) -> Transform[P, R]: ...
+    @tp.overload
+    def __call__(self, *args: Q.args, **options: Q.kwargs) -> Decorator: ...
+
+
+def both_forms(transform: tp.Callable[tp.Concatenate[tp.Any, Q], tp.Any]) -> BothForms[Q]:
+    """The transform itself, declared in both forms with the options that it lists."""
+    return tp.cast(tp.Any, transform)
+
+
 _Fun: tp.TypeAlias = tp.Callable[tp.Concatenate[T, P], R]
 _WithAux: tp.TypeAlias = tp.Callable[tp.Concatenate[T, P], tuple[tp.Any, A]]
 
