@@ -241,12 +241,12 @@ def parts(call: CallDef, spec: tp.Any, kind: SpecKind) -> list[tp.Any]:
 # Axes ---------------------------------------------------------------------------------------------
 
 
-def _is_axis(answer: tp.Any) -> bool:
-    return answer is None or isinstance(answer, int)
-
-
 IN_AXES = SpecKind(
-    "in_axes", _is_axis, "axes (ints or None), callables and Variable filters", 0, None
+    "in_axes",
+    lambda x: x is None or isinstance(x, int),
+    "axes (ints or None), callables and Variable filters",
+    0,
+    None,
 )
 
 OUT_AXES = IN_AXES._replace(name="out_axes")
@@ -467,10 +467,6 @@ _MODES = frozenset({"deterministic", "use_running_average", "inference"})
 # Text ---------------------------------------------------------------------------------------------
 
 
-def _never(leaf: tp.Any) -> bool:
-    return False
-
-
 def array_text(array: tp.Any) -> str:
     """An array by dtype and shape: `f32[2,3]`.
 
@@ -490,7 +486,7 @@ def tree_pformat(
     indent: int = 2,
     short_arrays: bool = True,
     struct_as_array: bool = False,
-    truncate_leaf: tp.Callable[[tp.Any], bool] = _never,
+    truncate_leaf: tp.Callable[[tp.Any], bool] = lambda leaf: False,
 ) -> str:
     """A tree as text, with arrays by dtype and shape.
 
@@ -539,5 +535,6 @@ def tree_pprint(pytree: tp.Any, **options: tp.Any) -> None:
     print(tree_pformat(pytree, **options))
 
 
-_SIGNATURE = inspect.signature(tree_pformat).replace(return_annotation="None")
-tree_pprint.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
+tree_pprint.__signature__ = inspect.signature(tree_pformat).replace(  # type: ignore[attr-defined]
+    return_annotation="None"
+)

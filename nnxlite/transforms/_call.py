@@ -561,7 +561,7 @@ def explained(program: tp.Any, error: Exception, inputs: Inputs) -> Exception:
     remedy = "Pass an array, or let the function capture the value."
     refuse_non_arrays(name, program.call, inputs.leaves, remedy)
     arguments = [leaf.text() for leaf in program.call.leaves()]
-    if options.in_name == "in_axes":
+    if options.kind == "axes":
         sizes = axis_complaint(
             arguments, inputs.leaves, axes, dict(options.jax_options)["axis_size"]
         )
@@ -578,12 +578,12 @@ def explained(program: tp.Any, error: Exception, inputs: Inputs) -> Exception:
             "with nnx.StateAxes in in_axes if it belongs to an argument."
         )
     text = _in_words(str(error), lambda i: repr(arguments[int(i)]), output)
-    if options.out_name in text and last is not None:
+    if f"out_{options.kind}" in text and last is not None:
         each = [f"{output}: {axis!r}" for output, axis in zip(outputs, last.axes)]
-        what = f"{options.out_name} by output"
+        what = f"out_{options.kind} by output"
     else:
         each = [f"{n!r}: {axis!r}" for n, axis in zip(arguments, axes)]
-        what = f"{options.in_name} by argument"
+        what = f"in_{options.kind} by argument"
     tail = f"\n{what}: {listed(each, SHOWN)}." if each else ""
     return kind(f"{name}: {text}{tail}")
 

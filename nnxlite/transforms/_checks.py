@@ -66,14 +66,6 @@ def raise_failed(error: RuntimeError) -> None:
             raise RuntimeCheckError(message) from None
 
 
-def _nothing() -> None:
-    """What is called beside a check: an effect.
-
-    JAX calls a program without effects in another way from the second time on, and then raises an error
-    of another class (a ValueError) for a callback that fails.
-    """
-
-
 def error_if(x: T, pred: tp.Any, msg: str, *, on_error: OnError = "default") -> T:
     """The tree itself, with a check: an error when it is computed and a condition is true.
 
@@ -166,7 +158,9 @@ def branched_error_if(
     index = jnp.max(jnp.asarray(index))
     note_check()
     if is_recording():
-        jax.debug.callback(_nothing)
+        # An effect: JAX calls a program without effects in another way from the second time on, and then
+        # raises an error of another class (a ValueError) for a callback that fails.
+        jax.debug.callback(lambda: None)
     try:
         fine = jax.pure_callback(
             check, jax.ShapeDtypeStruct((), bool), pred, index, vmap_method="broadcast_all"

@@ -364,10 +364,6 @@ _printer: contextvars.ContextVar[tp.Callable[[str], object] | None]
 _printer = contextvars.ContextVar("explain_compiles", default=None)
 
 
-def _print(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
 class explain_compiles:
     """Print why functions are compiled, as it happens.
 
@@ -392,7 +388,8 @@ class explain_compiles:
         self, on: bool = True, /, *, show: tp.Callable[[str], object] | None = None
     ) -> None:
         self._before = _printer.get()
-        _printer.set((show or _print) if on else None)
+        show = show or (lambda text: print(text, file=sys.stderr))
+        _printer.set(show if on else None)
 
     def __enter__(self) -> None:
         pass

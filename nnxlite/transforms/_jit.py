@@ -509,14 +509,11 @@ def jit(
             raise ValueError(f"donate must be 'written' or None, got {donate!r}.")
         if donate and (donate_argnums is not None or donate_argnames is not None):
             raise ValueError("Give either donate='written' or donate_argnums/donate_argnames.")
-        jax_options: dict[str, tp.Any] = {"keep_unused": keep_unused, "inline": inline}
-        if device is not None:
-            jax_options["device"] = device
-        if backend is not None:
-            jax_options["backend"] = backend
+        given = {"backend": backend, "device": device, "inline": inline, "keep_unused": keep_unused}
         static = select_arguments(fun, static_argnums, static_argnames, "static")
         donated = select_arguments(fun, donate_argnums, donate_argnames, "donate")
-        if both := static & donated:
+        both = {which for which in static & donated if isinstance(which, str)} or static & donated
+        if both:
             raise ValueError(
                 f"jit({name_of(fun)}): an argument is either static or donated, but "
                 f"{sorted(both, key=str)} are given as both."
@@ -526,7 +523,7 @@ def jit(
             "donate": donate or donated,
             "in_shardings": by_path(in_shardings),
             "out_shardings": by_path(out_shardings),
-            "jax_options": tuple(sorted(jax_options.items())),
+            "jax_options": tuple([(key, x) for key, x in given.items() if x is not None]),
             "max_traces": as_integer(max_traces),
         }
         return JitWrapped(fun, Options.of("jit", modes, run_jit, **more))

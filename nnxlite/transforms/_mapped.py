@@ -135,7 +135,7 @@ class Program:
             raise
 
     def _finish(self, inputs: Inputs, fixed: Fixed, groups: tp.Any) -> tp.Any:
-        if self.options.axis_of is not None:  # JAX gives back NumPy arrays that pass through
+        if self.options.is_array is not None:  # JAX gives back NumPy arrays that pass through
             groups = [*map(jnp.asarray, groups[0])], groups[1]
         outputs = fixed.value.outputs(groups)
         self._move_what_was_read(inputs, groups, outputs.definition.written)
@@ -176,7 +176,7 @@ class Program:
         names = dict(options.metadata)
         remove_axis_names(inner, self.values, names)
         result = self._fun()(*args, **kwargs)
-        foreign, modes = options.axis_of is not None, options.modes
+        foreign, modes = options.is_array is not None, options.modes
         more = {"graph": modes.graph, "structure": modes.updates}
         out = leave(inner, result, name=self.name, foreign=foreign, **more)
         settings = output_settings(
@@ -185,7 +185,7 @@ class Program:
             self.values,
             self.roots,
             options.out_prefix,
-            options.out_name,
+            f"out_{options.kind}",
             options.default,
             self._meaning(inner, out) if foreign else as_it_is,
         )
@@ -229,7 +229,7 @@ class Program:
         what = f"is broadcast under {self.name}: every slice draws the same keys"
         remedy = (
             "Give each slice its own with nnx.split_rngs(splits=...) and an axis for "
-            f"nnx.RngState in {self.options.in_name}."
+            f"nnx.RngState in in_{self.options.kind}."
         )
         if self.options.name == "shard_map":
             given = dict(self.options.jax_options)
@@ -270,7 +270,7 @@ def _prepared(
     inputs, call, settings = options.resolve(mapped, args, kwargs)
     make = lambda: Program(mapped, call, *settings())
     # `filter_vmap` may have functions among its static leaves, which live no longer than the call.
-    is_cached = options.axis_of is None or options.make is jax.pmap
+    is_cached = options.is_array is None or options.make is jax.pmap
     return inputs, program(mapped, call.exactly, make) if is_cached else make()
 
 
@@ -306,13 +306,14 @@ def _by_prefix(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> 
     # unless there are more settings than positional arguments.
     prefix = options.in_prefix
     wanted = len(prefix) if isinstance(prefix, (tuple, list)) else 0
-    by_position = kwargs and (options.modes.updates or options.in_name != "in_axes")
+    by_position = kwargs and (options.modes.updates or options.kind != "axes")
     moves = not options.statics and (len(args) < wanted or by_position)
     args, kwargs = in_positions(mapped, args, kwargs, wanted, moves)
     statics = options.statics, "static_broadcasted_argnums"
     inputs = inputs_in_mode(bound, args, kwargs, options, False, *statics)
-    call, more = inputs.define(context_key()), (options.constant, options.default)
-    return inputs, call, lambda: argument_settings(call, bound, prefix, options.in_name, *more)
+    more = f"in_{options.kind}", options.constant, options.default
+    call = inputs.define(context_key())
+    return inputs, call, lambda: argument_settings(call, bound, prefix, *more)
 
 
 def _mapping(
@@ -348,14 +349,12 @@ def _mapping(
         modes,
         run_mapped,
         resolve=_by_prefix,
-        in_name=f"in_{kind}",
-        out_name=f"out_{kind}",
+        kind=kind,
         in_prefix=prefixes[0],
         out_prefix=prefixes[1],
         default=default,
         constant=constant,
         order=mentioned(*prefixes, default, constant),
-        axis_of=None,
         make=make,
         jax_options=tuple(jax_options.items()),
         metadata=tuple(metadata.items()) if PARTITION_NAME in metadata else (),

@@ -324,7 +324,13 @@ def _unbind_partial(fun: functools.partial[tp.Any]) -> Unbound:
         return Unbound(inner.fun, args, kwargs)
     layout = tuple(_HOLE if holds_object(x) else x for x in args)
     constants = {k: v for k, v in kwargs.items() if k not in keywords}
-    inside: tp.Any = functools.partial(_call_partly, inner.fun, layout, constants)
+
+    def partly(*args: tp.Any, **kwargs: tp.Any) -> tp.Any:
+        given = iter(args)
+        first = [next(given) if x is _HOLE else x for x in layout]
+        return inner.fun(*first, *given, **constants, **kwargs)
+
+    inside: tp.Any = functools.update_wrapper(partly, inner.fun, updated=())
     inside.__qualname__ = name_of(inner.fun)
     if (parameters := parameters_of(inner.fun)) is not None:
         fixed = {p.name for p, x in zip(parameters, layout) if x is not _HOLE} | set(constants)
@@ -352,20 +358,6 @@ class BoundTransform(functools.partial[tp.Any]):
 
 _OF_A_CALL = frozenset({"lower", "trace", "eval_shape"})
 """The methods of transformed functions that take the arguments of a call."""
-
-
-def _call_partly(
-    fun: tp.Callable[..., tp.Any],
-    layout: tuple[tp.Any, ...],
-    constants: dict[str, tp.Any],
-    /,
-    *args: tp.Any,
-    **kwargs: tp.Any,
-) -> tp.Any:
-    """Call a function some of whose arguments are constants; the others fill the holes in order."""
-    given = iter(args)
-    first = [next(given) if x is _HOLE else x for x in layout]
-    return fun(*first, *given, **constants, **kwargs)
 
 
 def call_object(fun: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
