@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 import typing as tp
 
 import jax
@@ -540,64 +539,3 @@ def axis_complaint(
         f"got inconsistent sizes for array axes to be mapped: {', '.join(parts)}. Give all the "
         "same size, or None to what is passed whole."
     )
-
-
-# Errors, with the user's names in place of positions in lists of leaves ---------------------------
-
-SHOWN = 12
-"""How many settings a message lists."""
-
-
-def explained(program: tp.Any, error: Exception, inputs: Inputs) -> Exception:
-    """JAX's error for a mapped function, with the user's names for leaves.
-
-    Args:
-        program: the mapping.
-        error: JAX's error.
-        inputs: the arguments.
-    """
-    name, options, last, axes = program.name, program.options, program.last, program.settings
-    kind = TypeError if isinstance(error, TypeError) else ValueError
-    remedy = "Pass an array, or let the function capture the value."
-    refuse_non_arrays(name, program.call, inputs.leaves, remedy)
-    arguments = [leaf.text() for leaf in program.call.leaves()]
-    if options.kind == "axes":
-        sizes = axis_complaint(
-            arguments, inputs.leaves, axes, dict(options.jax_options)["axis_size"]
-        )
-        if sizes:
-            return ValueError(f"{name}: {sizes}")
-    outputs = [] if last is None else last.names(program.call)
-    positions = () if last is None else last.partition.positions
-    output = lambda group, number: outputs[positions[int(group)][int(number)]]
-    varying = re.search(r"out_axes\[1\]\[(\d+)\]\[(\d+)\]", str(error))
-    if varying is not None and last is not None:
-        return ValueError(
-            f"{name}: got axis spec None but output was batched: {output(*varying.groups())} has "
-            "axis None, and its value differs between the slices. Give it an axis, in out_axes, or "
-            "with nnx.StateAxes in in_axes if it belongs to an argument."
-        )
-    text = _in_words(str(error), lambda i: repr(arguments[int(i)]), output)
-    if f"out_{options.kind}" in text and last is not None:
-        each = [f"{output}: {axis!r}" for output, axis in zip(outputs, last.axes)]
-        what = f"out_{options.kind} by output"
-    else:
-        each = [f"{n!r}: {axis!r}" for n, axis in zip(arguments, axes)]
-        what = f"in_{options.kind} by argument"
-    tail = f"\n{what}: {listed(each, SHOWN)}." if each else ""
-    return kind(f"{name}: {text}{tail}")
-
-
-def _in_words(
-    text: str, argument: tp.Callable[[str], str], output: tp.Callable[[str, str], str]
-) -> str:
-    """A message of JAX with the user's names in place of its own."""
-    for pattern, name in (
-        (r", where args\[\d\] is bound to \S+ parameter '[^']*''?,", lambda: ""),
-        (r"\b(?:leaves|args\[0\])\[(\d+)\](?:\[[^]]*\])*", argument),
-        (r"\bin_specs\[0\]\[(\d+)\]", lambda i: f"the spec of {argument(i)}"),
-        (r"\S+\(\*args\)\[1\]\[(\d+)\]\[(\d+)\]", output),
-        (r"\bout_specs\[1\](?:\[\d+\])*", lambda: "out_specs"),
-    ):
-        text = re.sub(pattern, lambda found, name=name: name(*found.groups()), text)
-    return text

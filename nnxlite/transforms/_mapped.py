@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 import typing as tp
 
 import jax
@@ -21,7 +22,7 @@ import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from nnxlite._base.errors import Modes, context_key
+from nnxlite._base.errors import Modes, context_key, listed
 from nnxlite._base.jax import as_integer, as_integers, is_tracing
 from nnxlite.boundary._body import warn_of_streams
 from nnxlite.boundary._call_def import CallDef, Inner, StaticLeaves, enter, static_leaves
@@ -35,7 +36,7 @@ from nnxlite.boundary._labels import (
     output_settings,
     refuse_foreign_axes,
 )
-from nnxlite.boundary._leave import leave
+from nnxlite.boundary._leave import leave, refuse_non_arrays
 from nnxlite.boundary._out import (
     Fixed,
     OutputGroups,
@@ -53,7 +54,7 @@ from nnxlite.graph._rebuild import Path
 from nnxlite.transforms._call import (
     R,
     argument_settings,
-    explained,
+    axis_complaint,
     in_positions,
     inputs_in_mode,
 )
@@ -128,11 +129,44 @@ class Program:
             except (TypeError, ValueError, IndexError) as error:
                 if getattr(error, "_nnx_marked", False):
                     raise  # by the function itself, or by this library
-                raise explained(self, error, inputs) from None
+                raise self._explained(error, inputs) from None
             return self._finish(inputs, fixed, groups)
         except JaxRuntimeError as error:
             raise_failed(error)
             raise
+
+    def _explained(self, error: Exception, inputs: Inputs) -> Exception:
+        """JAX's error, with the user's names for leaves."""
+        options, last, call = self.options, self.last, self.call
+        refuse_non_arrays(
+            self.name, call, inputs.leaves, "Pass an array, or let the function capture the value."
+        )
+        arguments = [leaf.text() for leaf in call.leaves()]
+        if options.kind == "axes":
+            size = dict(options.jax_options)["axis_size"]
+            if complaint := axis_complaint(arguments, inputs.leaves, self.settings, size):
+                return ValueError(f"{self.name}: {complaint}")
+        outputs = [] if last is None else last.names(call)
+        positions = () if last is None else last.partition.positions
+        output = lambda group, number: outputs[positions[int(group)][int(number)]]
+        varying = re.search(r"out_axes\[1\]\[(\d+)\]\[(\d+)\]", str(error))
+        if varying is not None:
+            where = output(*varying.groups())
+            return ValueError(
+                f"{self.name}: got axis spec None but output was batched: {where} has axis None, and "
+                "its value differs between the slices. Give it an axis, in out_axes, or with "
+                "nnx.StateAxes in in_axes if it belongs to an argument."
+            )
+        text = _in_words(str(error), lambda i: repr(arguments[int(i)]), output)
+        if f"out_{options.kind}" in text and last is not None:
+            each = [f"{output}: {axis!r}" for output, axis in zip(outputs, last.axes)]
+            what = f"out_{options.kind} by output"
+        else:
+            each = [f"{n!r}: {axis!r}" for n, axis in zip(arguments, self.settings)]
+            what = f"in_{options.kind} by argument"
+        tail = f"\n{what}: {listed(each, most=12)}." if each else ""
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        return kind(f"{self.name}: {text}{tail}")
 
     def _finish(self, inputs: Inputs, fixed: Fixed, groups: tp.Any) -> tp.Any:
         if self.options.is_array is not None:  # JAX gives back NumPy arrays that pass through
@@ -257,6 +291,21 @@ def _sharding(mesh: Mesh, setting: tp.Any) -> NamedSharding:
     if isinstance(setting, int):
         setting = PartitionSpec(*[None] * setting, *mesh.axis_names)
     return NamedSharding(mesh, setting or PartitionSpec())
+
+
+def _in_words(
+    text: str, argument: tp.Callable[[str], str], output: tp.Callable[[str, str], str]
+) -> str:
+    """A message of JAX with the user's names in place of its own."""
+    for pattern, name in (
+        (r", where args\[\d\] is bound to \S+ parameter '[^']*''?,", lambda: ""),
+        (r"\b(?:leaves|args\[0\])\[(\d+)\](?:\[[^]]*\])*", argument),
+        (r"\bin_specs\[0\]\[(\d+)\]", lambda i: f"the spec of {argument(i)}"),
+        (r"\S+\(\*args\)\[1\]\[(\d+)\]\[(\d+)\]", output),
+        (r"\bout_specs\[1\](?:\[\d+\])*", lambda: "out_specs"),
+    ):
+        text = re.sub(pattern, lambda found, name=name: name(*found.groups()), text)
+    return text
 
 
 # The transforms -----------------------------------------------------------------------------------
