@@ -169,9 +169,8 @@ def _scalar_text(array: tp.Any) -> str:
 
 def _setting_text(value: tp.Any) -> str:
     text = str(safely(short, value))
-    if text.startswith("<function ") and text.endswith(">"):
-        return text[len("<function ") : -1]
-    return text
+    is_function = text.startswith("<function ") and text.endswith(">")
+    return text[len("<function ") : -1] if is_function else text
 
 
 def _variable(node: Node, kind: str, children: list[Part]) -> Part:

@@ -279,11 +279,8 @@ class _Reader:
             fields = dataclasses.fields(kind)
             return (kind, *[read(getattr(value, f.name, None), inside) for f in fields])
         if live and (kind in COPIED or kind is np.ndarray):
-            self.exact = False
-            if kind in COPIED:
-                key = self._collection(kind, value, inside, read)
-            else:
-                key = _of_array(value)
+            self.exact, is_array = False, kind is np.ndarray
+            key = _of_array(value) if is_array else self._collection(kind, value, inside, read)
             if key is not None:  # its owner may edit it: from then on the key equals no other
                 return _AsSeen(key, lambda: _is_still(value, key))
         raise Unknown

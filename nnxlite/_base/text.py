@@ -147,13 +147,8 @@ def count_and_bytes(value: tp.Any) -> tuple[int, int]:
     (6, 24)
     """
     leaves = (value,) if is_array(value) else jax.tree_util.tree_leaves(value)
-    count = size = 0
-    for leaf in leaves:
-        if is_array(leaf):
-            elements = math.prod(leaf.shape)
-            count += elements
-            size += elements * getattr(leaf.dtype, "itemsize", 0)
-    return count, size
+    arrays = [(math.prod(x.shape), getattr(x.dtype, "itemsize", 0)) for x in leaves if is_array(x)]
+    return sum(n for n, _ in arrays), sum(n * itemsize for n, itemsize in arrays)
 
 
 def mesh_text(mesh: tp.Any) -> str:
@@ -254,13 +249,13 @@ def can_be_read(array: tp.Any) -> bool:
     """Whether the elements can be read: not traced, deleted, or on other hosts."""
     if isinstance(array, np.ndarray):
         return array.dtype != object
-    if not is_concrete(array):
-        return False
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        return False
-    if type(array).__name__ != "ArrayImpl" or array.is_deleted():
-        return False
-    return array.is_fully_addressable
+    return (
+        is_concrete(array)
+        and not jnp.issubdtype(array.dtype, jax.dtypes.extended)
+        and type(array).__name__ == "ArrayImpl"
+        and not array.is_deleted()
+        and array.is_fully_addressable
+    )
 
 
 # Expanding -----------------------------------------------------------------------------------
@@ -495,15 +490,10 @@ def summary(node: Node) -> str:
     return "" if node.text is None else node.text.comment
 
 
-def _comment(node: Node) -> str:
+def comment_of(node: Node) -> str:
+    """The comment in the first line of a node: ` # Param: 9 (36 B)`, or nothing."""
     comment = "" if node.bare else summary(node)
     return f" # {comment}" if comment else ""
-
-
-def comment_of(obj: tp.Any) -> str:
-    """The comment in the first line of an object's text form: ` # Param: 9 (36 B)`, or nothing."""
-    with expanded(obj) as order:
-        return _comment(order[0])
 
 
 def laid_out(order: list[Node], style: Style) -> str:
@@ -512,6 +502,7 @@ def laid_out(order: list[Node], style: Style) -> str:
     lines: list[str] = []
     todo: list[tuple[Node | str, int, str]] = [(order[0], 0, "")]
     repeats = style.width is not None
+    most = math.inf if style.width is None else style.width
     while todo:
         node, depth, comma = todo.pop()
         pad = " " * (style.indent * depth)
@@ -520,15 +511,13 @@ def laid_out(order: list[Node], style: Style) -> str:
             continue
         whole = node.one_line(style)
         line = f"{pad}{node.label}{whole}{comma}"
-        if whole is not None and (
-            not (repeats and node.children) or len(line) <= tp.cast(float, style.width)
-        ):
+        if whole is not None and (not node.children or len(line) <= most):
             lines.append(line.replace("\n", "\n" + pad))
             continue
         opening, closing = _brackets(node)
         last = closing[:1] if closing.startswith(",") else ""  # of a tuple with one item
         closing = closing.removeprefix(",")
-        comment = "" if repeats else _comment(node)
+        comment = "" if repeats else comment_of(node)
         if not repeats and (depth >= TEXT_DEPTH.get() or len(lines) >= MAX_LINES):
             lines.append(f"{pad}{node.label}{opening}...{closing}{comma}{comment}")
             continue

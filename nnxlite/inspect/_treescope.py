@@ -52,7 +52,8 @@ _shared: contextvars.ContextVar[Shared | None] = contextvars.ContextVar("shared"
 def _rendered(obj: tp.Any, path: str | None, renderer: Renderer, shared: Shared) -> Drawing:
     text = obj.__nnx_text__()
     opening = text.name + text.opening
-    comment = comment_of(obj)
+    with expanded(obj) as order:
+        comment = comment_of(order[0])
     if not text.entries:
         return parts.build_one_line_tree_node(opening + text.closing, path)
     return parts.build_foldable_tree_node_from_children(

@@ -30,7 +30,7 @@ from nnxlite._base.errors import path_text
 from nnxlite._base.interning import ByShared, observe
 from nnxlite._base.jax import own_annotations, trace_state
 from nnxlite._base.statics import facts
-from nnxlite.graph._defs import ContainerDef, ObjectDef, definition, new_shell
+from nnxlite.graph._defs import ContainerDef, ObjectDef, children_of, definition, new_shell
 from nnxlite.graph._kinds import (
     CONTAINERS,
     DATA_KINDS,
@@ -39,7 +39,6 @@ from nnxlite.graph._kinds import (
     build_container,
     flatten_container,
     is_static_part,
-    items_of,
     kind_by_type,
     kind_of,
     mark_static,
@@ -368,10 +367,7 @@ def keyed_children(
 def _children(node: tp.Any, found: ObjectDef) -> tuple[tp.Any, ...]:
     """The data attributes of an object, with `Held` in the place of static values in containers."""
     values = found.names.data_values(node._nnx_dict)
-    for value in values:
-        if kind_by_type.get(type(value)) in _TO_BE_SEEN:
-            break
-    else:
+    if _TO_BE_SEEN.isdisjoint(map(kind_by_type.get, map(type, values))):
         return values
     leaves = getattr(node, "_nnx_leaves", ())
 
@@ -390,10 +386,7 @@ def _with_statics(change: tp.Callable[[Path, tp.Any], tp.Any], value: tp.Any, pa
     if kind not in _OPENED:
         return value
     keys, children, treedef = flatten_container(value, kind)
-    for child in children:
-        if kind_by_type.get(type(child)) not in _WHOLE:
-            break
-    else:
+    if _WHOLE.issuperset(map(kind_by_type.get, map(type, children))):
         return value
     new = [
         change((*path, key), child)
@@ -432,49 +425,44 @@ def refuse_circles(root: tp.Any) -> None:
     All that it leads to is searched, as one edit below can close a circle through what has not changed;
     and then not again before its structure changes.
     """
-    names: list[tp.Any] = []
-    opened: dict[int, int] = {id(root): 0}  # with the number of names that lead there
-    done: dict[int, tuple[tp.Any, int]] = {}
-    stack = [(root, observe(root), iter(_below(root)))]
+    opened, done = {id(root)}, dict[int, tuple[tp.Any, int]]()
+    stack: list[_Open] = [(None, root, observe(root), iter(_below(root)))]
     while stack:
-        value, version, rest = stack[-1]
-        for name, child in rest:
-            if id(child) in done:
-                continue
-            if id(child) in opened:
-                raise _circle(root, child, [*names, name], opened[id(child)])
-            names.append(name)
-            opened[id(child)] = len(names)
-            number = observe(child) if kind_of(child) == Kind.OBJECT else 0
-            stack.append((child, number, iter(_below(child))))
-            break
-        else:
+        _, value, version, rest = stack[-1]
+        name, child = next(rest, (None, None))  # nothing below is None
+        if child is None:
             stack.pop()
-            names[len(stack) - 1 :] = []
-            del opened[id(value)]
+            opened.discard(id(value))
             done[id(value)] = value, version
+        elif id(child) in opened:
+            raise _circle(stack, name, child)
+        elif id(child) not in done:
+            opened.add(id(child))
+            number = observe(child) if kind_of(child) == Kind.OBJECT else 0
+            stack.append((name, child, number, iter(_below(child))))
     for value, version in done.values():
         if version:
             _set_searched(value, version)
 
 
+_Open: tp.TypeAlias = tuple[tp.Any, tp.Any, int, tp.Iterator[tuple[tp.Any, tp.Any]]]
+"""A value whose children are being searched: its name, the value, its version, the other children."""
+
+
 def _below(value: tp.Any) -> list[tuple[tp.Any, tp.Any]]:
     """The children of an object, a Variable or a container that can lead to an object, by name."""
-    kind = kind_of(value)
-    if kind == Kind.OBJECT:
-        attributes = value._nnx_dict
-        pairs = [(name, attributes[name]) for name in definition(value).names.data]
-    elif kind == Kind.VARIABLE:
-        pairs = [("value", value._box.value)]
-    else:
-        pairs = items_of(value, kind)
+    is_variable = kind_of(value) == Kind.VARIABLE
+    pairs = [("value", value._box.value)] if is_variable else children_of(value, static=False)
     return [pair for pair in pairs if kind_of(pair[1]) in _LEAD_ON]
 
 
 _LEAD_ON = _OPENED | {Kind.OBJECT, Kind.VARIABLE}
 
 
-def _circle(root: tp.Any, value: tp.Any, names: list[tp.Any], start: int) -> ValueError:
+def _circle(stack: list[_Open], name: tp.Any, value: tp.Any) -> ValueError:
+    root = stack[0][1]
+    names = [*[n for n, *_ in stack[1:]], name]
+    start = next(number for number, (_, outer, *_) in enumerate(stack) if outer is value)
     cls = type(root).__name__
     first = f"at '{path_text(names[:start])}' " if start else ""
     return ValueError(

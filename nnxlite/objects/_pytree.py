@@ -85,9 +85,7 @@ _WHOLE = frozenset({"__dict__", "__class__"})  # assigning to these replaces the
 
 def _filled(node: tp.Any) -> tp.Any:
     """An object that the `__new__` of another base makes; that may have assigned attributes."""
-    try:
-        node._nnx_status  # noqa: B018
-    except AttributeError:
+    if not hasattr(node, "_nnx_status"):
         fill_shell(node, None, trace_state.value)
     return node
 

@@ -322,7 +322,9 @@ class HasMetadata:
                     f"is not provided; got default={default!r}. Without a name it gives all the "
                     "metadata."
                 )
-            return {k: v for k, v in entries.items() if not (exclude_required and k in REQUIRED)}
+            if exclude_required:
+                return {k: v for k, v in entries.items() if k not in REQUIRED}
+            return dict(entries)
         if exclude_required is not None:
             raise TypeError(
                 f"{type(self).__name__}.get_metadata takes a name or exclude_required, not both; got "
@@ -399,7 +401,7 @@ class HasMetadata:
     def _check_fixed(self, updates: tp.Mapping[str, tp.Any]) -> None:
         for name in ("hijax", "ref"):
             present = bool(self._box.definition.metadata.get(name))
-            if bool(updates.get(name, present)) != present:
+            if name in updates and bool(updates[name]) != present:
                 raise ValueError(
                     f"Cannot change `{name}` metadata of {type(self).__name__} from {present} to "
                     f"{updates[name]!r}; make a new Variable, or use vars_as."
