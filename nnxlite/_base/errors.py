@@ -122,23 +122,21 @@ class switch(contextlib.ContextDecorator):
         if not isinstance(value, bool):
             raise TypeError(f"{type(self).__name__} takes a bool, got {type(value).__name__}.")
         self._value = value
-        self._former = self._setting.stack()
+        self._former: tuple[bool, ...] | None = self._setting.stack()  # until it is entered
         self._setting.restore((*self._former[:-1], value))
-        self._entered = False
 
     def __enter__(self) -> tp.Any:
-        self._setting.restore(
-            (*(self._setting.stack() if self._entered else self._former), self._value)
-        )
-        self._entered = True
+        outer = self._setting.stack() if self._former is None else self._former
+        self._setting.restore((*outer, self._value))
+        self._former = None
 
     def __exit__(self, *exc: tp.Any) -> None:
         self._setting.restore(self._setting.stack()[:-1])
 
     def __call__(self, fun: F) -> F:
-        if not self._entered:  # used as a decorator: the value holds during calls only
+        if self._former is not None:  # used as a decorator: the value holds during calls only
             self._setting.restore(self._former)
-            self._entered = True
+            self._former = None
         return super().__call__(fun)
 
     @classmethod

@@ -94,7 +94,7 @@ ARRAYS = (jax.Array, np.ndarray, np.generic)
 """The classes of arrays: those of JAX, traced or not, and of NumPy, its scalars included."""
 
 NUMBERS = (*ARRAYS, int, float, complex)
-"""Those, and of the numbers of Python."""
+"""The same, and the numbers of Python."""
 
 
 def is_concrete(value: tp.Any) -> tp.TypeGuard[jax.Array]:

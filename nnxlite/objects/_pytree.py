@@ -62,8 +62,8 @@ class PytreeMeta(abc.ABCMeta):
     if not tp.TYPE_CHECKING:
 
         def __call__(cls, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
-            made = cls._nnx_built if cls._nnx_frozen else super().__call__
-            new = made(*args, **kwargs)
+            make = functools.partial(_built, cls) if cls._nnx_frozen else super().__call__
+            new = make(*args, **kwargs)
             if isinstance(new, GraphNode):
                 check_object(new)
             return new
@@ -157,7 +157,6 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
     _nnx_can_be_pytree: tp.ClassVar[bool] = True
     _nnx_declared: tp.ClassVar[dict[str, bool] | None] = None
     _nnx_following: tp.ClassVar[tp.Any] = None  # the `__new__` of a base behind this one
-    _nnx_built: tp.ClassVar[tp.Any]  # of a frozen class: makes an object
     _nnx_written: tp.ClassVar[bool] = False  # whether a frozen class has a hand-written `__init__`
     _nnx_key: tp.ClassVar[tp.Callable[[tp.Any], tp.Any]] = jax.tree_util.GetAttrKey
 
@@ -505,7 +504,6 @@ def freeze(cls: type[Pytree]) -> None:
     cls._nnx_written = cls._nnx_written or "__init__" in cls.__dict__
     dataclasses.dataclass(init=not cls._nnx_written, repr=False, eq=False)(cls)
     cls._nnx_declared = declared_in(cls)
-    cls._nnx_built = classmethod(_built)
     cls._nnx_assign = _assign
     cls._nnx_edit = _edit
     cls._nnx_closed = property(lambda node: id(node) not in _building)  # pyright: ignore[reportAttributeAccessIssue]

@@ -387,19 +387,19 @@ class Rngs(Samplers, Pytree):
         >>> rngs.dropout.key.shape, rngs.default.key.shape
         ((5,), ())
         """
-        return self._nnx_renewed(as_rules(split, RngStream.split, RngStream.fork), RngStream.fork)
+        rest = Rule(..., to_predicate(...), RngStream.fork)
+        return self._nnx_renewed([*as_rules(split, RngStream.split, RngStream.fork), rest])
 
-    def _nnx_renewed(self, rules: list[Rule], other: Renew | None = None) -> Rngs:
-        """New streams by the first rule that matches; by `other`, if given, where none does."""
-        renewals: dict[str, Renew | None] = {}
+    def _nnx_renewed(self, rules: list[Rule]) -> Rngs:
+        """New streams by the first rule that matches."""
+        renewals: dict[str, Renew] = {}
         for name, stream in self.items():
             rule = first_rule(rules, {(): stream})
-            renewals[name] = other if rule is None else rule.renew
-            if renewals[name] is not None:
+            if rule is not None and rule.renew is not None:
                 stream.check_scalar()
-        return Rngs(
-            {n: stream if (r := renewals[n]) is None else r(stream) for n, stream in self.items()}
-        )
+                renewals[name] = rule.renew
+        keep: Renew = lambda stream: stream
+        return Rngs({n: renewals.get(n, keep)(stream) for n, stream in self.items()})
 
     def _nnx_no_stream(self, name: str) -> str:
         existing = ", ".join(repr(n) for n in self) or "none"
