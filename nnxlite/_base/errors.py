@@ -312,17 +312,15 @@ def under_own_name(cls: type, *names: str) -> None:
     Python names a function by where it was defined: an error about its arguments would name the base.
     """
     for name in names:
-        inherited = getattr(cls, name)
-        method = types.FunctionType(
-            inherited.__code__,
-            inherited.__globals__,
-            name,
-            inherited.__defaults__,
-            inherited.__closure__,
+        old = getattr(cls, name)
+        method: tp.Any = types.FunctionType(
+            old.__code__, old.__globals__, name, old.__defaults__, old.__closure__
         )
-        method.__doc__, method.__annotations__ = inherited.__doc__, inherited.__annotations__
-        method.__module__, method.__kwdefaults__ = inherited.__module__, inherited.__kwdefaults__
-        method.__qualname__ = f"{cls.__qualname__}.{name}"
+        del functools.update_wrapper(method, old).__wrapped__
+        method.__kwdefaults__, method.__qualname__ = (
+            old.__kwdefaults__,
+            f"{cls.__qualname__}.{name}",
+        )
         setattr(cls, name, method)
 
 
