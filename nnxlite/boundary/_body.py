@@ -28,7 +28,7 @@ from nnxlite.boundary._leave import (
     structure_error,
     tree_difference,
 )
-from nnxlite.boundary._out import Fixed, OutDef, Outputs, Source, pick
+from nnxlite.boundary._out import Fixed, Outputs, Source, pick
 from nnxlite.graph._defs import ObjectDef, StaticDef
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode, Path
 from nnxlite.variables._definition import MISSING, VariableDef
@@ -196,7 +196,7 @@ def check_scan_axes(in_axes: tp.Any, out_axes: tp.Any) -> None:
                 "Make the carry one argument (any pytree)."
             )
     for path, setting in jax.tree_util.tree_leaves_with_path(out_axes, is_leaf=is_setting):
-        inside = [axis for _, axis in settings_in(setting)]
+        inside = [*settings_in(setting)]
         for word, refused in (("carry", Carry), ("broadcast", None)):
             if setting is not Carry and any(axis is refused for axis in inside):
                 where = "".join(map(str, path))
@@ -219,49 +219,6 @@ def check_scan_axes(in_axes: tp.Any, out_axes: tp.Any) -> None:
 Slots: tp.TypeAlias = tuple[tuple[int, Source], ...]
 """The graph leaves of a carry whose values change, each with the source of its next value."""
 
-Pairs: tp.TypeAlias = list[tuple[int, int]]
-"""The roots of a carry: the number of each among those of the arguments, and of the result."""
-
-
-class LoopKind(tp.NamedTuple):
-    """A kind of loop, for what its body may do and for messages.
-
-    Attributes:
-        name: `scan`, `while_loop` or `fori_loop`.
-        updates: whether structure changes propagate; without, Variables must stay themselves.
-    """
-
-    name: str
-    updates: bool
-
-    def differ(self, call: CallDef, what: str, references: bool = False) -> Exception:
-        """The error for a carry that comes out in another structure: class and words of the reference.
-
-        Args:
-            call: the arguments.
-            what: what is different, and what to do instead.
-            references: whether an object is not where it was: `scan` compares this first.
-        """
-        first = self.name == "while_loop" or not self.updates
-        is_scan = self.name == "scan"
-        if not (call.where and (first or (references and is_scan))):
-            error, start = TypeError, _SAME_STRUCTURE
-        elif not is_scan:
-            error, start = ValueError, _SAME_REFERENCES
-        else:
-            error, start = ValueError, _CARRY_REFERENCES if references else _SAME_STRUCTURE
-        return error(f"{start.format(self.name)}, but they differ: {what}")
-
-    def puts(self, call: CallDef, what: str, path: Path, references: bool = True) -> Exception:
-        """The error for a body that puts something in the place of an object of the carry."""
-        return self.differ(
-            call,
-            f"the body puts {what} in the place of '{path_text(path)}'. Return each object of the carry "
-            "where it came in, and write into it (variable[...] = value, nnx.update).",
-            references,
-        )
-
-
 _SAME_STRUCTURE = (
     "{} body function carry input and carry output must have the same pytree structure"
 )
@@ -271,63 +228,29 @@ _SAME_REFERENCES = (
 _CARRY_REFERENCES = "Carry references must be the same between iterations of {}"
 
 
-def paired_roots(
-    loop: LoopKind, call: CallDef, out: Outputs, before: tp.Any, after: tp.Any
-) -> Pairs:
-    """The roots of a carry before and after an iteration.
-
-    Args:
-        loop, call, out: the loop, its arguments, and the outputs of its body.
-        before, after: the carry among the arguments, and in the result: positions for leaves.
-
-    Raises ValueError or TypeError where the two are different pytrees.
-    """
-    where = call.where, out.definition.where
-    structures = [jax.tree_util.tree_structure(part) for part in (before, after)]
-    positions = [jax.tree_util.tree_leaves(part) for part in (before, after)]
-    if structures[0] != structures[1]:
-        words = argument_words(call), result_words(call, out)
-        shown = tuple([w[i] for i in at] for w, at in zip(words, positions))
-        error: type[Exception] = ValueError
-        if not (loop.name == "scan" and loop.updates):
-            roots = {i for i, position in enumerate(positions[0]) if position in where[0]}
-            error = structure_error(structures[0], structures[1], roots)
-        difference = tree_difference(structures[0], structures[1], tp.cast(tp.Any, shown))
-        raise error(*loop.differ(call, f"the output is {difference}.").args)
-    for old, new in zip(*positions):
-        if (old in where[0]) != (new in where[1]):
-            sides = ["an object", "an array"][:: 1 if old in where[0] else -1]
-            raise loop.differ(
-                call,
-                f"at '{path_text(call.paths()[old])}' the input is {sides[0]}, the output {sides[1]}. "
-                "Return objects and Variables where they came in.",
-                references=True,
-            )
-    return [(where[0].index(a), where[1].index(b)) for a, b in zip(*positions) if a in where[0]]
-
-
 def carried(
-    loop: LoopKind,
+    loop: tuple[str, bool],
     inner: Inner,
     out: Outputs,
-    pairs: Pairs,
+    carry: tuple[tp.Any, tp.Any],
     roles: tp.Sequence[tp.Any],
     fresh: tp.Sequence[tp.Any],
 ) -> tuple[Outputs, Slots]:
     """The outputs of a loop body with all values that the next iteration needs, and which these are.
 
     Args:
-        loop, inner, out: the loop, its arguments, and the outputs of its body.
-        pairs: see `paired_roots`.
+        loop: its name, and whether structure changes propagate.
+        inner, out: its arguments, and the outputs of its body.
+        carry: the carry among the arguments, and in the result, as trees of positions.
         roles: of the graph leaves: an axis, `Carry`, or None.
         fresh: of the new values.
 
     Raises ValueError or TypeError where the next iteration would have other objects than this one.
     """
-    comparison = _Comparison(loop, inner.call, out.definition, roles, fresh)
-    comparison.compare(pairs)
+    comparison = _Comparison(loop, inner.call, out, roles, fresh)
+    comparison.compare(carry)
     sources = comparison.sources
-    if not loop.updates:  # structure changes of other arguments do not leave
+    if not comparison.updates:  # structure changes of other arguments do not leave
         left = out.definition
         edits = tuple([edit for edit in left.edits if edit[0] in comparison.was])
         left = dataclasses.replace(left, edits=edits)
@@ -352,39 +275,66 @@ def next_values(slots: Slots, out: Outputs) -> list[tp.Any]:
     return [pick(source, written, out.new) for _, source in slots]
 
 
-@dataclasses.dataclass
 class _Comparison:
     """A carry before and after an iteration, compared node by node; arguments as for `carried`.
 
     Leaves that have an axis may change: no iteration sees those of another.
 
     Attributes:
+        name: `scan`, `while_loop` or `fori_loop`.
+        updates: whether structure changes propagate; without, Variables must stay themselves.
+        before, after: the graphs of the arguments, and of what leaves.
         sources: for each leaf of the carry the source of its next value.
         now, was: the new number of each node that was compared, and the old one.
         pending: pairs of codes with their path, and whether they are the carry itself, and not a part of
             its objects.
     """
 
-    loop: LoopKind
-    call: CallDef
-    left: OutDef
-    roles: tp.Sequence[tp.Any]
-    fresh: tp.Sequence[tp.Any]
-    sources: dict[int, Source] = dataclasses.field(default_factory=dict)
-    now: dict[int, int] = dataclasses.field(default_factory=dict)
-    was: dict[int, int] = dataclasses.field(default_factory=dict)
-    pending: list[tuple[Code, Code, Path, bool]] = dataclasses.field(default_factory=list)
+    def __init__(
+        self, loop: tuple[str, bool], call: CallDef, out: Outputs, roles: tp.Any, fresh: tp.Any
+    ) -> None:
+        self.name, self.updates = loop
+        self.call, self.out, self.left = call, out, out.definition
+        self.roles, self.fresh = roles, fresh
+        self.before, self.after = call.graphdef.decoded, self.left.graphdef.decoded
+        self.is_scan = self.name == "scan"
+        self.by_reference = self.name == "while_loop" and self.updates
+        self.sources: dict[int, Source] = {}
+        self.now: dict[int, int] = {}
+        self.was: dict[int, int] = {}
+        self.pending: list[tuple[Code, Code, Path, bool]] = []
 
-    def __post_init__(self) -> None:
-        self.before, self.after = self.call.graphdef.decoded, self.left.graphdef.decoded
-        self.is_scan = self.loop.name == "scan"
-        self.by_reference = self.loop.name == "while_loop" and self.loop.updates
+    def differ(self, what: str, references: bool = False) -> Exception:
+        """The error for a carry that comes out in another structure: class and words of the reference.
 
-    def compare(self, pairs: Pairs) -> None:
+        Args:
+            what: what is different, and what to do instead.
+            references: whether an object is not where it was: `scan` compares this first.
+        """
+        first = self.name == "while_loop" or not self.updates
+        if not (self.call.where and (first or (references and self.is_scan))):
+            error, start = TypeError, _SAME_STRUCTURE
+        elif not self.is_scan:
+            error, start = ValueError, _SAME_REFERENCES
+        else:
+            error, start = ValueError, _CARRY_REFERENCES if references else _SAME_STRUCTURE
+        return error(f"{start.format(self.name)}, but they differ: {what}")
+
+    def puts(self, what: str, path: Path, references: bool = True) -> Exception:
+        """The error for a body that puts something in the place of an object of the carry."""
+        remedy = "Return each object of the carry where it came in, and write into it"
+        return self.differ(
+            f"the body puts {what} in the place of '{path_text(path)}'. {remedy} "
+            "(variable[...] = value, nnx.update).",
+            references,
+        )
+
+    def compare(self, carry: tuple[tp.Any, tp.Any]) -> None:
         """Compare the roots of the carry, and other arguments that have carried leaves."""
         before, paths = self.before.roots, self.call.root_paths()
+        pairs = self.paired_roots(*carry)
         self.pending += [(before[a], self.left.roots[b], paths[a], True) for a, b in pairs]
-        for root, code in enumerate(before if self.loop.updates else ()):
+        for root, code in enumerate(before if self.updates else ()):
             if root not in dict(pairs) and any(role is Carry for role in self.roles_at(code)):
                 self.pending.append((code, self.after.roots[root], paths[root], False))
         for old, new, path, is_carry in self.pending:  # which grows
@@ -408,12 +358,38 @@ class _Comparison:
                 raise error
         self.check_edits()
 
+    def paired_roots(self, before: tp.Any, after: tp.Any) -> list[tuple[int, int]]:
+        """The roots of the carry: the number of each among those of the arguments, and of the result.
+
+        Raises ValueError or TypeError where the two are different pytrees.
+        """
+        call, where = self.call, (self.call.where, self.left.where)
+        one, other = map(jax.tree_util.tree_structure, (before, after))
+        positions = [jax.tree_util.tree_leaves(part) for part in (before, after)]
+        if one != other:
+            words = argument_words(call), result_words(call, self.out)
+            shown = [[w[i] for i in at] for w, at in zip(words, positions)]
+            error: type[Exception] = ValueError
+            if not (self.is_scan and self.updates):
+                roots = {i for i, position in enumerate(positions[0]) if position in where[0]}
+                error = structure_error(one, other, roots)
+            difference = tree_difference(one, other, *shown)
+            raise error(*self.differ(f"the output is {difference}.").args)
+        for old, new in zip(*positions):
+            if (old in where[0]) != (new in where[1]):
+                sides = ["an object", "an array"][:: 1 if old in where[0] else -1]
+                raise self.differ(
+                    f"at '{path_text(call.paths()[old])}' the input is {sides[0]}, the output "
+                    f"{sides[1]}. Return objects and Variables where they came in.",
+                    references=True,
+                )
+        return [(where[0].index(a), where[1].index(b)) for a, b in zip(*positions) if a in where[0]]
+
     def compare_nodes(self, old: int, new: int, path: Path, is_carry: bool) -> Exception | None:
         """Compare two nodes; what is below them becomes pending. Returns the error if they differ."""
         if self.now.get(old, new) != new or self.was.get(new, old) != old:
             if self.left.origin[new] in (None, old):
-                return self.loop.differ(
-                    self.call,
+                return self.differ(
                     "the body replaces a part of its carry that is shared with another, at "
                     f"'{path_text(path)}'. Replace it everywhere, or write into it.",
                 )
@@ -438,26 +414,26 @@ class _Comparison:
 
     def other_node(self, old: int, new: int, path: Path, is_carry: bool) -> Exception | None:
         """The error for another node in the place of one, unless the next iteration may have it."""
-        loop, call, came = self.loop, self.call, self.left.origin[new]
+        came = self.left.origin[new]
         known: tp.Any = self.before.node_defs[old]
         kind: tp.Any = self.after.node_defs[new]
         is_variable = self.before.node_leaves[old] >= 0
-        if is_variable and isinstance(kind, VariableDef) and not loop.updates:
+        if is_variable and isinstance(kind, VariableDef) and not self.updates:
             return ValueError(
-                f"{loop.name} Variable identity must be preserved across iterations, but the body puts "
+                f"{self.name} Variable identity must be preserved across iterations, but the body puts "
                 f"another Variable in the place of '{path_text(path)}'. With graph_updates=False (or "
                 "graph=False) only values are carried: write into the Variable (variable[...] = value)."
             )
         if came is not None:
-            return loop.puts(call, node_text(call, came), path)
+            return self.puts(node_text(self.call, came), path)
         if is_variable and (not isinstance(kind, VariableDef) or kind.is_ref):
             what = "a new Variable that lives in a reference"
-            return loop.puts(call, what, path, references=False)
+            return self.puts(what, path, references=False)
         inside = [c.number for _, c in self.after.below(NodeCode(new)) if isinstance(c, NodeCode)]
         moves = self.by_reference and any(self.left.origin[n] is not None for n in inside)
         is_object = isinstance(known, ObjectDef) and isinstance(kind, ObjectDef)
-        if moves or (is_carry and is_object and self.is_scan and loop.updates):
-            return loop.puts(call, f"a new {kind.type.__name__}", path)
+        if moves or (is_carry and is_object and self.is_scan and self.updates):
+            return self.puts(f"a new {kind.type.__name__}", path)
         # In `scan` static attributes may differ.
         form = lambda definition: (definition.type, definition.names.data)
         same = kind is known or (self.is_scan and is_object and form(known) == form(kind))
@@ -468,7 +444,7 @@ class _Comparison:
 
         Without updates only the changes of the carry leave, and metadata.
         """
-        left, every = self.left, self.loop.updates
+        left, every = self.left, self.updates
         changed = any(self.roles[self.before.node_leaves[old]] is Carry for old, _ in left.kinds)
         for number, names, removed in left.edits:
             if not (every or number in self.was):
@@ -483,8 +459,7 @@ class _Comparison:
         if changed:
             of = ", of an argument that is carried or broadcast" if self.is_scan else ""
             remedy = ", or give the argument an axis" if self.is_scan else ""
-            raise self.loop.differ(
-                self.call,
+            raise self.differ(
                 f"the body changes {edits_text(self.call, left)}{of}. Do this before the loop or "
                 f"after it{remedy}.",
             )
@@ -498,7 +473,7 @@ class _Comparison:
         sources = [self.left.sources[leaf] for leaf, _ in leaves_of_code(self.after, new)]
         stay = all(s >= 0 and self.sources.get(s, s) == s for s in sources)
         constant = all(role is None for role in self.roles_at(None, new))
-        return self.is_scan and stay and (self.loop.updates or constant)
+        return self.is_scan and stay and (self.updates or constant)
 
     def is_free(self, old: Code | None, new: Code | None) -> bool:
         """Whether all leaves in two attributes have an axis."""
@@ -515,4 +490,4 @@ class _Comparison:
     def became(self, old: Code, new: Code, path: Path) -> Exception:
         """The error for something else at a path."""
         texts = f"{code_text(old, self.before)} became {code_text(new, self.after)}"
-        return self.loop.differ(self.call, f"'{path_text(path)}': {texts}.", references=True)
+        return self.differ(f"'{path_text(path)}': {texts}.", references=True)

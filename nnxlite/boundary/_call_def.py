@@ -42,6 +42,39 @@ def paths_of(treedef: PyTreeDef) -> list[Path]:
     return [tuple(map(key_name, path)) for path, _ in pairs]
 
 
+class TreeForm:
+    """A pytree with roots (objects, Variables and States) as leaves.
+
+    Attributes:
+        treedef: of it.
+        where: positions of the roots among the leaves; the others are array leaves.
+    """
+
+    treedef: PyTreeDef
+    where: tuple[int, ...]
+
+    @functools.cached_property
+    def num_arrays(self) -> int:
+        """How many leaves are not part of the graph: array leaves."""
+        return self.treedef.num_leaves - len(self.where)
+
+    def array_positions(self) -> list[int]:
+        """The positions of the array leaves in the treedef."""
+        roots = set(self.where)
+        return [i for i in range(self.treedef.num_leaves) if i not in roots]
+
+    def template(self) -> tp.Any:
+        """The tree with the positions of its leaves and roots in their places."""
+        return template_of(self.treedef)
+
+    def tree(self, arrays: tp.Iterable[tp.Any], roots: tp.Iterable[tp.Any]) -> tp.Any:
+        """The tree with these array leaves and these roots."""
+        leaves = [*arrays]
+        for position, root in zip(self.where, roots):
+            leaves.insert(position, root)
+        return jax.tree_util.tree_unflatten(self.treedef, leaves)
+
+
 Names: tp.TypeAlias = tuple[str, ...] | None
 """The names of the parameters that may be given by position."""
 
@@ -166,14 +199,12 @@ def static_leaves(
     return StaticLeaves(numbers, [leaves[number] for number in numbers], tuple(keys), exact)
 
 
-class CallDef:
+class CallDef(TreeForm):
     """The static side of some arguments; one object for equal content, unless it is an `OwnCall`.
 
     The leaves that cross have one numbering: the array leaves first, then those of the graph.
 
     Attributes:
-        treedef: of the arguments, with roots as leaves.
-        where: positions of the roots among the leaves.
         graphdef: the graph below the roots.
         extra: what else the transform adds to the key.
         trees: whether numbers in the containers of objects are leaves, as with `graph=False`.
@@ -181,10 +212,10 @@ class CallDef:
         structure: of the list of the values of the graph's leaves, where the leaves in them count, and
             some value is not one leaf; else `FLAT`.
         static: the leaves that are part of the key and do not cross; None if all cross.
+        cache: what follows from this call and a key. It is bounded: a key may contain a filter that is
+            a new function in each training step, and the call lives as long as the model.
     """
 
-    treedef: PyTreeDef
-    where: tuple[int, ...]
     graphdef: GraphDef[tp.Any]
     extra: tp.Any
     trees: bool
@@ -200,8 +231,15 @@ class CallDef:
 
     @functools.cached_property
     def own_tree(self) -> bool:
-        """Whether the treedef has static data that equal ones do not have."""
-        return _has_own(self.treedef)
+        """Whether the treedef has static data that an equal one does not have: see `Definition`."""
+        pending = [self.treedef]
+        while pending:
+            part = pending.pop()
+            kind, data = part.node_data() or (None, None)
+            if kind not in _PLAIN_NODES and not hasattr(kind, "_fields") and not facts(data).exact:
+                return True
+            pending += part.children()
+        return False
 
     @property
     def shared(self) -> CallDef:
@@ -212,20 +250,6 @@ class CallDef:
     def exactly(self) -> tp.Any:
         """A key that no other call has whose static values differ in anything."""
         return self if self.shared is self else ById(self)
-
-    def remember(self, key: tp.Any, value: T) -> T:
-        """Add a value that follows from this call and a key to the `cache`; returns it.
-
-        The cache is bounded: a key may contain a filter that is a new function in each training step,
-        and the call lives as long as the model.
-        """
-        self.cache[key] = value
-        return value
-
-    @property
-    def num_arrays(self) -> int:
-        """How many leaves are not part of the graph: ordinary leaves of the argument pytrees."""
-        return self.treedef.num_leaves - len(self.where)
 
     def by_side(self, leaves: tp.Sequence[T]) -> tuple[list[T], list[T]]:
         """Something for each leaf, as two lists: for the array leaves, and for the graph leaves."""
@@ -246,20 +270,11 @@ class CallDef:
             values = jax.tree_util.tree_unflatten(self.structure, values)
         return arrays, values
 
-    def array_positions(self) -> list[int]:
-        """The positions of the array leaves in the treedef."""
-        roots = set(self.where)
-        return [i for i in range(self.treedef.num_leaves) if i not in roots]
-
     def static_positions(self) -> list[int]:
         """The positions of the static array leaves in the treedef, in order."""
         numbers = () if self.static is None else self.static.numbers
         positions = self.array_positions() if numbers else []
         return [positions[number] for number in numbers if number < len(positions)]
-
-    def template(self) -> tp.Any:
-        """The argument tree with the positions of its leaves and roots in their places."""
-        return template_of(self.treedef)
 
     def paths(self) -> list[Path]:
         """The path of each position of the treedef, as a user would write it.
@@ -307,17 +322,6 @@ class CallDef:
         """The tree with these leaves; its objects are new. With `blank` the static leaves are None."""
         return enter(self, leaves, blank)[0]
 
-    def tree(self, arrays: tp.Iterable[tp.Any], roots: tp.Iterable[tp.Any]) -> tp.Any:
-        """The tree with these array leaves, static ones among them, and these roots."""
-        leaves = [*arrays]
-        for position, root in zip(self.where, roots):
-            leaves.insert(position, root)
-        return jax.tree_util.tree_unflatten(self.treedef, leaves)
-
-    def text_of(self, root: int, below: tp.Iterable[tp.Any]) -> str:
-        """Where something below a root is among the arguments."""
-        return path_text((*self.paths()[self.where[root]], *below))
-
     def renamed(self, names: Names) -> CallDef:
         """The same with other names of the arguments, for messages."""
         return CallDef(*self.key[:5], names, *self.key[6:])
@@ -356,27 +360,13 @@ _ENTRIES_PER_CALL = 64
 _interned: Table[CallDef] = Table("key")
 
 
-def call_def(*key: tp.Any, own: bool = False) -> CallDef:
-    """The CallDef with these parts; `own` says that parts besides the graph have values of this call.
-
-    Raises TypeError where `extra` is unhashable.
-    """
-    treedef, where, graphdef, *more = key
-    public = (treedef, where, graphdef.structure, *more)
+def call_def(*key: tp.Any) -> CallDef:
+    """The CallDef with these parts; raises TypeError where one is unhashable."""
+    treedef, where, graphdef, *more, static = key
+    public = (treedef, where, graphdef.structure, *more, static)
     shared = _interned.find(public) or _interned.add(public, CallDef(*public))
-    return OwnCall(shared, *key) if graphdef.own or own or shared.own_tree else shared
-
-
-def _has_own(treedef: PyTreeDef) -> bool:
-    """Whether a tree has static data that another, equal tree does not have: see `Definition`."""
-    pending = [treedef]
-    while pending:
-        part = pending.pop()
-        kind, data = part.node_data() or (None, None)
-        if kind not in _PLAIN_NODES and not hasattr(kind, "_fields") and not facts(data).exact:
-            return True
-        pending += part.children()
-    return False
+    own = graphdef.own or shared.own_tree or (static is not None and not static.exact)
+    return OwnCall(shared, *key) if own else shared
 
 
 _PLAIN_NODES = frozenset({None, tuple, list, dict, type(None)})
@@ -416,24 +406,16 @@ def enter(call: CallDef, leaves: tp.Sequence[tp.Any], blank: bool = False) -> tu
     return call.tree(arrays, roots), inner
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["leaves"], meta_fields=["call"])
+@dataclasses.dataclass(slots=True, eq=False)
 class Operands:
     """Leaves of a call: all of them, or the first of several groups."""
 
-    __slots__ = ("call", "leaves")
-
-    def __init__(self, call: CallDef, leaves: list[tp.Any]) -> None:
-        self.call = call
-        self.leaves = leaves
+    call: CallDef
+    leaves: list[tp.Any]
 
     def __iter__(self) -> tp.Iterator[tp.Any]:
         return iter(self.leaves)
-
-
-jax.tree_util.register_pytree_node(
-    Operands,
-    lambda operands: (operands.leaves, operands.call),
-    lambda call, leaves: Operands(call, [*leaves]),
-)
 
 
 def leaf_names(call: CallDef, leaves: tp.Iterable[ArgumentLeaf] | None = None) -> list[str]:

@@ -40,8 +40,10 @@ from nnxlite.graph._rebuild import (
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import Variable, make, note_definition, note_raw
 
+__all__ = ["MergeContext", "SplitContext", "UpdateContext", "current_update_context", "flatten"]
+__all__ += ["merge_context", "split_context", "unflatten", "update_context"]
+
 N = tp.TypeVar("N")
-F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 
 class RefMap(tp.MutableMapping[tp.Any, tp.Any]):
@@ -87,25 +89,21 @@ class IndexMap(dict[int, tp.Any]):
         return RefMap((node, number) for number, node in self.items())
 
 
+class _Numbering(tp.TypedDict, total=False):
+    """The other keywords of `flatten`."""
+
+    ref_index: tp.MutableMapping[tp.Any, int] | None
+    ref_outer_index: tp.Mapping[tp.Any, int] | None
+    graph: bool | None
+
+
 @tp.overload
 def flatten(
-    node: N,
-    /,
-    *,
-    with_paths: tp.Literal[True] = True,
-    ref_index: tp.MutableMapping[tp.Any, int] | None = None,
-    ref_outer_index: tp.Mapping[tp.Any, int] | None = None,
-    graph: bool | None = None,
+    node: N, /, *, with_paths: tp.Literal[True] = True, **more: tp.Unpack[_Numbering]
 ) -> tuple[GraphDef[N], FlatState[tp.Any]]: ...
 @tp.overload
 def flatten(
-    node: N,
-    /,
-    *,
-    with_paths: bool,
-    ref_index: tp.MutableMapping[tp.Any, int] | None = None,
-    ref_outer_index: tp.Mapping[tp.Any, int] | None = None,
-    graph: bool | None = None,
+    node: N, /, *, with_paths: bool, **more: tp.Unpack[_Numbering]
 ) -> tuple[GraphDef[N], tp.Any]: ...
 def flatten(
     node: N,
@@ -135,39 +133,24 @@ def flatten(
     >>> [path for path, leaf in flat]
     [('bias',), ('kernel',)]
     """
-    trees = not GRAPH_MODE.given(graph)
-    definition, leaves = _numbered(node, ref_index, ref_outer_index, trees)
+    trees, index = not GRAPH_MODE.given(graph), {} if ref_index is None else ref_index
+    traversal = Traversal()
+    traversal.nodes.extend(index)
+    traversal.index.update((id(known), number) for known, number in index.items())
+    first = len(traversal.nodes)
+    leaves = traverse((node,), traversal, trees=trees).leaves
+    own = traversal.nodes[first:]
+    if ref_index is not None:
+        ref_index.update(zip(own, itertools.count(first)))
+    outer = None if ref_outer_index is None else tuple(map(ref_outer_index.get, own))
+    definition: GraphDef[N] = GraphDef(traversal.tokens, 1, outer, first)
     if trees:
         refuse_sharing(definition, "flatten")
-        if not with_paths:
-            return definition, leaves
-    return definition, _listed(definition, leaves, with_paths)
-
-
-def _numbered(
-    node: N,
-    index: tp.MutableMapping[tp.Any, int] | None,
-    outer_index: tp.Mapping[tp.Any, int] | None,
-    trees: bool = False,
-) -> tuple[GraphDef[N], list[tp.Any]]:
-    """The definition and leaves of a graph in a numbering, to which its nodes are added."""
-    traversal = Traversal()
-    traversal.nodes.extend(index or ())
-    traversal.index.update((id(known), number) for known, number in (index or {}).items())
-    first = len(traversal.nodes)
-    traverse((node,), traversal, trees=trees)
-    own = traversal.nodes[first:]
-    if index is not None:
-        index.update(zip(own, itertools.count(first)))
-    outer = None if outer_index is None else tuple(map(outer_index.get, own))
-    return GraphDef(traversal.tokens, 1, outer, first), traversal.leaves
-
-
-def _listed(graphdef: GraphDef[tp.Any], leaves: list[tp.Any], with_paths: bool) -> tp.Any:
-    """Leaves as a FlatState, or the raw values of them."""
     if with_paths:
-        return FlatState.from_sorted_keys_values(graphdef.paths, leaves)
-    return [leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in leaves]
+        return definition, FlatState.from_sorted_keys_values(definition.paths, leaves)
+    if trees:
+        return definition, leaves
+    return definition, [x._box.value if isinstance(x, Variable) else x for x in leaves]
 
 
 def unflatten(
@@ -405,6 +388,10 @@ class _Step:
 
     _closed: bool = False
 
+    def close(self) -> None:
+        """End the step."""
+        self._closed = True
+
     def _check_open(self) -> None:
         if self._closed:
             raise AttributeError(
@@ -440,8 +427,8 @@ class SplitContext(_Step):
             node: an object, or a pytree of objects.
             filters: Variable types, strings, predicates, ...
         """
-        seen = self._view(node)
-        return (seen.graphdef, *select(seen, filters))
+        graphdef, flat = self._numbered(node)
+        return (graphdef, *select(View(graphdef, list, flat.leaves, None), filters))
 
     def flatten(
         self, node: tp.Any, *filters: Filter, with_paths: bool = True
@@ -460,17 +447,16 @@ class SplitContext(_Step):
             raise ValueError(
                 "flatten sorts leaves by filter only with with_paths=True: pass it, or no filters."
             )
-        seen = self._view(node)
-        flat = _listed(seen.graphdef, [*seen.leaves], with_paths)
+        graphdef, flat = self._numbered(node, with_paths)
         groups = flat.split(*filters) if filters else flat
-        return (seen.graphdef, *(groups if isinstance(groups, tuple) else (groups,)))
+        return (graphdef, *(groups if isinstance(groups, tuple) else (groups,)))
 
-    def _view(self, node: tp.Any) -> View:
+    def _numbered(self, node: tp.Any, with_paths: bool = True) -> tuple[GraphDef[tp.Any], tp.Any]:
         self._check_open()
         context = current_update_context(self.ctxtag) if self.is_inner else None
         outer = None if context is None else context.inner_ref_outer_index
-        graphdef, leaves = _numbered(node, self.ref_index, outer)
-        return View(graphdef, list, leaves, None)
+        index = {"ref_index": self.ref_index, "ref_outer_index": outer}
+        return flatten(node, with_paths=with_paths, graph=True, **index)
 
 
 @contextlib.contextmanager
@@ -496,11 +482,8 @@ def split_context(ctxtag: tp.Hashable | None = None) -> tp.Iterator[SplitContext
     """
     context = None if ctxtag is None else current_update_context(ctxtag)
     inner = None if context is None else context.outer_ref_outer_index is not None
-    step = SplitContext(ctxtag, RefMap(), inner)
-    try:
+    with contextlib.closing(SplitContext(ctxtag, RefMap(), inner)) as step:
         yield step
-    finally:
-        step._closed = True
     if context is not None:
         context.flatten_end(step.ref_index)
 
@@ -536,7 +519,7 @@ class MergeContext(_Step):
         own = [
             make(x._box.definition, x._box.value) if isinstance(x, Variable) else x for x in leaves
         ]
-        return self._build(graphdef, own)
+        return self.unflatten(graphdef, own)
 
     def unflatten(self, graphdef: GraphDef[N], flat_state: tp.Any, /, *flat_states: tp.Any) -> N:
         """Like `nnxlite.unflatten`, in one numbering, with the Variables of the states.
@@ -545,18 +528,14 @@ class MergeContext(_Step):
             graphdef: the definition.
             flat_state, flat_states: the leaves that were flattened with it.
         """
-        if not isinstance(flat_state, (list, tuple)):
-            flat_state = leaves_of(graphdef, (flat_state, *flat_states))
-        return self._build(graphdef, flat_state)
-
-    def _build(self, graphdef: GraphDef[N], leaves: tp.Sequence[tp.Any]) -> N:
         self._check_open()
+        leaves: tp.Any = flat_state
+        if not isinstance(leaves, (list, tuple)):
+            leaves = leaves_of(graphdef, (flat_state, *flat_states))
         outer = None
         if not self.is_inner and self.ctxtag is not None:
             outer = current_update_context(self.ctxtag).outer_index_outer_ref
-        return unflatten(
-            graphdef, list(leaves), index_ref=self.index_ref, outer_index_outer_ref=outer
-        )
+        return unflatten(graphdef, leaves, index_ref=self.index_ref, outer_index_outer_ref=outer)
 
 
 @contextlib.contextmanager
@@ -590,10 +569,7 @@ def merge_context(
             "inner_merge must be specified when using ctxtag: pass merge_context(..., inner=True) "
             "inside the transformed function, inner=False outside."
         )
-    step = MergeContext(ctxtag, IndexMap(), inner)
-    try:
+    with contextlib.closing(MergeContext(ctxtag, IndexMap(), inner)) as step:
         yield step
-    finally:
-        step._closed = True
     if context is not None:
         context.unflatten_end(step.index_ref, bool(inner))

@@ -71,6 +71,7 @@ class Inputs:
         values: the raw values of the graph's leaves.
         graphdef: the graph below the roots.
         plan: the plan behind it, if there is one.
+        nodes: gives the caller's own objects and Variables, by node number.
         trees, names, structure, static: see `CallDef`.
     """
 
@@ -117,17 +118,17 @@ class Inputs:
         roots = self.roots
         if not roots:
             self.graphdef, self.values, self.plan = _EMPTY, [], None
-            self._nodes: tp.Any = list
+            self.nodes: tp.Callable[[], list[tp.Any]] = list
             return
         plan = find_plan(roots, trees)
         try:
             if plan is None:
                 raise Stale
             self.values = plan.values()
-            self.graphdef, self.plan, self._nodes = plan.graphdef, plan, plan.nodes
+            self.graphdef, self.plan, self.nodes = plan.graphdef, plan, plan.nodes
         except Stale:
             seen: View = view(*roots, trees=trees, open_roots=True)
-            self.graphdef, self._nodes, self.plan = seen.graphdef, seen.nodes, seen.plan
+            self.graphdef, self.nodes, self.plan = seen.graphdef, seen.nodes, seen.plan
             self.values = [
                 leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in seen.leaves
             ]
@@ -213,28 +214,23 @@ class Inputs:
         except TypeError:
             return OwnCall(None, *self._key(extra))
 
-    def nodes(self) -> list[tp.Any]:
-        """The caller's own objects and Variables, by node number."""
-        return self._nodes()
-
-    def define(self, extra: tp.Any = None, own: bool = False) -> CallDef:
+    def define(self, extra: tp.Any = None) -> CallDef:
         """The CallDef of these arguments.
 
         Args:
             extra: what else the transform adds to the key.
-            own: whether that contains static values which equal ones do not have.
+
+        Raises TypeError where that, or static data of the tree, is unhashable.
         """
         plan = self.plan
-        own = own or (self.static is not None and not self.static.exact)
-        if plan is None or own:
-            return call_def(*self._key(extra), own=own)
+        if plan is None:
+            return call_def(*self._key(extra))
         key = (self.treedef, self.where, extra, self.trees, self.names, self.structure, self.static)
         known = plan.calls.get(key)
         if known is None:
             known = call_def(*self._key(extra))
-            if known.shared.own_tree:
-                return known
-            plan.calls[key] = known
+            if not known.shared.own_tree and (self.static is None or self.static.exact):
+                plan.calls[key] = known
         return known
 
     def _key(self, extra: tp.Any) -> tp.Any:
@@ -285,9 +281,10 @@ def _form_of(
 
 def further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
     """The further paths of the leaves that have several, each with the number of the leaf."""
-    known = call.cache.get("further")
-    if known is not None:
-        return known
+    return call.cache.found("further", lambda: _further_leaves(call))
+
+
+def _further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
     numbers: dict[int | None, list[tuple[int, Path]]] = {}
     for number, leaf in enumerate(call.leaves()):
         numbers.setdefault(leaf.graph_leaf, []).append((number, leaf.inside))
@@ -302,7 +299,7 @@ def further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
                 further.append((number, leaf))
         if isinstance(code, NodeCode):
             seen.add(code)
-    return call.remember("further", further)
+    return further
 
 
 def leaves_of_code(decoded: Decoded, code: Code) -> list[tuple[int, Path]]:

@@ -21,15 +21,17 @@ from nnxlite import filters
 from nnxlite._base.errors import path_text
 from nnxlite._base.jax import as_integer, flatten_one_level, is_pytree_leaf, key_name
 from nnxlite._state._definition import State
-from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, paths_of, template_of
+from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, paths_of
 from nnxlite.boundary._inputs import further_leaves, is_root, leaves_of_code
-from nnxlite.boundary._out import Outputs, Source, came_from, pick
+from nnxlite.boundary._out import Outputs, Source, came_from, output_roots, pick
 from nnxlite.filters import Filter, PathIn, Predicate, to_predicate
 from nnxlite.graph._kinds import Kind, kind_of
 from nnxlite.graph._rebuild import Decoded, Path
 from nnxlite.objects._fields import Held, keyed_children
 from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._variable import Variable, make
+
+__all__ = ["Carry", "DiffState", "StateAxes", "StateSharding"]
 
 _Pairs: tp.TypeAlias = tp.Mapping[tp.Any, tp.Any] | tp.Iterable[tuple[Filter, tp.Any]]
 
@@ -94,14 +96,10 @@ class PrefixMapping:
 
 def _by_setting(state: State) -> list[tuple[Filter, tp.Any]]:
     """A State of settings as pairs: for each setting a filter for the paths that have it."""
-    pairs: list[tuple[tp.Any, list[Path]]] = []
+    paths_by_setting: dict[tp.Any, list[Path]] = {}
     for path, leaf in state.flat_state():
-        setting = getattr(leaf, "raw_value", leaf)
-        paths = next((paths for known, paths in pairs if known == setting), None)
-        if paths is None:
-            pairs.append((setting, paths := []))
-        paths.append(path)
-    return [(PathIn(*paths), setting) for setting, paths in pairs]
+        paths_by_setting.setdefault(getattr(leaf, "raw_value", leaf), []).append(path)
+    return [(PathIn(*paths), setting) for setting, paths in paths_by_setting.items()]
 
 
 def leaf_kind(variable: tp.Any) -> str:
@@ -323,16 +321,15 @@ def node_prefix(part: tp.Any, stops: Stops = is_setting) -> NodePrefix:
     return NodePrefix(type(part).__name__, settings)
 
 
-def settings_in(prefix: tp.Any) -> tp.Iterator[tuple[tp.Any, tp.Any]]:
-    """The parts of a prefix, each with every setting that it may give to a leaf."""
-    for part in jax.tree_util.tree_leaves(prefix, is_leaf=is_setting):
-        inside = part._settings if isinstance(part, PrefixMapping) else (part,)
-        yield from ((part, setting) for setting in inside)
+def settings_in(*prefixes: tp.Any) -> tp.Iterator[tp.Any]:
+    """Every setting that some prefixes may give to a leaf."""
+    for part in jax.tree_util.tree_leaves(prefixes, is_leaf=is_setting):
+        yield from part._settings if isinstance(part, PrefixMapping) else (part,)
 
 
 def refuse_foreign_axes(name: str, what: str, prefix: tp.Any) -> None:
     """Raise TypeError where a prefix of axes contains something else."""
-    for _, axis in settings_in(prefix):
+    for axis in settings_in(prefix):
         if not (isinstance(axis, int) or is_setting(axis)):
             raise TypeError(
                 f"{name} {what} must be an int, None, or (nested) container with those types "
@@ -509,20 +506,11 @@ def shown(decoded: Decoded, leaf: int) -> tp.Any:
 
 def mentioned(*prefixes: tp.Any) -> tuple[tp.Any, ...]:
     """Every setting that occurs in some prefixes, each once, in order of first occurrence."""
-    out: list[tp.Any] = []
-    for _, setting in settings_in(list(prefixes)):
-        if setting not in out:
-            out.append(setting)
-    return tuple(out)
+    return tuple(dict.fromkeys(settings_in(*prefixes)))
 
 
 Meaning: tp.TypeAlias = tp.Callable[[tp.Any, Path, tp.Any, Source], tp.Any]
 """From a setting, a path, a Variable and the source of its value to the setting of that one leaf."""
-
-
-def as_it_is(setting: tp.Any, *_: tp.Any) -> tp.Any:
-    """The meaning of a setting that is one for every leaf."""
-    return setting
 
 
 def output_settings(
@@ -533,20 +521,18 @@ def output_settings(
     out_prefix: tp.Any,
     what: str,
     default: tp.Any,
-    meaning: Meaning = as_it_is,
+    meaning: Meaning | None = None,
 ) -> list[tp.Any]:
     """The setting of each output, from those of the graph leaves and roots of the arguments.
 
     Written Variables keep their input setting; new Variables of an argument follow its prefix; the
     result follows `out_prefix`. `default` is the setting where none is given; None leaves it open.
-    `meaning` says what a setting means for one leaf, where settings may be functions of leaves.
+    `meaning` says what a setting means for one leaf, where settings are functions of leaves.
 
     Raises ValueError where the result refers to a leaf that has another setting already.
     """
     left, decoded = out.definition, out.definition.graphdef.decoded
-    settings = broadcast(out_prefix, template_of(left.treedef), what)
-    roots = set(left.where)
-    arrays = [i for i in range(left.treedef.num_leaves) if i not in roots]
+    settings, arrays = broadcast(out_prefix, left.template(), what), left.array_positions()
     for i in arrays:
         if isinstance(settings[i], PrefixMapping):
             raise not_for_arrays(settings[i], what, path_text(paths_of(left.treedef)[i]))
@@ -555,29 +541,25 @@ def output_settings(
     by_root = [*root_settings[:first], *[settings[position] for position in left.where]]
     for root, code in enumerate(decoded.roots if left.where or out.new else ()):
         place, *start = (root,) if root < last else came_from(call, left, root)
-        of_root = by_root[place]
+        part = by_root[place]
         for leaf, below in leaves_of_code(decoded, code):
             source, path = left.sources[leaf], (*start, *below)
             is_new = source < 0 and ~source not in new
             before = None if is_new else pick(source, value_settings, new)
-            if not is_new and (of_root is before or not first <= root < last):
+            if not is_new and (part is before or not first <= root < last):
                 continue
             variable = shown(decoded, leaf)
-            here = (
-                of_root.map_prefix(path, variable)
-                if isinstance(of_root, PrefixMapping)
-                else of_root
-            )
+            here = part.map_prefix(path, variable) if isinstance(part, PrefixMapping) else part
             if is_new:
                 new[~source] = here
                 continue
-            here, before = (meaning(x, path, variable, source) for x in (here, before))
+            if meaning is not None:
+                here, before = (meaning(x, path, variable, source) for x in (here, before))
             if not (here is before or here == before or (here is None and default is None)):
-                known = f"at '{call.graph_leaves()[source].text()}'" if source >= 0 else ""
-                position = left.where[root - first]
-                again = path_text((*paths_of(left.treedef)[position], *path))
-                again = f"in the result at '{again}'"
-                raise conflict(what, variable, known or "at its first place", before, again, here)
+                known = call.graph_leaves()[source].text() if source >= 0 else ""
+                known = f"at '{known}'" if known else "at its first place"
+                again = path_text((*output_roots(call, left)[root][1:], *path))
+                raise conflict(what, variable, known, before, f"in the result at '{again}'", here)
     written = [value_settings[leaf] for leaf in left.written]
     result = [settings[i] for i in arrays]
     return [*result, *written, *[new.get(number, default) for number in range(len(out.new))]]

@@ -18,13 +18,12 @@ from nnxlite._base.jax import (
     describe_trace,
     in_this_trace,
     is_ref,
-    key_name,
     trace_state,
 )
 from nnxlite._base.outline import array_text
 from nnxlite._base.statics import ById, alike, captures
 from nnxlite.boundary._call_def import CallDef, Inner, paths_of, template_of
-from nnxlite.boundary._inputs import is_root, positions
+from nnxlite.boundary._inputs import Inputs, is_root, positions
 from nnxlite.boundary._out import Edit, OutDef, Outputs, Source, output_paths
 from nnxlite.graph._compare import SHOWN, kind_at, worded
 from nnxlite.graph._defs import CUSTOM_NODES, REF_LEAF, ObjectDef, StaticDef
@@ -32,7 +31,7 @@ from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import GraphNode, refuse_hidden_writes
 from nnxlite.graph._plan import refuse_sharing
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, Decoded, NodeCode, Path, traverse
-from nnxlite.variables._definition import VariableDef
+from nnxlite.variables._definition import current_definition
 from nnxlite.variables._variable import Variable
 
 
@@ -64,8 +63,10 @@ def leave(
         ValueError: for a result that contains an object or Variable that it must not contain.
         TypeError: for what JAX cannot return.
     """
-    if not graph:
-        _refuse_shared(result, name.partition("(")[0])
+    if not graph:  # objects without Variables may be there twice, as in the reference
+        shown, caller = Inputs(result, trees=True), name.partition("(")[0]
+        starts = shown.definition.root_paths
+        refuse_sharing(shown.graphdef, caller, starts, " of the result", arrays=False)
     if inner.plain:
         refuse_hidden_writes(inner.plain)
     call = inner.call
@@ -83,15 +84,13 @@ def leave(
 def _written(inner: Inner, all_written: tp.Collection[int]) -> dict[int, tp.Any]:
     """New values of the input Variables that were written, by leaf number."""
     out: dict[int, tp.Any] = {}
-    for leaf, node in enumerate(inner.call.graphdef.decoded.leaf_nodes):
-        before = value = inner.values[leaf]
-        variable = inner.nodes[node] if node >= 0 else None
-        if isinstance(variable, Variable):
-            value = variable._box.value
-        elif node >= 0:
-            continue  # a reference
-        if value is not before or leaf in all_written:
-            out[leaf] = value
+    nodes, numbers = inner.nodes, inner.call.graphdef.decoded.leaf_nodes
+    for leaf, (node, before) in enumerate(zip(numbers, inner.values)):
+        variable = nodes[node] if node >= 0 else None
+        if node < 0 or isinstance(variable, Variable):  # and not a reference
+            value = before if variable is None else variable._box.value
+            if value is not before or leaf in all_written:
+                out[leaf] = value
     return out
 
 
@@ -118,23 +117,27 @@ def _graph_of(
     if structure and None not in known and _is_as_entered(inner):
         return _unchanged(inner.call, result, tp.cast(list[int], known)), [], {}
     arguments = inner.roots() if structure else []
-    every = [*arguments, *roots]
-    walk = traverse(every, trees=inner.call.trees, open_roots=True)
-    seen = {id(node) for node in walk.nodes}
-    leaving = inner.nodes if structure else _with_other_metadata(inner)
-    if detached := [x for x in leaving if id(x) not in seen]:
-        every += detached  # they may have been edited before
-        walk = traverse(every, trees=inner.call.trees, open_roots=True)
-    graphdef: GraphDef[tp.Any] = GraphDef(walk.tokens, len(every))
-    decoded, came_in = graphdef.decoded, inner.call.graphdef.decoded
+    came_in = inner.call.graphdef.decoded
+    changed = [  # Variables whose metadata the function changed
+        (number, current_definition(x._box))
+        for number, (x, before) in enumerate(zip(inner.nodes, came_in.node_defs))
+        if isinstance(x, Variable) and not current_definition(x._box).is_like(before)
+    ]
+    walk = traverse([*arguments, *roots], trees=inner.call.trees, open_roots=True)
+    leaving = inner.nodes if structure else [inner.nodes[number] for number, _ in changed]
+    detached = [x for x in leaving if id(x) not in walk.index]  # they may have been edited before
+    traverse(detached, walk, trees=inner.call.trees, open_roots=True)
+    every = len(arguments) + len(roots) + len(detached)
+    graphdef: GraphDef[tp.Any] = GraphDef(walk.tokens, every)
+    decoded = graphdef.decoded
     origin = tuple(numbers.get(id(node)) for node in walk.nodes)
     if not structure:
         refuse_aliases(inner.call, origin, decoded, [paths_of(result[0])[i] for i in result[1]])
         # No Variable of the arguments is in the result.
         origin = tuple([i if isinstance(x, Variable) else None for i, x in zip(origin, walk.nodes)])
-    variables = [node for node in walk.nodes if isinstance(node, Variable)]
-    own = all(variable._box.trace is trace_state.value for variable in variables)
-    if not captured and (structure or not own):  # without Variables, objects are built again
+    here = trace_state.value
+    foreign = any(isinstance(x, Variable) and x._box.trace is not here for x in walk.nodes)
+    if not captured and (structure or foreign):  # without Variables, objects are built again
         refuse_captured(walk.nodes, origin, decoded)
     arrays: dict[int, list[int]] = {}  # one array may be at several paths
     for leaf, node in enumerate(came_in.leaf_nodes):
@@ -156,50 +159,28 @@ def _graph_of(
     edits, moves = _edits(came_in, decoded, origin, sources)
     fresh = {number for number, old in enumerate(origin) if old is None}
     refuse_dead_tracers(walk.nodes, decoded, fresh | {number for number, *_ in edits})
-    replaced = {now: old for old, now in moves.items()}
-    new: list[tp.Any] = []
+    new, every_source = list[tp.Any](), list[Source]()
     refs: dict[int, Source] = {id(x): i for i, x in enumerate(inner.values) if is_ref(x)}
-
-    def new_source(leaf: tp.Any) -> Source:
-        value = leaf._box.value if isinstance(leaf, Variable) else leaf
-        number: Source = ~len(new)
-        found = refs.setdefault(id(value), number) if is_ref(value) else number
-        if found == number:  # a reference leaves as the array in it
-            new.append(value[...] if is_ref(value) else value)
-        return found
-
     for number, leaf in enumerate(walk.leaves):
-        if number in replaced:
-            sources[number] = replaced[number]
-        elif sources[number] is None:
-            sources[number] = new_source(leaf)
-    kinds = tuple(
-        (tp.cast(int, old), definition)
-        for definition, old in zip(decoded.node_defs, origin)
-        if old is not None
-        and isinstance(definition, VariableDef)
-        and not definition.is_like(came_in.node_defs[old])
-    )
+        now = moves.get(number, sources[number])
+        value = leaf._box.value if isinstance(leaf, Variable) else leaf
+        if now is None and is_ref(value):
+            now = refs.get(id(value))
+        if now is None:  # a reference leaves as the array in it
+            refs[id(value)] = now = ~len(new)
+            new.append(value[...] if is_ref(value) else value)
+        every_source.append(now)
     left = OutDef(
         *result,
         graphdef,
         origin,
-        tuple(tp.cast(list[Source], sources)),
+        tuple(every_source),
         len(arguments),
         edits=edits,
-        kinds=kinds,
+        kinds=tuple(changed),
         seen=tuple(map(ById, inner.call.graphdef.atoms())),
     )
-    return left, new, {old: walk.leaves[now] for old, now in moves.items()}
-
-
-def _with_other_metadata(inner: Inner) -> list[Variable[tp.Any]]:
-    """The Variables of the arguments whose metadata the function changed."""
-    return [
-        node
-        for node, before in zip(inner.nodes, inner.call.graphdef.decoded.node_defs)
-        if isinstance(node, Variable) and not node._box.definition.is_like(before)
-    ]
+    return left, new, {old: walk.leaves[now] for now, old in moves.items()}
 
 
 def _is_as_entered(inner: Inner) -> bool:
@@ -250,7 +231,7 @@ def _edits(
 ) -> tuple[tuple[Edit, ...], dict[int, int]]:
     """Compare the objects of the arguments attribute by attribute.
 
-    Returns the structure changes, and the leaves (old number: new number) that replaced others.
+    Returns the structure changes, and the leaves (new number: old number) that replaced others.
     """
     edits: list[Edit] = []
     moves: dict[int, int] = {}
@@ -266,7 +247,7 @@ def _edits(
             case NodeCode(before), NodeCode(after):
                 return [] if origin[after] == before else None
             case ArrayCode(before), ArrayCode(after):
-                return [] if sources[after] == before else [(before, after)]
+                return [] if sources[after] == before else [(after, before)]
             case StaticDef(), StaticDef():
                 return [] if alike(old.value, now.value) else None
             case _:
@@ -408,19 +389,6 @@ def not_returnable(name: str, path: Path, value: tp.Any) -> TypeError:
     )
 
 
-def _refuse_shared(result: tp.Any, name: str) -> None:
-    """Raise ValueError where a result contains a Variable twice, or itself.
-
-    Objects without Variables may be there twice, as in the reference.
-    """
-    places = jax.tree_util.tree_leaves_with_path(result, is_leaf=is_root)
-    places = [(path, value) for path, value in places if is_root(value)]
-    walk = traverse([value for _, value in places], trees=True)
-    starts = [tuple(map(key_name, path)) for path, _ in places]
-    graphdef = GraphDef(walk.tokens, len(places))
-    refuse_sharing(graphdef, name, lambda: starts, " of the result", arrays=False)
-
-
 def refuse_non_arrays(
     name: str, call: CallDef, leaves: tp.Sequence[tp.Any], remedy: str, inside: str | None = None
 ) -> None:
@@ -470,12 +438,8 @@ def structure_error(
     return TypeError if kept else ValueError
 
 
-def tree_difference(
-    before: PyTreeDef,
-    after: PyTreeDef,
-    words: tuple[tp.Sequence[str], tp.Sequence[str]] | None = None,
-) -> str:
-    """How two pytree structures differ: the paths that only one of them has.
+def tree_difference(before: PyTreeDef, after: PyTreeDef, *words: tp.Sequence[str]) -> str:
+    """How two pytree structures differ: the paths that only one has, or both where one has no paths.
 
     Args:
         before, after: the structures.
@@ -484,24 +448,31 @@ def tree_difference(
     >>> import jax
     >>> from nnxlite.boundary._leave import tree_difference
     >>> before, after = map(jax.tree.structure, ({"a": 1, "b": 2}, {"a": 1, "c": (2, 3)}))
-    >>> tree_difference(before, after)
+    >>> tree_difference(before, after, ["an array"] * 2, ["an array"] * 3)
     "without 'b', with 'c.0', 'c.1'"
     """
-    difference = _difference(paths_of(before), paths_of(after))
-    texts = [tree_text(tree, w) for tree, w in zip((before, after), words or (None, None))]
-    return difference or f"{texts[1]} in place of {texts[0]}"
+    old, new = (dict.fromkeys(map(path_text, paths_of(tree))) for tree in (before, after))
+    parts = []
+    for word, one, other in (("without", old, new), ("with", new, old)):
+        missing = [repr(path) for path in one if path not in other]
+        if missing:
+            more = ", ..." if len(missing) > SHOWN else ""
+            parts.append(f"{word} {', '.join(missing[:SHOWN])}{more}")
+    if parts and path_text(()) not in {**old, **new}:
+        return ", ".join(parts)
+    texts = [*map(tree_text, (before, after), words)]
+    return f"{texts[1]} in place of {texts[0]}"
 
 
-def tree_text(treedef: PyTreeDef, words: tp.Sequence[str] | None = None) -> str:
+def tree_text(treedef: PyTreeDef, words: tp.Sequence[str]) -> str:
     """A pytree structure as Python would print it, with words for its leaves.
 
     >>> import jax
     >>> from nnxlite.boundary._leave import tree_text
-    >>> tree_text(jax.tree.structure([1, None]), ["a State"]), tree_text(jax.tree.structure(()))
-    ('[a State, None]', '()')
+    >>> tree_text(jax.tree.structure([1, None]), ["a State"])
+    '[a State, None]'
     """
-    leaves = [_Word(word) for word in words or ["a leaf"] * treedef.num_leaves]
-    text = repr(jax.tree_util.tree_unflatten(treedef, leaves))
+    text = repr(jax.tree_util.tree_unflatten(treedef, map(_Word, words)))
     return text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
 
 
@@ -512,23 +483,6 @@ class _Word(str):
     """Text that prints without quotes in a container."""
 
     __repr__ = str.__str__
-
-
-def _difference(before: tp.Iterable[Path], after: tp.Iterable[Path]) -> str:
-    """The paths that only one of two trees has; nothing where a tree has only one leaf."""
-    old, new = (dict.fromkeys(map(path_text, paths)) for paths in (before, after))
-    if _ROOT in old or _ROOT in new:
-        return ""
-    parts = []
-    for word, one, other in (("without", old, new), ("with", new, old)):
-        missing = [repr(path) for path in one if path not in other]
-        if missing:
-            more = ", ..." if len(missing) > SHOWN else ""
-            parts.append(f"{word} {', '.join(missing[:SHOWN])}{more}")
-    return ", ".join(parts)
-
-
-_ROOT = path_text(())
 
 
 def edits_text(call: CallDef, left: OutDef) -> str:
@@ -545,7 +499,7 @@ def node_text(call: CallDef, node: int) -> str:
     """The path of an object among the arguments."""
     decoded = call.graphdef.decoded
     root, *below = decoded.path(decoded.node_frames[node])
-    return f"'{call.text_of(root, below)}'"
+    return f"'{path_text((*call.root_paths()[root], *below))}'"
 
 
 def code_text(code: Code, decoded: Decoded) -> str:

@@ -27,6 +27,7 @@ from nnxlite.boundary._call_def import (
     Inner,
     Partition,
     StaticLeaves,
+    TreeForm,
     paths_of,
     static_leaves,
 )
@@ -73,11 +74,10 @@ def pick(source: Source, of_arguments: tp.Any, of_new: tp.Any) -> tp.Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OutDef:
-    """The static side of what leaves a transform.
+class OutDef(TreeForm):
+    """The static side of what leaves a transform: the form of its result, and what changed.
 
     Attributes:
-        treedef, where: of the result, with roots as leaves, and the positions of these.
         written: numbers of the input leaves (Variables, and arrays outside Variables) whose values are
             outputs, in order.
         graphdef: the graph below arguments and result as the function left it.
@@ -131,23 +131,11 @@ class OutDef:
         """The number that each root of the result came in with; None for a new one."""
         return [self.origin[c.number] if isinstance(c, NodeCode) else None for c in self.roots]
 
-    @functools.cached_property
-    def num_arrays(self) -> int:
-        """How many leaves of the result are outputs: those that are not roots."""
-        return self.treedef.num_leaves - len(self.where)
-
     def split(self, outputs: tp.Any) -> tuple[tp.Any, tp.Any, tp.Any]:
         """Something for each output, as three lists: for the result, for written and for new values."""
         first = self.num_arrays
         last = first + len(self.written)
         return outputs[:first], outputs[first:last], outputs[last:]
-
-    def result(self, arrays: tp.Iterable[tp.Any], roots: tp.Iterable[tp.Any]) -> tp.Any:
-        """The result with these leaves and these roots."""
-        leaves = [*arrays]
-        for position, root in zip(self.where, roots):
-            leaves.insert(position, root)
-        return jax.tree_util.tree_unflatten(self.treedef, leaves)
 
     def of_call(self, graphdef: GraphDef[tp.Any]) -> OutDef:
         """The same for a call with this graph, which may have other, equal static values.
@@ -231,10 +219,14 @@ for _kind in (Fixed, OutDef):
 
 
 def output_roots(call: CallDef, definition: OutDef) -> list[Path]:
-    """The paths of the roots of what leaves: of the arguments, then those of the result."""
-    of_result = paths_of(definition.treedef)
-    roots = call.root_paths()[: definition.first_result]
-    return roots + [("result", *of_result[position]) for position in definition.where]
+    """The path of each root of what leaves: of the arguments, of the result, and those on their own."""
+    of_result, of_arguments = paths_of(definition.treedef), call.root_paths()
+    roots = of_arguments[: definition.first_result]
+    roots += [("result", *of_result[position]) for position in definition.where]
+    for root in range(len(roots), definition.graphdef.num_roots):
+        number, *path = came_from(call, definition, root)
+        roots.append((*of_arguments[number], *path))
+    return roots
 
 
 def came_from(call: CallDef, definition: OutDef, root: int) -> Path:
@@ -253,9 +245,6 @@ def output_paths(call: CallDef, definition: OutDef) -> list[Path]:
     decoded, roots = definition.graphdef.decoded, output_roots(call, definition)
     for number in sorted(leaves):
         root, *path = decoded.path(decoded.leaf_frames[leaves[number]])
-        if root >= len(roots):
-            root, *above = came_from(call, definition, root)
-            path = [*above, *path]
         paths.append((*roots[root], *path))
     return paths
 
@@ -308,7 +297,7 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
     if definition.where:
         nodes = inputs.nodes()
         known = tp.cast(list[int], definition.known_roots)
-        result = definition.result(values[:first], [nodes[number] for number in known])
+        result = definition.tree(values[:first], [nodes[number] for number in known])
     else:
         result = definition.treedef.unflatten(values[:first])
     if definition.written:
@@ -377,7 +366,7 @@ def _replay_graph(inputs: Inputs, left: OutDef, values: tp.Sequence[tp.Any]) -> 
             for name in names
         }
         note_changes(writes, nodes[number], node_def, changed, removed)
-    result = left.result(arrays, [resolve(code, nodes, leaves) for code in left.roots])
+    result = left.tree(arrays, [resolve(code, nodes, leaves) for code in left.roots])
     writes.make()
     return result
 
@@ -449,15 +438,12 @@ def fixed_structure(ids: frozenset[int]) -> tp.Iterator[None]:
 def refuse_fixed(outer: list[tp.Any], left: OutDef) -> None:
     """Raise ValueError where the structure of a fixed object or Variable would change."""
     fixed = _FIXED.get()
-    if not fixed:
-        return
-    for number, names, removed in left.edits:
-        node = outer[tp.cast(int, left.origin[number])]
+    changes = [(left.origin[number], (*names, *more)) for number, names, more in left.edits]
+    changes += [(old, ("metadata",)) for old, _ in left.kinds]
+    for old, names in changes if fixed else ():
+        node = outer[tp.cast(int, old)]
         if id(node) in fixed:
-            raise ValueError(structure_changed(node, (*names, *removed)))
-    for old, _ in left.kinds:
-        if id(outer[old]) in fixed:
-            raise ValueError(structure_changed(outer[old], ("metadata",)))
+            raise ValueError(structure_changed(node, names))
 
 
 def structure_changed(node: tp.Any, names: tuple[tp.Any, ...]) -> str:

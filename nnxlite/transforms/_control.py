@@ -344,7 +344,7 @@ def _difference(call: CallDef, outputs: tuple[Outputs, Outputs]) -> str:
     first, second = (out.definition for out in outputs)
     trees, words = (first.treedef, second.treedef), [result_words(call, out) for out in outputs]
     if trees[0] != trees[1] and all(words):
-        return f"the result of the second is {tree_difference(trees[0], trees[1], (words[0], words[1]))}"
+        return f"the result of the second is {tree_difference(*trees, *words)}"
     texts = [*map(tree_text, trees, words)]
     if first.where != second.where or texts[0] != texts[1]:
         return f"the first returns {texts[0]}, the second {texts[1]}"

@@ -220,11 +220,11 @@ class _Call(Call):
         if updates:
             roots = as_states(left.graphdef, dict(enumerate(leaves)))
             args, _ = call.tree([None] * call.num_arrays, roots)
-            result = left.result(arrays, roots[left.first_result :])
+            result = left.tree(arrays, roots[left.first_result :])
             result = tuple([args[number] for number in self.diff]), result
         else:
             nodes = build_nodes(left.graphdef.decoded, leaves)
-            result = left.result(arrays, [resolve(code, nodes, leaves) for code in left.roots])
+            result = left.tree(arrays, [resolve(code, nodes, leaves) for code in left.roots])
             if self.takes_updates():
                 more = {"updates_g": self._written(left.written, values)}
             else:

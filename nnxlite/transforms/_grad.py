@@ -100,7 +100,9 @@ def _select(given: Call, states: dict[int, DiffState | None]) -> Partition:
         return DiffState(number, All(wanted, Not(Frozen())))
 
     selected = differentiated(call, states, setting, given.inputs.variables())
-    return selected if any(states.values()) else call.remember(key, selected)
+    if not any(states.values()):
+        call.cache[key] = selected
+    return selected
 
 
 def _decorated(

@@ -19,18 +19,16 @@ from nnxlite._base.errors import Modes
 from nnxlite._base.jax import Tracer, abstract, as_integer, is_pytree_leaf, is_ref
 from nnxlite.boundary._body import (
     Body,
-    LoopKind,
     carried,
     check_scan_axes,
     is_random,
     next_values,
     numbered,
-    paired_roots,
     trace_body,
     warn_of_streams,
     with_type,
 )
-from nnxlite.boundary._call_def import CallDef, Inner, parameter_names, replaced, template_of
+from nnxlite.boundary._call_def import CallDef, Inner, parameter_names, replaced
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import Carry, by_path, output_settings
 from nnxlite.boundary._leave import described, leave
@@ -162,13 +160,12 @@ class _Body(tp.NamedTuple):
         more = {"graph": options.modes.graph, "captured": self.captured}
         out = leave(inner, result, name=self.name, foreign=False, **more)
         out = self._without_constants(call, out)
-        loop = LoopKind(options.name, options.modes.updates)
         before = _carry_part(options.in_axes, call.template()[0][self.first :])
-        after = _carry_part(options.out_axes, template_of(out.definition.treedef), whole=True)
+        after = _carry_part(options.out_axes, out.definition.template(), whole=True)
         axes = output_settings(call, out, roles, self.roots, options.out_axes, "out_axes", None)
-        pairs = paired_roots(loop, call, out, before, after)
         of_result, _, of_new = out.definition.split(axes)
-        out, slots = carried(loop, inner, out, pairs, roles, of_new)
+        loop = options.name, options.modes.updates
+        out, slots = carried(loop, inner, out, (before, after), roles, of_new)
         written = [roles[leaf] for leaf in out.definition.written]
         every = [*of_result, *written, *of_new[: len(out.new)]]
         refuse_no_room(self.name, call, out, every)
@@ -328,7 +325,7 @@ def _trace_test(test: tp.Callable[..., tp.Any], call: CallDef, leaves: list[tp.A
     names = parameter_names(test)[:1] or call.names
     body = trace_body(call.renamed(names), run, leaves, user=test)
     left = body.definition
-    result = left.result(left.split(body.shapes.values)[0], left.where)
+    result = left.tree(left.split(body.shapes.values)[0], left.where)
     name = f"cond_fun ({name_of(test)})"
     if left.restructures or not all(is_random(call, leaf) for leaf in left.written):
         raise ValueError(f"while_loop: {name} changed its argument. Only body_fun may write.")

@@ -29,7 +29,6 @@ from nnxlite.boundary._call_def import CallDef, Inner, StaticLeaves, enter, stat
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import (
     Meaning,
-    as_it_is,
     by_path,
     mentioned,
     new_variables,
@@ -221,7 +220,7 @@ class Program:
             options.out_prefix,
             f"out_{options.kind}",
             options.default,
-            self._meaning(inner, out) if foreign else as_it_is,
+            self._meaning(inner, out) if foreign else None,
         )
         out = with_axis_names(inner, out, self.values, out.definition.split(settings)[2], names)
         whole = [i for i in out.definition.written if _is_whole(self.values[i])]
