@@ -195,7 +195,8 @@ def _open(part: Part, children: list[Part], defaults: tp.Callable[..., tp.Any]) 
         elif not _is_default(defaults(text.owner).get(child.node.key, missing), child.node.value):
             settings.append(f"{child.node.key}={child.flat}")
     is_level = node.bare and text.owner is None  # of a state
-    part.head = "" if is_level else text.name or type(node.value).__name__
+    builtin = {"[": "list", "(": "tuple", "{": "dict"}  # these have no name
+    part.head = "" if is_level else text.name or builtin[text.opening]
     part.settings = ", ".join(settings)
     part.groups = [list(group) for _, group in itertools.groupby(below, _form)]
 

@@ -198,12 +198,8 @@ _WORDS: dict[str, tp.Callable[[tp.Any], str]] = {
 }
 
 
-class AtLeaf(tp.Protocol):
-    """Compares a leaf that both graphs have, by its number in each."""
-
-    def __call__(self, path: Path, before: int, after: int, /) -> tp.Iterable[Difference]:
-        """The differences of the two leaves."""
-        ...
+AtLeaf: tp.TypeAlias = tp.Callable[[Path, int, int], tp.Iterable[Difference]]
+"""Gives the differences of a leaf that both graphs have, from its path and its number in each."""
 
 
 def compare(

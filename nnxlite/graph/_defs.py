@@ -324,7 +324,6 @@ def adopt_unknown(node: GraphNode) -> None:
     """Give a status to attributes written around `__setattr__`, and drop that of vanished ones."""
     attributes = node._nnx_dict
     status = own_status(node)
-    decide = getattr(node, "_nnx_decided", lambda name, value: (value, has_data(value)))
     for name in [name for name in status.copy() if name not in attributes]:
         status.pop(name, None)
     elsewhere = []
@@ -337,7 +336,7 @@ def adopt_unknown(node: GraphNode) -> None:
         elif isinstance(member, KeptElsewhere):
             elsewhere.append((member, attributes.pop(name)))
         else:
-            bare, is_data = decide(name, value)
+            bare, is_data = node._nnx_decided(name, value)
             if bare is not value:  # marked, but not by way of our `__setattr__`: a frozen dataclass
                 attributes[name] = bare
             status.setdefault(name, is_data)
@@ -502,10 +501,9 @@ def note_edit(writes: Writes, value: tp.Any, assigned: Assigned, removed: Names 
     if kind == Kind.OBJECT:
         value._nnx_edit(writes, assigned, removed)
         return
-    delete: tp.Callable[..., None] = operator.delitem
-    assign: tp.Callable[..., None] = operator.setitem
-    if kind == Kind.CUSTOM:
-        delete, assign = CUSTOM_NODES[type(value)].pop_key, CUSTOM_NODES[type(value)].set_key
+    custom = CUSTOM_NODES[type(value)] if kind == Kind.CUSTOM else None
+    delete = custom.pop_key if custom else operator.delitem
+    assign = custom.set_key if custom else operator.setitem
     note = writes.add if type(value) in (list, dict) else writes.add_foreign
     for name in sorted(removed, key=lambda name: -name if isinstance(name, int) else 0):
         note(delete, value, name)  # the last item first

@@ -70,6 +70,7 @@ class GraphNode:
     Its attributes live in `__dict__`, which is `_nnx_dict` inside the library; each is data or static as
     `_nnx_status` says.  `_nnx_def` is the interned definition of the present structure, or None where it
     must be worked out again.
+    `_nnx_decided` gives the value and the status of an attribute that is assigned.
     `_nnx_closed` says that nothing can be assigned to it: another object takes its place instead, made
     by `_nnx_replaced`. Of an object that JAX has built, `_nnx_leaves` are the paths of leaves
     in its containers that are static elsewhere. `_nnx_searched` is the version that is in no circle.
@@ -88,6 +89,7 @@ class GraphNode:
     )
 
     _nnx_closed: bool = False
+    _nnx_decided: tp.ClassVar[tp.Callable[..., tuple[tp.Any, bool]]]
     _nnx_def: tp.Any
     _nnx_definitions: tp.ClassVar[dict[tp.Any, tp.Any]]
     _nnx_dict: dict[tp.Any, tp.Any]
@@ -107,7 +109,6 @@ GraphNode._nnx_dict = GraphNode.__dict__["__dict__"]  # the descriptor: `vars` o
 class CustomNode(tp.NamedTuple):
     """How a class registered with `register_graph_node_type` is flattened and rebuilt."""
 
-    type: type
     flatten: tp.Callable[[tp.Any], tuple[tp.Sequence[tuple[tp.Any, tp.Any]], tp.Any]]
     set_key: tp.Callable[[tp.Any, tp.Any, tp.Any], None]
     pop_key: tp.Callable[[tp.Any, tp.Any], tp.Any]
@@ -200,7 +201,7 @@ def register_graph_node_type(
     """
     if type in CUSTOM_NODES or issubclass(type, GraphNode):
         raise ValueError(f"Node type {type.__name__} is already registered.")
-    CUSTOM_NODES[type] = CustomNode(type, flatten, set_key, pop_key, create_empty, clear, init)
+    CUSTOM_NODES[type] = CustomNode(flatten, set_key, pop_key, create_empty, clear, init)
     kind_by_type.pop(type, None)
 
 

@@ -364,3 +364,4 @@ def test_the_text_of_a_definition_shows_what_is_in_plain_containers():
         "  e=(Param,)",
         ")",
     ]
+    assert {"  b: list", "  c: dict", "  e: tuple"} <= {*str(nnx.graphdef(model)).splitlines()}
