@@ -367,10 +367,7 @@ class GraphDef(Shown, tp.Generic[N]):
         if self.decoded.has_arrays or not all(map(_is_of_definition, predicates)):
             return self._group(predicates, leaves)
         groups = self._once("groups", lambda: Bounded(GROUPS_KEPT))
-        cached = groups.get(predicates)
-        if cached is None:
-            cached = groups[predicates] = self._group(predicates, leaves)
-        return cached
+        return groups.found(predicates, lambda: self._group(predicates, leaves))
 
     def _group(
         self, predicates: tp.Sequence[Predicate], leaves: tp.Sequence[tp.Any]
