@@ -46,6 +46,20 @@ def children(value: tp.Any, also: tuple[type, ...] = ()) -> list[tuple[Path, tp.
     return [((name,), part) for name, part in zip(form.keys, parts)] if form else []
 
 
+def _walked(
+    tree: tp.Any, below: tp.Callable[[tp.Any], list[tuple[Path, tp.Any]]]
+) -> tp.Iterator[tuple[Path, Path, tp.Any]]:
+    """Every part of a tree, parents first: its path, the first path that it has, and the part."""
+    first: dict[int, tuple[Path, tp.Any]] = {}  # which keeps the parts, so that no two have one id
+    pending: list[tuple[Path, tp.Any]] = [((), tree)]
+    while pending:
+        path, value = pending.pop()
+        known, _ = first.setdefault(id(value), (path, value))
+        yield path, known, value
+        if known is path:
+            pending += [((*path, *step), child) for step, child in reversed(below(value))]
+
+
 def _level(value: tp.Any) -> tuple[tp.Any, tp.Sequence[tp.Any]]:
     """The definition of a container and its children; None and nothing for all else."""
     kind = kind_of(value)
@@ -231,23 +245,16 @@ def tree_check(pytree: tp.Any) -> None:
     >>> import nnxlite as nnx
     >>> nnx.tree_check({"a": [1], "b": [1]})
     """
-    first: dict[int, Path] = {}
-    pending: list[tuple[Path, tp.Any]] = [((), pytree)]
-    while pending:
-        path, value = pending.pop()
-        kind = kind_of(value)
-        parts = [] if kind == Kind.VARIABLE else children(value)
-        if not parts or (kind == Kind.OBJECT and id(value) in first):
-            continue  # a leaf, or empty and so without effect, or an object, which may be shared
-        if id(value) in first:
+    below = lambda value: [] if isinstance(value, Variable) else children(value)
+    for path, first, value in _walked(pytree, below):
+        # A leaf may be there twice, what is empty has no effect, and an object may be shared.
+        if first is not path and kind_of(value) in CONTAINERS and children(value):
             raise ValueError(
-                f"The {type(value).__name__} at '{path_text(first[id(value)])}' appears again at "
+                f"The {type(value).__name__} at '{path_text(first)}' appears again at "
                 f"'{path_text(path)}'. Crossing a JAX transform makes two of it. Put a copy in one "
                 "of the places, or use a graph object (nnx.List, nnx.Dict, a Module), which may be "
                 "shared."
             )
-        first[id(value)] = path
-        pending += [((*path, *step), child) for step, child in reversed(parts)]
 
 
 def tree_flatten_one_level(pytree: tp.Any) -> tuple[list[tp.Any], tp.Any]:
@@ -443,15 +450,8 @@ def _at_path(tree: tp.Any, where: str | Path) -> tp.Any:
 
 def _ids(tree: tp.Any) -> dict[int, Path]:
     """The path of every node and leaf of a marked tree, by identity."""
-    out: dict[int, Path] = {}
-    pending: list[tuple[Path, tp.Any]] = [((), tree)]
-    while pending:
-        path, value = pending.pop()
-        if id(value) in out:
-            continue
-        out[id(value)] = path
-        pending += [((*path, *step), child) for step, child in children(value, also=(_Mark,))]
-    return out
+    below = functools.partial(children, also=(_Mark,))
+    return {id(value): first for _, first, value in _walked(tree, below)}
 
 
 def _find(where: tp.Any, marked: tp.Any) -> tuple[list[tp.Any], bool]:

@@ -466,20 +466,15 @@ def run_remat(rematted: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) ->
     # A new function in each call: JAX's caches keep what they are keyed by, and with it all that
     # the user's function captured.
     run = describe(call.run_out, bound.fun, "remat")
-    checkpointed: tp.Any = jax.checkpoint(
-        run, prevent_cse=options.prevent_cse, policy=options.policy
-    )
     with call.naming_arguments(STATIC):
-        if trace_state.value is EAGER and is_compiling():
-            return call.put_back(_run_eagerly(checkpointed, call.leaves))
-        return call.put_back(without_literals(checkpointed(call.leaves)))
-
-
-def _run_eagerly(run: tp.Callable[..., Outputs], leaves: list[tp.Any]) -> Outputs:
-    """Run a function that nothing differentiates, as a compiled program."""
-    closed, out = jax.make_jaxpr(run, return_shape=True)(leaves)
-    body = Body(closed, (Fixed(None), out))
-    return body.outputs(run_bodies(_once, "remat", [body], jax.tree_util.tree_leaves(leaves)))
+        if trace_state.value is EAGER and is_compiling():  # nothing differentiates it
+            closed, shapes = jax.make_jaxpr(run, return_shape=True)(call.leaves)
+            body = Body(closed, (Fixed(None), shapes))
+            out = body.outputs(run_bodies(_once, "remat", [body], tree_leaves(call.leaves)))
+        else:
+            more: dict[str, tp.Any] = {"prevent_cse": options.prevent_cse, "policy": options.policy}
+            out = without_literals(jax.checkpoint(run, **more)(call.leaves))
+        return call.put_back(out)
 
 
 def _once(
