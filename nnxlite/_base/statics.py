@@ -195,8 +195,8 @@ class _Reader:
             as_seen = hash(value)
         except TypeError:
             as_seen = None
-        if as_seen is not None and (isinstance(value, _VALUES) or is_trusted(kind.__module__)):
-            self.exact &= isinstance(value, _VALUES)
+        if as_seen is not None and (isinstance(value, VALUES) or is_trusted(kind.__module__)):
+            self.exact &= isinstance(value, VALUES)
             return (kind, value)
         self.exact = False
         if (depth := _depth(value, inside)) is not None:
@@ -272,7 +272,7 @@ class _Reader:
         is_number = kind is type and (np.generic in value.__mro__ or value in _NUMBERS)
         if isinstance(value, jax.Array) or _is_named(value) or is_number:
             return ById(value)
-        if isinstance(value, _VALUES):
+        if isinstance(value, VALUES):
             return (kind, value)
         if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
             self.exact = False
@@ -456,7 +456,7 @@ _NUMBERS: dict[type, tp.Callable[[tp.Any], tp.Any]] = {
     float: lambda value: (float, value.hex()),
     complex: lambda value: (complex, value.real.hex(), value.imag.hex()),
 }
-_VALUES = (
+VALUES = (
     np.dtype,
     enum.Enum,
     jax.sharding.Sharding,

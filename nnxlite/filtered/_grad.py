@@ -256,8 +256,9 @@ def _run_jacobian(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp
     derivation = Derivation(call, partition, t.options.has_aux, is_inexact_array_like)
     transform = getattr(jax, t.name.removeprefix("filter_"))
     jacobian, (fixed, crossing) = transform(derivation.run, has_aux=True)(derivation.chosen)
-    _, *aux = derivation.finish(crossing)
-    tree = fixed.value.build([call.arguments(partition.join(row))[0] for row in jacobian])
+    (definition, of_value, _), (_, *aux) = fixed.value, derivation.finish(crossing)
+    rows = [call.arguments(partition.join(row))[0] for row in jacobian]
+    tree = definition.build(of_value.join(rows))
     return (tree, *aux) if aux else tree
 
 

@@ -13,7 +13,6 @@ compiles in each call.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import types
 import typing as tp
@@ -41,6 +40,7 @@ from nnxlite._base.jax import (
     without_literals,
     without_rules,
 )
+from nnxlite._base.statics import VALUES
 from nnxlite.boundary._body import Body, numbered, trace_body
 from nnxlite.boundary._call_def import CallDef, Inner, describe, parameter_names
 from nnxlite.boundary._inputs import Inputs
@@ -148,9 +148,6 @@ class Incomparable(Exception):
 
 
 _MOST_BYTES = 1024
-_BY_EQUALITY = (
-    type, np.dtype, enum.Enum, jax.sharding.Sharding, jax.sharding.Mesh, jax.sharding.AbstractMesh,
-)  # fmt: skip
 _ATOMS = (bool, int, str, bytes, types.NoneType, types.EllipsisType)
 
 
@@ -208,7 +205,7 @@ def _content(value: tp.Any) -> tp.Any:
         return kind, np.asarray(value).tobytes()
     if isinstance(value, np.ndarray | np.generic) or is_typed_literal(value):
         return kind, *_constant(value)
-    if isinstance(value, _BY_EQUALITY):
+    if isinstance(value, (type, *VALUES)):
         return value
     module = kind.__module__.partition(".")[0]
     if isinstance(value, types.FunctionType):

@@ -324,24 +324,6 @@ _abstract = functools.lru_cache(maxsize=1024)(jax.ShapeDtypeStruct)
 # The function of leaves ---------------------------------------------------------------------------
 
 
-class Result(tp.NamedTuple):
-    """The form of a value that is differentiated; static data.
-
-    Attributes:
-        definition: its static side.
-        partition: its leaves, divided into those that are differentiated and the rest.
-        shapes: of the leaves that have a shape, None for the rest.
-    """
-
-    definition: CallDef
-    partition: Partition
-    shapes: list[tp.Any]
-
-    def build(self, leaves: tp.Sequence[tp.Any]) -> tp.Any:
-        """Tangents in this form, from those of the differentiated leaves; None for the rest."""
-        return self.definition.build(self.partition.join(leaves))
-
-
 class Derivation:
     """A call as a function of the leaves that are differentiated, under transforms of JAX.
 
@@ -368,8 +350,9 @@ class Derivation:
     def run(self, chosen: list[tp.Any]) -> tp.Any:
         """The call, for JAX, as a function of the leaves that are differentiated.
 
-        Returns the leaves of the value that are differentiated; and beside them its `Result`, and what
-        else leaves the function.
+        Returns the leaves of the value that are differentiated; and beside them what else leaves the
+        function, and as static data the form of the value: its static side, its leaves divided into
+        those that are differentiated and the rest, and their shapes, None for those that have none.
         """
         inner, result = self.call.run(self.selected.join(chosen, self.rest))
         value, *aux = value_and_aux(result, self.call.fun) if self.has_aux else (result,)
@@ -393,7 +376,7 @@ class Derivation:
                         raise not_returnable(self.call.name, path, x)
                     every[i] = jnp.asarray(x)
             shapes = [abstract(x) if hasattr(x, "dtype") else None for x in every]
-            leaves, form = partition.split(every)[0], Result(shown.definition, partition, shapes)
+            leaves, form = partition.split(every)[0], (shown.definition, partition, shapes)
         return leaves, (Fixed(form), self.call.leave(inner, (value, *aux) if aux else value))
 
     def finish(self, crossing: tp.Any) -> list[tp.Any]:
@@ -465,8 +448,8 @@ class Derivation:
         chosen = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in self.chosen]
         along, _ = self.selected.split(tangents)
         _, moved, (fixed, crossing) = jax.jvp(self.run, (chosen,), (along,), has_aux=True)
-        value, *aux = self.finish(crossing)
-        return value, fixed.value.build(moved), *aux
+        (definition, partition, _), (value, *aux) = fixed.value, self.finish(crossing)
+        return value, definition.build(partition.join(moved)), *aux
 
 
 def of_arguments(form: Tangents, call: Call, tangents: tp.Sequence[tp.Any]) -> list[tp.Any]:
