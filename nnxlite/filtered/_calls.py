@@ -47,7 +47,7 @@ from nnxlite.transforms._call import inputs_in_mode
 from nnxlite.transforms._compiles import Lowered
 from nnxlite.transforms._control import run_remat
 from nnxlite.transforms._jit import JitWrapped, run_jit
-from nnxlite.transforms._mapped import Mapped, Resolved, run_mapped
+from nnxlite.transforms._mapped import Mapped, Resolved, mapped_forms, run_mapped
 from nnxlite.transforms._wrapper import Transform, both_forms, decorated, name_of
 from nnxlite.variables._definition import MISSING
 
@@ -296,10 +296,7 @@ def filter_vmap(
     return _mapped(fun, jax.vmap, in_axes, out_axes, vmapkwargs)
 
 
-@tp.overload
-def filter_pmap(fun: tp.Callable[P, R], **options: tp.Any) -> Mapped[P, R]: ...
-@tp.overload
-def filter_pmap(**options: tp.Any) -> tp.Callable[[tp.Callable[P, R]], Mapped[P, R]]: ...
+@mapped_forms
 def filter_pmap(
     fun: tp.Any = MISSING,
     *,

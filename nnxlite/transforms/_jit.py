@@ -12,6 +12,7 @@ that a leaf may have, and JAX is given the labels of the groups.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import typing as tp
 import weakref
@@ -72,7 +73,6 @@ from nnxlite.transforms._wrapper import (
     Transform,
     name_of,
     program,
-    program_name,
     weakly,
 )
 from nnxlite.variables._definition import MISSING
@@ -113,7 +113,8 @@ class JitProgram:
         find: tp.Any = weakref.ref(self)
         run = lambda *operands: find().run(*operands)
         names = lambda *operands: find().named(*operands)
-        run = describe(run, fun, program_name(fun), names)
+        name = name_of(fun).rpartition(".")[2].strip("<>") or "fun"
+        run = describe(run, fun, name, names)
         given = dict(options.jax_options)
         if len(shardings) > 1:
             given["in_shardings"] = tuple([sharding for _, sharding in self.order])
@@ -179,7 +180,6 @@ class JitProgram:
         inputs: Inputs,
         call: CallDef,
         jitted: tp.Callable[..., tp.Any],
-        groups: tp.Sequence[tp.Any] = (),
     ) -> tp.Any:
         """Call one of JAX's functions, and write back, where something is donated or has a sharding.
 
@@ -187,9 +187,9 @@ class JitProgram:
         donated buffers are gone, so the outputs are written back first. If there are none, as after
         an error on the device, the exception names the arrays that are gone.
         """
-        moves = self.options.in_shardings is not None and not (groups or is_tracing())
+        moves = self.options.in_shardings is not None and not is_tracing()
         moved = self._moved(call, inputs) if moves else {}
-        groups = groups or self.groups(call, inputs.leaves)
+        groups = self.groups(call, inputs.leaves)
         returned: list[tp.Any] = []
 
         def finish() -> tp.Any:
@@ -375,7 +375,7 @@ class JitWrapped(Transform[P, R]):
             why = "a static argument, which is part of the program, was given again"
             refuse_other_structure(self, program, call, *[why] * again)
         groups = own.groups(call, inputs.leaves)
-        return Staged(call, own.jitted, groups, lambda jitted: own(inputs, call, jitted, groups))
+        return Staged(call, own.jitted, groups, functools.partial(own, inputs, call))
 
     def _static_arguments(self, program: CallDef) -> dict[int | str, tp.Any]:
         """The static arguments of a program, by number or name."""

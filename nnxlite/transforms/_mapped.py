@@ -60,10 +60,9 @@ from nnxlite.transforms._call import (
 from nnxlite.transforms._checks import has_several_cpus, raise_failed, wait_in_turn
 from nnxlite.transforms._compiles import Lowered, Staged, refuse_other_structure
 from nnxlite.transforms._wrapper import (
-    Decorator,
     Options,
     P,
-    PmapKeywords,
+    Q,
     Transform,
     both_forms,
     decorated,
@@ -344,6 +343,24 @@ class Mapped(Transform[P, R]):
         return Staged(made.call, made.mapped, groups, functools.partial(made.run, inputs))
 
 
+class MappedForms(tp.Protocol[Q]):
+    """`BothForms` of a transform that returns a `Mapped`."""
+
+    @tp.overload
+    def __call__(
+        self, f: tp.Callable[P, R], /, *args: Q.args, **options: Q.kwargs
+    ) -> Mapped[P, R]: ...
+    @tp.overload
+    def __call__(
+        self, *args: Q.args, **options: Q.kwargs
+    ) -> tp.Callable[[tp.Callable[P, R]], Mapped[P, R]]: ...
+
+
+def mapped_forms(transform: tp.Callable[tp.Concatenate[tp.Any, Q], tp.Any]) -> MappedForms[Q]:
+    """See `both_forms`."""
+    return tp.cast(tp.Any, transform)
+
+
 Resolved: tp.TypeAlias = tuple[Inputs, CallDef, tp.Callable[[], tuple[list[tp.Any], list[tp.Any]]]]
 """The arguments of a call, its key, and what gives the settings of their leaves and roots."""
 
@@ -475,10 +492,7 @@ def vmap(
     return _mapping(f, "vmap", *axes, jax.vmap, given, modes, transform_metadata)
 
 
-@tp.overload
-def pmap(f: tp.Callable[P, R], **options: tp.Unpack[PmapKeywords]) -> Mapped[P, R]: ...
-@tp.overload
-def pmap(**options: tp.Unpack[PmapKeywords]) -> Decorator: ...
+@mapped_forms
 def pmap(
     f: tp.Any = MISSING,
     *,

@@ -364,22 +364,9 @@ def call_object(fun: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
     return fun(*args, **kwargs)
 
 
-class Decorator(tp.Protocol):
-    """A transform that waits for its function."""
-
-    def __call__(self, f: tp.Callable[P, R], /) -> Transform[P, R]:
-        """The function under the transform."""
-        ...
-
-
 def decorated(kind: type[Transform[..., tp.Any]], fun: tp.Any, options: tp.Any) -> tp.Any:
     """A function under a transform; without a function, a decorator."""
     return (lambda fun: kind(fun, options)) if fun is MISSING else kind(fun, options)
-
-
-def program_name(fun: tp.Any) -> str:
-    """The name of a function's program in JAX: the last part of its name, without brackets."""
-    return name_of(fun).rpartition(".")[2].strip("<>") or "fun"
 
 
 def name_of(fun: tp.Any) -> str:
@@ -418,20 +405,6 @@ class JitKeywords(ModeKeywords, total=False):
     inline: bool
     donate: tp.Literal["written"] | None
     max_traces: int | None
-
-
-class PmapKeywords(ModeKeywords, total=False):
-    """The options of `pmap`."""
-
-    in_axes: tp.Any
-    out_axes: tp.Any
-    transform_metadata: tp.Mapping[str, tp.Any]
-    axis_name: tp.Hashable | None
-    axis_size: int | None
-    static_broadcasted_argnums: int | tp.Sequence[int]
-    devices: tp.Sequence[tp.Any] | None
-    backend: str | None
-    donate_argnums: int | tp.Sequence[int]
 
 
 class JaxprKeywords(ModeKeywords, total=False):
@@ -491,7 +464,9 @@ class BothForms(tp.Protocol[Q]):
         self, f: tp.Callable[P, R], /, *args: Q.args, **options: Q.kwargs
     ) -> Transform[P, R]: ...
     @tp.overload
-    def __call__(self, *args: Q.args, **options: Q.kwargs) -> Decorator: ...
+    def __call__(
+        self, *args: Q.args, **options: Q.kwargs
+    ) -> tp.Callable[[tp.Callable[P, R]], Transform[P, R]]: ...
 
 
 def both_forms(transform: tp.Callable[tp.Concatenate[tp.Any, Q], tp.Any]) -> BothForms[Q]:

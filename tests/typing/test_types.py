@@ -89,7 +89,6 @@ def test_signature_of_a_transformed_function_is_its_own():
 KEYWORDS = {
     nnx.jit: signatures.JitKeywords,
     nnx.jit_partial: signatures.JitKeywords,
-    nnx.pmap: signatures.PmapKeywords,
     nnx.make_jaxpr: signatures.JaxprKeywords,
     nnx.while_loop: signatures.ModeKeywords,
 }
