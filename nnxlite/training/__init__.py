@@ -1,6 +1,5 @@
 """Training: the loop, optimizers, metrics, averages, dtypes, and an immutable train state."""
 
-from nnxlite.training._loggers import *
 from nnxlite.training._loop import *
 from nnxlite.training.ema import EMA as EMA
 from nnxlite.training.metrics import *

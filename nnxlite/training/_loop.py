@@ -12,7 +12,7 @@ it, and all stop when one step more is done than in any of them.
 Logging does not wait for the device: what is logged stays an array until `LAG` further steps are
 enqueued. Only then does the loop wait for it, so that no more steps than these are ever under way. A
 save waits for the device in any case; everything is logged before it, so that a run that is killed has
-logged all steps that it does not repeat.
+logged all steps that it does not repeat. `CSV`, `TensorBoard` and `WandB` are functions of that kind.
 
 A checkpoint with number n was saved when n steps were done, so that a run resumes with step n.  That
 number is the position in the data, if batch n belongs to step n; else `data` has one.  An iterator says
@@ -24,10 +24,14 @@ data: all get the places of all.
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
+import functools
 import inspect
 import json
 import operator
+import os
+import pathlib
 import signal
 import sys
 import threading
@@ -43,8 +47,8 @@ from nnxlite._base.jax import coordination
 from nnxlite.objects._containers import Dict
 from nnxlite.variables._variable import Variable
 
-__all__ = ["Checkpoints", "Log", "Loop", "Resumable", "Step", "Stop", "interruptible", "loop"]
-__all__ += ["resume"]
+__all__ = ["CSV", "Checkpoints", "Log", "Loop", "Resumable", "Step", "Stop", "TensorBoard", "WandB"]
+__all__ += ["interruptible", "loop", "resume"]
 
 LAG = 2
 """Steps that may be under way before their losses are read."""
@@ -137,9 +141,6 @@ def interruptible() -> Iterator[Stop]:
     False
     """
     stop, pressed = Stop(), False
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
 
     def handle(number: int, frame: tp.Any) -> None:
         nonlocal pressed
@@ -155,7 +156,8 @@ def interruptible() -> Iterator[Stop]:
 
     several = coordination()[0] is not None
     numbers = [signal.SIGINT] if several else [signal.SIGINT, signal.SIGTERM]
-    before = {number: signal.getsignal(number) for number in numbers}
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in numbers if main}
     try:
         for number in before:
             signal.signal(number, handle)
@@ -189,11 +191,9 @@ def resume(checkpoints: Checkpoints, **items: tp.Any) -> int:
     >>> nnx.training.resume(nnx.checkpoint.Manager(tempfile.mkdtemp()), model=model)
     0
     """
-    latest = checkpoints.latest
-    if latest is None:
+    if (latest := checkpoints.latest) is None:
         return 0
-    report = checkpoints.restore(**items)  # of the newest that is not damaged
-    step = getattr(report, "step", None)
+    step = getattr(checkpoints.restore(**items), "step", None)  # it may be damaged
     return latest if step is None else step
 
 
@@ -215,15 +215,12 @@ class Step:
         Args:
             **values: numbers, and arrays of one number.
         """
-        pending = self.run._pending
         for name, value in values.items():
             if getattr(value, "size", 1) != 1:
                 raise ValueError(
                     f"Step {self.number} logs {name} of shape {value.shape}; it takes single numbers."
                 )
-        if not pending or pending[-1]["step"] != self.number:
-            pending.append({"step": self.number})
-        pending[-1].update(values)
+        self.run._pending.setdefault(self.number, {}).update(values)
 
     def every(self, count: int) -> bool:
         """Whether the number of steps done, this one included, is a multiple of `count`."""
@@ -304,7 +301,7 @@ class Loop:
         self.interrupted = False
         self.steps_per_second = 0.0
         self._logs = (self.log,) if callable(self.log) else tuple(self.log)
-        self._pending: list[dict[str, tp.Any]] = []  # logged, and not read yet
+        self._pending: dict[int, dict[str, tp.Any]] = {}  # logged by steps, and not read yet
         self._evaluation: dict[str, float] | None = None
         self._evaluated = self._saved = 0  # the number of steps done then
 
@@ -361,14 +358,14 @@ class Loop:
 
     def _read(self, before: int) -> None:
         """Fetch what was logged by the steps before one; this is where the loop waits."""
-        while self._pending and self._pending[0]["step"] < before:
-            entry = self._pending.pop(0)
-            values = zip(entry, jax.device_get(list(entry.values())), strict=True)
+        for number in [number for number in self._pending if number < before]:
+            logged = self._pending.pop(number)
+            values = zip(logged, jax.device_get(list(logged.values())), strict=True)
             row = {name: x.item() if hasattr(x, "item") else x for name, x in values}
-            self.history.append(row)
+            self.history.append({"step": number, **row})
             del self.history[:-HISTORY]
             for log in self._logs if jax.process_index() == 0 else ():
-                log(row["step"], {name: x for name, x in row.items() if name != "step"})
+                log(number, dict(row))
 
     @contextlib.contextmanager
     def _bar(self) -> Iterator[tp.Callable[[int], None]]:
@@ -410,9 +407,8 @@ def _check(run: Loop) -> None:
         raise ValueError(f"loop: evaluate_every={run.evaluate_every} needs evaluate, a function.")
     if run.evaluate is not None:
         try:
-            inspect.signature(run.evaluate).bind()
-        except ValueError:  # a builtin without a signature
-            pass
+            with contextlib.suppress(ValueError):  # a builtin without a signature
+                inspect.signature(run.evaluate).bind()
         except TypeError as error:
             raise TypeError(f"loop: evaluate is called without arguments: {error}.") from None
     if data is not None and (checkpoints is None or "data" in items):
@@ -446,12 +442,12 @@ def _numbers(evaluation: tp.Any) -> dict[str, float]:
 def position(data: Resumable) -> Dict:
     """What to save of an iterator, or to restore into."""
     state = data.get_state()
-    kind, content, again = "bytes", state, state
+    kind, content = "bytes", state
     if not isinstance(state, bytes):
+        kind, content = "json", b""
         with contextlib.suppress(TypeError, ValueError):
-            kind, content = "json", json.dumps(state).encode()
-            again = json.loads(content)
-        if kind == "bytes" or again != state:
+            content = json.dumps(state).encode()
+        if not content or json.loads(content) != state:
             raise TypeError(
                 f"loop: get_state of {type(data).__name__} returns {short_type(state)}; it has to "
                 "return bytes, or what JSON stores: numbers, text, None, lists, and dicts by text."
@@ -459,9 +455,7 @@ def position(data: Resumable) -> Dict:
     packed = f"{kind} {len(content)}\n".encode() + content
     room = max(ROOM, 1 << (2 * len(packed)).bit_length())
     own = np.frombuffer(packed.ljust(room, b"\0"), np.uint8)
-    if jax.process_count() == 1:
-        return Dict(states=Variable(own[None]))
-    from jax.experimental import multihost_utils  # only where there are several processes
+    from jax.experimental import multihost_utils  # only where there is a position
 
     return Dict(states=Variable(multihost_utils.process_allgather(own)))
 
@@ -473,3 +467,102 @@ def go_to(data: Resumable, saved: Dict) -> None:
     kind, length = head.decode().split()
     content = content[: int(length)]
     data.set_state(content if kind == "bytes" else json.loads(content))
+
+
+class CSV:
+    """A file with a line `step,name,value` for each number.
+
+    An existing file is continued, as by a run that resumes.
+
+    Args:
+        path: of the file.
+
+    >>> import nnxlite as nnx, tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp(), "run.csv")
+    >>> for step in nnx.training.loop(2, log=nnx.training.CSV(file), progress=False):
+    ...     step.log(loss=1.0 - step.number)
+    >>> file.read_text().split()
+    ['step,name,value', '0,loss,1.0', '1,loss,0.0']
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = pathlib.Path(path)
+
+    def __call__(self, step: int, values: dict[str, float], /) -> None:
+        """Append the numbers of a step.
+
+        Args:
+            step: its number.
+            values: the numbers by name.
+        """
+        with self.path.open("a", newline="") as file:
+            rows = [(step, name, value) for name, value in values.items()]
+            header = [] if file.tell() else [("step", "name", "value")]
+            csv.writer(file, lineterminator="\n").writerows(header + rows)
+
+
+class TensorBoard:
+    """Scalars in a folder that TensorBoard shows; each run writes a file there.
+
+    Args:
+        folder: of the run.
+        **options: further arguments of `tensorboardX.SummaryWriter`.
+
+    Attributes:
+        writer: the `SummaryWriter` while there is something to write, for pictures and histograms; else
+            None.
+
+    Raises ImportError without tensorboardX (`pip install nnxlite[logging]`).
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], **options: tp.Any) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._make = functools.partial(SummaryWriter, str(folder), **options)
+        self.writer: tp.Any = None
+
+    def __call__(self, step: int, values: dict[str, float], /) -> None:
+        """Write the numbers of a step.
+
+        Args:
+            step: its number.
+            values: the numbers by name.
+        """
+        if self.writer is None:  # files of one second would have the same name
+            self.writer = self._make(filename_suffix=f".{time.time_ns()}")
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """Have everything in the file, and close it."""
+        if self.writer is not None:
+            self.writer.close()  # its `flush` does not wait for the thread that writes
+            self.writer = None
+
+
+class WandB:
+    """A run of Weights & Biases.
+
+    Args:
+        **options: arguments of `wandb.init`: `project`, `name`, `config`, `mode`, and `id` with
+            `resume="allow"` for a run that goes on.
+
+    Attributes:
+        run: what `wandb.init` returns; `run.finish()` ends it.
+
+    Raises ImportError without wandb (`pip install nnxlite[logging]`).
+    """
+
+    def __init__(self, **options: tp.Any) -> None:
+        import wandb
+
+        self.run: tp.Any = wandb.init(**options)
+
+    def __call__(self, step: int, values: dict[str, float], /) -> None:
+        """Log the numbers of a step.
+
+        Args:
+            step: its number.
+            values: the numbers by name.
+        """
+        self.run.log(values, step=step, commit=True)

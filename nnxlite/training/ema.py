@@ -16,12 +16,13 @@ import numpy as np
 
 from nnxlite._base.errors import path_text, short_type
 from nnxlite._state._definition import State
+from nnxlite._state._flat import content
 from nnxlite.filters import Filter
 from nnxlite.graph._functional import merge, split
 from nnxlite.graph._functional import state as state_of
 from nnxlite.objects._fields import data
 from nnxlite.objects._pytree import Pytree
-from nnxlite.training._leaves import compare, flatten, misshapen, pairs, read, write_together
+from nnxlite.training._leaves import compare, flatten, misshapen, pairs, write_together
 from nnxlite.variables._variable import is_variable
 
 A = tp.TypeVar("A")
@@ -75,7 +76,7 @@ class EMA(Pytree):
                     f"{short_type(leaf)}. Select Variables with the filter `only`, such as "
                     "only=nnx.Param."
                 )
-        start = lambda variable: variable.replace(_copied(read(variable)), ref=False)
+        start = lambda variable: variable.replace(_copied(content(variable)), ref=False)
         self.graph = graph
         self.decay = decay
         self.filter = only
@@ -91,15 +92,13 @@ class EMA(Pytree):
             ValueError: before any change, if its paths or shapes are not those of the averages.
         """
         given = state_of(updates, self.filter, graph=self.graph)
-        wrong = compare(self.params, given, what="update", of="averaged Variables")
-        if wrong:
+        if wrong := compare(self.params, given, "update", "averaged Variables"):
             raise ValueError(f"The structure of the update is not that of the average: {wrong}.")
-        old, new = [[read(leaf) for leaf in flatten(tree)[0]] for tree in (self.params, given)]
-        wrong = misshapen(self.params, old, new, "update", "average")
-        if wrong:
+        old, new = [[content(leaf) for leaf in flatten(tree)[0]] for tree in (self.params, given)]
+        if wrong := misshapen(self.params, old, new, "update", "average"):
             raise ValueError(f"The update does not have the shapes of the average: {wrong}.")
         averaged = [_average(self.decay, a, b) for a, b in zip(old, new)]
-        write_together(zip(flatten(self.params)[0], averaged))
+        write_together([*zip(flatten(self.params)[0], averaged)])
 
     def apply_to(self, model: A) -> A:
         """A copy of a model that has the averages in place of the averaged Variables.
@@ -115,8 +114,7 @@ class EMA(Pytree):
             ValueError: if the model does not have a Variable at an averaged path.
         """
         graphdef, state = split(model, graph=self.graph)
-        wrong = compare(self.params, state, what="model")
-        if wrong:
+        if wrong := compare(self.params, state, "model"):
             raise ValueError(f"The structure of the model is not that of the average: {wrong}.")
         known = dict(pairs(state))
         cast = [_in_dtype_of(known[path], average) for path, average in pairs(self.params)]
@@ -125,25 +123,23 @@ class EMA(Pytree):
 
 def _wide(value: tp.Any) -> jax.Array | None:
     """A floating or complex number as an array of 32 bits or more; None for anything else."""
-    if not isinstance(value, (jax.Array, np.ndarray, np.generic, float, complex)):
+    known = isinstance(value, (jax.Array, np.ndarray, np.generic, float, complex))
+    if not known or not jnp.issubdtype(jnp.result_type(value), jnp.inexact):
         return None
     array = jnp.asarray(value)
-    if not jnp.issubdtype(array.dtype, jnp.inexact):
-        return None
     return array if array.dtype.itemsize >= 4 else array.astype(jnp.float32)  # drops weak types
 
 
 def _copied(value: tp.Any) -> tp.Any:
     """A value to begin an average with."""
     wide = _wide(value)
-    if wide is not None:
-        return jnp.array(wide)
-    return jnp.array(value) if isinstance(value, (jax.Array, np.ndarray, numbers.Number)) else value
+    if wide is None and not isinstance(value, (jax.Array, np.ndarray, numbers.Number)):
+        return value
+    return jnp.array(value if wide is None else wide)
 
 
 def _average(decay: tp.Any, average: tp.Any, value: tp.Any) -> tp.Any:
-    wide = _wide(value)
-    if wide is None:
+    if (wide := _wide(value)) is None:
         return value
     stored = jnp.asarray(average)
     new = decay * stored + (1 - decay) * wide
@@ -152,7 +148,7 @@ def _average(decay: tp.Any, average: tp.Any, value: tp.Any) -> tp.Any:
 
 def _in_dtype_of(leaf: tp.Any, average: tp.Any) -> tp.Any:
     """The average; in a copy if the leaf of the model has another precision."""
-    value, dtype = read(average), getattr(read(leaf), "dtype", None)
+    value, dtype = content(average), getattr(content(leaf), "dtype", None)
     if dtype is None or getattr(value, "dtype", dtype) == dtype:
         return average
     return average.replace(value.astype(dtype))

@@ -15,10 +15,11 @@ import numpy as np
 
 from nnxlite._base.errors import short_type
 from nnxlite._base.jax import Tracer
+from nnxlite._state._flat import content
 from nnxlite.filters import Filter
 from nnxlite.graph._functional import split
 from nnxlite.objects._pytree import Pytree
-from nnxlite.training._leaves import flatten, read, write_together
+from nnxlite.training._leaves import flatten, write_together
 from nnxlite.training.train_state import Struct
 from nnxlite.variables._variable import Variable
 
@@ -134,16 +135,15 @@ class Average(Metric):
         """
         values, weights = _batch(self, self.argname, kwargs, mask)
         if weights is None:
-            self.total.value = self.total.value + values.sum(dtype=jnp.float32)
-            self.count.value = self.count.value + values.size
+            total, number = values.sum(dtype=jnp.float32), values.size
         else:
             # In float32: in the dtype of the values a weight of 0.5 would be True, or 0.
             weighted = values.astype(jnp.float32) * weights.astype(jnp.float32)
-            weighted = jnp.where(weights != 0, weighted, 0)
-            self.total.value = self.total.value + weighted.sum()
+            total = weighted.sum(where=weights != 0)
             exact = jnp.issubdtype(weights.dtype, jnp.integer) or weights.dtype == bool
-            number = weights.sum(dtype=jnp.int32 if exact else jnp.float32)
-            self.count.value = self.count.value + number.astype(jnp.int32)
+            number = weights.sum(dtype=jnp.int32 if exact else jnp.float32).astype(jnp.int32)
+        self.total.value = self.total.value + total
+        self.count.value = self.count.value + number
 
     def compute(self) -> jax.Array:
         """The mean, float32; NaN without values."""
@@ -217,22 +217,20 @@ class Welford(Metric):
         given = kwargs.get(self.argname)
         values, weights = _batch(self, self.argname, kwargs, kwargs.get("mask"))
         xp: tp.Any = jnp
+        dtype = jax.dtypes.canonicalize_dtype(np.promote_types(values.dtype, np.float32))
         if isinstance(given, (np.ndarray, np.generic)) and not isinstance(weights, Tracer):
             xp, dtype = np, np.float64  # JAX would round to float32 first
             values = np.broadcast_to(given, values.shape)
-        else:
-            dtype = _moment_dtype(values.dtype)
         values = values.astype(dtype)
+        if not values.size:
+            return
         if weights is None:
-            number = values.size
-            if not number:
-                return
-            batch_mean, batch_m2 = values.mean(), values.var() * number
+            number, batch_mean, batch_m2 = values.size, values.mean(), values.var() * values.size
         else:
             chosen = xp.asarray(weights) != 0
             number = chosen.sum(dtype=jnp.int32)
-            batch_mean = xp.where(chosen, values, 0).sum() / xp.maximum(number, 1)
-            batch_m2 = xp.where(chosen, (values - batch_mean) ** 2, 0).sum()
+            batch_mean = values.sum(where=chosen) / xp.maximum(number, 1)
+            batch_m2 = ((values - batch_mean) ** 2).sum(where=chosen)
         before, mean = self.count.value, self.mean.value
         count = before + number
         total = jnp.maximum(count, 1)
@@ -246,11 +244,7 @@ class Welford(Metric):
         """Mean, standard error and standard deviation; without values the latter two are NaN."""
         count = self.count.value
         deviation = jnp.sqrt(self.m2.value / count)
-        return Statistics(
-            mean=self.mean.value,
-            standard_error_of_mean=deviation / jnp.sqrt(count),
-            standard_deviation=deviation,
-        )
+        return Statistics(self.mean.value, deviation / jnp.sqrt(count), deviation)
 
 
 class Accuracy(Average):
@@ -274,15 +268,12 @@ class Accuracy(Average):
     def __init__(self, threshold: float | None = None, *args: tp.Any, **kwargs: tp.Any) -> None:
         if threshold is not None and not isinstance(threshold, float):
             raise TypeError(
-                f"Expected threshold to be a float, or None, got {type(threshold).__name__} "
-                f"{threshold!r}."
+                f"Expected threshold to be a float, or None, got {short_type(threshold)} {threshold!r}."
             )
         self.threshold = threshold
         super().__init__(*args, **kwargs)
 
-    def update(  # pyright: ignore[reportIncompatibleMethodOverride]  # its arguments are named
-        self, *, logits: tp.Any, labels: tp.Any, mask: tp.Any = None, **_: tp.Any
-    ) -> None:
+    def update(self, *, logits: tp.Any, labels: tp.Any, mask: tp.Any = None, **_: tp.Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # its arguments are named
         """Add predictions.
 
         Args:
@@ -308,8 +299,7 @@ class Accuracy(Average):
             )
         if logits.shape[: labels.ndim] != labels.shape:
             raise TypeError(
-                f"logits {short_type(logits)} and labels {short_type(labels)} are of different "
-                "batches."
+                f"logits {short_type(logits)} and labels {short_type(labels)} are of different batches."
             )
         if several:
             correct = logits.argmax(axis=-1) == labels
@@ -342,6 +332,7 @@ class MultiMetric(Metric):
     """
 
     def __init__(self, **metrics: tp.Any) -> None:
+        self._metric_names = tuple(metrics)
         for name, metric in metrics.items():
             if name in _METHODS:
                 raise ValueError(
@@ -352,8 +343,6 @@ class MultiMetric(Metric):
                     f"{name!r} must be a Metric (with reset, update and compute), got "
                     f"{type(metric).__name__}."
                 )
-        self._metric_names = tuple(metrics)
-        for name, metric in metrics.items():
             setattr(self, name, metric)
 
     def _nnx_metrics(self) -> dict[str, tp.Any]:
@@ -374,14 +363,13 @@ class MultiMetric(Metric):
             updates: arguments of the metrics, by name.
         """
         mask = updates.pop("mask", None)
-        variables = [v for v in flatten(split(self)[1])[0] if isinstance(v, MetricState)]
-        before = [read(v) for v in variables]
+        before = [(v, content(v)) for v in flatten(split(self)[1])[0] if isinstance(v, MetricState)]
         for name, metric in self._nnx_metrics().items():
             own = mask.get(name) if isinstance(mask, dict) else mask
             try:
                 metric.update(**(updates if own is None else {**updates, "mask": own}))
             except BaseException as error:
-                write_together(zip(variables, before, strict=True))
+                write_together(before)
                 error.add_note(f"This was the metric {name!r} of {type(self).__name__}.")
                 raise
 
@@ -403,7 +391,7 @@ def _batch(
         values = jnp.asarray(None if isinstance(given, (str, bytes)) else given)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{where} needs numbers as {argname!r}, got {type(given).__name__}."
+            f"{where} needs numbers as {argname!r}, got {short_type(given)}."
         ) from error
     if mask is None:
         return values, None
@@ -412,14 +400,6 @@ def _batch(
         shape = jnp.broadcast_shapes(values.shape, mask.shape)
     except ValueError as error:
         raise TypeError(
-            f"{where}: a mask {short_type(mask)} does not broadcast with {argname} "
-            f"{short_type(values)}."
+            f"{where}: a mask {short_type(mask)} does not broadcast with {argname} {short_type(values)}."
         ) from error
     return jnp.broadcast_to(values, shape), jnp.broadcast_to(mask, shape)
-
-
-def _moment_dtype(dtype: tp.Any) -> tp.Any:
-    """The dtype to compute the moments of values in: float32 at least."""
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.float64 if dtype.itemsize > 4 else jnp.float32  # large integers are exact in it
-    return jnp.promote_types(dtype, jnp.float32)

@@ -28,8 +28,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.errors import filter_text, listed, path_text, short_type, warn_user
-from nnxlite._base.jax import is_concrete, new_ref
+from nnxlite._base.jax import is_concrete, is_ref, new_ref
 from nnxlite._state._definition import State, pure
+from nnxlite._state._flat import content
 from nnxlite.filters import All, Filter, Frozen, Not, PathIn
 from nnxlite.graph._edit import update as update_node
 from nnxlite.graph._functional import state as state_of
@@ -37,7 +38,7 @@ from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._fields import data
 from nnxlite.objects._pytree import Pytree
-from nnxlite.training._leaves import compare, flatten, misshapen, pairs, read, write_together
+from nnxlite.training._leaves import compare, flatten, misshapen, pairs, write_together
 from nnxlite.variables._definition import changed_names, place
 from nnxlite.variables._kinds import Param
 from nnxlite.variables._variable import Variable, is_variable
@@ -46,21 +47,16 @@ __all__ = ["ModelAndOptimizer", "OptArray", "OptState", "OptVariable", "Optimize
 
 M = tp.TypeVar("M")
 T = tp.TypeVar("T")
-F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 
 
 class Transformation(tp.Protocol):
     """The methods of an optax transformation that an `Optimizer` needs; `optax.MultiSteps` has them."""
 
-    @property
-    def init(self) -> tp.Callable[[tp.Any], tp.Any]:
+    def init(self, params: tp.Any, /) -> tp.Any:
         """Maps parameters to the initial state of the transformation."""
-        ...
 
-    @property
-    def update(self) -> tp.Callable[..., tuple[tp.Any, tp.Any]]:
+    def update(self, grads: tp.Any, state: tp.Any, params: tp.Any, /) -> tp.Any:
         """Maps gradients, state and parameters to updates and the next state."""
-        ...
 
 
 class OptState(Variable[T]):
@@ -116,11 +112,11 @@ def _in_variables(tree: tp.Any, params: tp.Any) -> tp.Any:
 
     It shares no buffer with them, so that a transform may donate both.
     """
-    shapes = {path: getattr(read(leaf), "shape", None) for path, leaf in pairs(params)}
-    beside, taken = _beside(params), {id(read(leaf)) for leaf in flatten(params)[0]}
+    shapes = {path: getattr(content(leaf), "shape", None) for path, leaf in pairs(params)}
+    beside, taken = _beside(params), {id(content(leaf)) for leaf in flatten(params)[0]}
     opt_state = jax.tree.map(_opt_leaf, tree, is_leaf=is_variable)
     for path, leaf in pairs(opt_state):
-        value = read(leaf)
+        value = content(leaf)
         ends = [path[i:] for i in range(len(path)) if path[i:] in shapes]
         if ends:  # it belongs to a parameter
             _fit_sharding(leaf, getattr(value, "shape", None), shapes[ends[0]])
@@ -142,10 +138,10 @@ def _opt_leaf(leaf: tp.Any) -> OptState[tp.Any]:
     metadata = leaf.get_metadata()
     if "optimizer_sharding" in metadata:
         metadata["out_sharding"] = metadata.pop("optimizer_sharding")
-    return OptVariable.from_metadata(read(leaf), metadata)
+    return OptVariable.from_metadata(content(leaf), metadata)
 
 
-def _explained(name: str, given: int, remedy: str) -> tp.Callable[[F], F]:
+def _explained(name: str, given: int, remedy: str) -> tp.Callable[[T], T]:
     """A decorator for methods that had fewer arguments when an optimizer contained its model.
 
     Calls in the old form, with `given` positional arguments and without `name`, raise TypeError.
@@ -221,7 +217,7 @@ class Optimizer(Pytree, tp.Generic[M]):
                 "Wrong: Optimizer(model, optax.adam, ...). Right: Optimizer(model, "
                 "optax.adam(1e-3), ...)."
             )
-        params = state_of(model, trained_by(wrt), graph=graph)
+        params = state_of(model, All(wrt, Not(Frozen())), graph=graph)
         if not flatten(params)[0]:
             _warn_of_nothing(type(self).__name__, wrt, state_of(model, graph=graph))
         try:
@@ -261,33 +257,27 @@ class Optimizer(Pytree, tp.Generic[M]):
                 another structure, the model is not like the one the optimizer was made for, or all
                 parameters are frozen. Nothing has changed then.
         """
-        _refuse_swapped(model, grads)
-        params = state_of(model, trained_by(self.wrt), graph=self.graph)
+        params = state_of(model, All(self.wrt, Not(Frozen())), graph=self.graph)
         leaves, treedef = flatten(params)
         if not leaves and flatten(state_of(model, self.wrt, graph=self.graph))[0]:
             raise ValueError(
                 f"All parameters that wrt={filter_text(self.wrt)} selects are frozen, so there is "
                 "nothing to update. nnx.unfreeze(model, filter) gives some free."
             )
-        values = [read(leaf) for leaf in leaves]
-        grad_values = self._nnx_match(grads, model, params, treedef)
+        values = [content(leaf) for leaf in leaves]
+        grad_values = self._nnx_match(grads, model, params)
         if not all(map(_ends_with, grad_values, values)):
             self._nnx_explain(params, grad_values, None)
         opt_leaves, opt_treedef = flatten(self.opt_state)
-        opt_values = [read(leaf) for leaf in opt_leaves]
+        opt_values = [content(leaf) for leaf in opt_leaves]
+
+        import optax  # here, since it takes as long to import as the whole library
 
         pure_params = treedef.unflatten(values)
+        given = treedef.unflatten(grad_values), opt_treedef.unflatten(opt_values), pure_params
+        more = {k: pure(v) if isinstance(v, (State, Variable)) else v for k, v in kwargs.items()}
         try:
-            updates, opt_state = self.tx.update(
-                treedef.unflatten(grad_values),
-                opt_treedef.unflatten(opt_values),
-                pure_params,
-                **{
-                    k: pure(v) if isinstance(v, (State, Variable)) else v for k, v in kwargs.items()
-                },
-            )
-            import optax  # here, since it takes as long to import as the whole library
-
+            updates, opt_state = self.tx.update(*given, **more)
             new_params = optax.apply_updates(pure_params, updates)
         except (TypeError, ValueError) as error:
             self._nnx_explain(params, grad_values, error)
@@ -300,33 +290,34 @@ class Optimizer(Pytree, tp.Generic[M]):
         if wrong:
             raise ValueError(f"The updates change the shape of parameters: {wrong}.")
 
-        written = [(self.step, self.step.value + 1), *zip(opt_leaves, new_opt_values)]
-        if all(map(is_variable, leaves)):
-            written += zip(leaves, new_values)
-        else:
+        written = [*zip(opt_leaves, new_opt_values), *zip(leaves, new_values)]
+        if not all(map(is_variable, leaves)):
             update_node(model, new_params)
         if not all(map(is_variable, opt_leaves)):  # an array that the user put there
-            both = zip(opt_leaves, new_opt_values)
-            kept = [leaf if is_variable(leaf) else value for leaf, value in both]
+            kept = [x if is_variable(x) else new for x, new in zip(opt_leaves, new_opt_values)]
             self.opt_state = data(opt_treedef.unflatten(kept))
-        write_together(pair for pair in written if is_variable(pair[0]))
+        written = [pair for pair in written if is_variable(pair[0])]
+        write_together([(self.step, self.step.value + 1), *written])
         return updates
 
-    def _nnx_match(
-        self, grads: tp.Any, model: tp.Any, params: tp.Any, treedef: tp.Any
-    ) -> list[tp.Any]:
+    def _nnx_match(self, grads: tp.Any, model: tp.Any, params: tp.Any) -> list[tp.Any]:
         """The gradients in the order of the parameters."""
-        given = grads
-        if isinstance(grads, tp.Mapping) and not isinstance(grads, State):
-            given = State(tp.cast(tp.Any, grads))
-        leaves, structure = flatten(given)
+        has_objects = lambda tree: any(isinstance(node, GraphNode) for _, node in iter_graph(tree))
+        if not has_objects(model) and has_objects(grads):
+            raise TypeError(
+                f"update takes the model and then the gradients; got {type(model).__name__} and "
+                f"{type(grads).__name__}. Swap them: optimizer.update(model, grads)."
+            )
+        nested = isinstance(grads, tp.Mapping) and not isinstance(grads, State)
+        given = State(tp.cast(tp.Any, grads)) if nested else grads
+        (leaves, structure), (_, treedef) = flatten(given), flatten(params)
         if structure != treedef:
             frozen = dict(pairs(state_of(model, Frozen(), graph=self.graph)))
             given = state_of(given, All(self.wrt, Not(PathIn(*frozen))), graph=self.graph)
             leaves, structure = flatten(given)
         if structure == treedef:
-            return [read(leaf) for leaf in leaves]
-        wrong = compare(params, grads, what="gradients", of="parameters")
+            return [content(leaf) for leaf in leaves]
+        wrong = compare(params, grads, "gradients", "parameters")
         raise ValueError(
             "The structure of the gradients is not that of the parameters that "
             f"wrt={filter_text(self.wrt)} selects: {wrong or 'the containers differ'}. "
@@ -339,9 +330,8 @@ class Optimizer(Pytree, tp.Generic[M]):
 
         The model is another one if `tx` begins with another state for it than there is.
         """
-        values = [read(leaf) for leaf in flatten(params)[0]]
-        wrong = misshapen(params, values, grads, "gradient", "parameter")
-        if wrong:
+        values = [content(leaf) for leaf in flatten(params)[0]]
+        if wrong := misshapen(params, values, grads, "gradient", "parameter"):
             raise ValueError(
                 f"The gradients do not have the parameters' shapes: {wrong}."
             ) from error
@@ -350,21 +340,15 @@ class Optimizer(Pytree, tp.Generic[M]):
         except Exception:  # a transformation that needs values; then nothing is known
             return
         name = type(self).__name__
-        what = f"state of the {name}"
-        wrong = compare(begins, self.opt_state, what=what, of="values it needs now")
+        wrong = compare(begins, self.opt_state, f"state of the {name}", "values it needs now")
         if not wrong:
-            needed, now = ([read(x) for x in flatten(t)[0]] for t in (begins, self.opt_state))
+            needed, now = ([content(x) for x in flatten(t)[0]] for t in (begins, self.opt_state))
             wrong = misshapen(self.opt_state, needed, now, "state", "needed for the model")
         if wrong:
             raise ValueError(
                 f"The model is not like the one this {name} was made for: {wrong}. Make a new Optimizer "
                 "after changing, freezing or unfreezing parts of a model."
             ) from error
-
-
-def trained_by(wrt: Filter) -> Filter:
-    """The filter for the parameters of an optimizer: what `wrt` selects and is not frozen."""
-    return All(wrt, Not(Frozen()))
 
 
 class ModelAndOptimizer(Optimizer[M]):
@@ -389,9 +373,7 @@ class ModelAndOptimizer(Optimizer[M]):
         super().__init__(model, tx, wrt=wrt)
         self.model = model
 
-    def update(  # pyright: ignore[reportIncompatibleMethodOverride]  # the model is an attribute
-        self, grads: tp.Any, /, **kwargs: tp.Any
-    ) -> State[tp.Any, tp.Any]:
+    def update(self, grads: tp.Any, /, **kwargs: tp.Any) -> State[tp.Any, tp.Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  # the model is an attribute
         """Update the model; see `Optimizer.update`.
 
         Args:
@@ -415,7 +397,8 @@ def _warn_of_nothing(name: str, wrt: Filter, everything: tp.Any) -> None:
 
 
 def _has_floats(leaf: tp.Any) -> bool:
-    return any(jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in jax.tree.leaves(read(leaf)))
+    dtypes = map(jnp.result_type, jax.tree.leaves(content(leaf)))
+    return any(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes)
 
 
 def _beside(params: tp.Any) -> tp.Callable[[tp.Any], tp.Any]:
@@ -423,7 +406,7 @@ def _beside(params: tp.Any) -> tp.Callable[[tp.Any], tp.Any]:
 
     The outputs of a step lie there: one whose inputs do not is compiled a second time.
     """
-    values = [x for leaf in flatten(params)[0] for x in jax.tree.leaves(read(leaf))]
+    values = [x for leaf in flatten(params)[0] for x in jax.tree.leaves(content(leaf))]
     shardings = [x.sharding if is_concrete(x) and x.committed else None for x in values]
     place, *others = {x.mesh if isinstance(x, NamedSharding) else x for x in shardings} or {None}
     if place is None or others:
@@ -434,18 +417,6 @@ def _beside(params: tp.Any) -> tp.Callable[[tp.Any], tp.Any]:
     return lambda value: jax.device_put(value, target) if movable(value) else value
 
 
-def _refuse_swapped(model: tp.Any, grads: tp.Any) -> None:
-    if not _has_objects(model) and _has_objects(grads):
-        raise TypeError(
-            f"update takes the model and then the gradients; got {type(model).__name__} and "
-            f"{type(grads).__name__}. Swap them: optimizer.update(model, grads)."
-        )
-
-
-def _has_objects(tree: tp.Any) -> bool:
-    return any(isinstance(node, GraphNode) for _, node in iter_graph(tree))
-
-
 def _ends_with(grad: tp.Any, value: tp.Any) -> bool:
     """Whether a gradient has the shape of its parameter, perhaps after further axes."""
     shape, last = getattr(grad, "shape", ()), getattr(value, "shape", ())
@@ -454,12 +425,7 @@ def _ends_with(grad: tp.Any, value: tp.Any) -> bool:
 
 def _out_of_references(params: tp.Any) -> tp.Any:
     """The State with arrays in place of references, as optax maps functions over parameters."""
-    leaves, treedef = flatten(params)
-    arrays = [
-        type(v).from_metadata(read(v), v.get_metadata()) if is_variable(v) and v.ref else v
-        for v in leaves
-    ]
-    return treedef.unflatten(arrays)
+    return jax.tree.map(lambda x: x[...] if is_ref(x) else x, params)
 
 
 def _fit_sharding(leaf: OptState[tp.Any], shape: tp.Any, param_shape: tp.Any) -> None:

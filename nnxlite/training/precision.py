@@ -36,7 +36,6 @@ NORMS = (BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm)
 """The layers that a policy leaves in float32."""
 
 _FULL = jnp.dtype("float32")
-_FLOATS = "float16 bfloat16 float32 float64".split()
 
 
 def cast(model: tp.Any, dtype: Dtype, *, only: Filter = Not(OptState), keep: Filter = None) -> None:  # noqa: B008 - a value
@@ -116,8 +115,7 @@ def _within(path: Path, places: tp.Container[Path]) -> bool:
 
 
 def _is_float(value: tp.Any) -> bool:
-    dtype = getattr(value, "dtype", None)
-    return dtype is not None and hasattr(value, "shape") and jnp.issubdtype(dtype, jnp.floating)
+    return hasattr(value, "shape") and jnp.issubdtype(getattr(value, "dtype", int), jnp.floating)
 
 
 def _is_float_leaf(node: tp.Any) -> bool:
@@ -130,9 +128,8 @@ def _is_float_leaf(node: tp.Any) -> bool:
 def _as(value: tp.Any, dtype: Dtype) -> tp.Any:
     if not _is_float(value):
         return value
-    if isinstance(value, jax.ShapeDtypeStruct):
-        return value.update(dtype=dtype)
-    return value.astype(dtype)
+    abstract = isinstance(value, jax.ShapeDtypeStruct)
+    return value.update(dtype=dtype) if abstract else value.astype(dtype)
 
 
 def floating_dtype(dtype: Dtype, caller: str) -> tp.Any:
@@ -143,7 +140,7 @@ def floating_dtype(dtype: Dtype, caller: str) -> tp.Any:
     if known is None or not jnp.issubdtype(known, jnp.floating):
         raise ValueError(
             f"{caller}: {dtype if known is None else known.name!r} is not a floating dtype, in which a "
-            f"model could compute. These are {', '.join(_FLOATS)}."
+            "model could compute. These are float16, bfloat16, float32, float64."
         )
     return known
 
@@ -186,12 +183,12 @@ class Policy:
     keep: Filter = None
 
     def __post_init__(self) -> None:
-        param = floating_dtype(self.param, "Policy")
-        compute = param if self.compute is None else floating_dtype(self.compute, "Policy")
-        output = compute if self.output is None else floating_dtype(self.output, "Policy")
-        to_predicate(self.keep)
-        for name, value in {"param": param, "compute": compute, "output": output}.items():
+        value = floating_dtype(self.param, "Policy")
+        for name in ("param", "compute", "output"):  # None is that of the one before
+            if (given := getattr(self, name)) is not None:
+                value = floating_dtype(given, "Policy")
             object.__setattr__(self, name, value)
+        to_predicate(self.keep)
 
     def apply(self, model: tp.Any, filter: Filter = ..., /) -> None:
         """Set the `dtype` of layers, and cast their parameters, in place.

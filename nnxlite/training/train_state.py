@@ -18,10 +18,6 @@ if tp.TYPE_CHECKING:
 M = tp.TypeVar("M")
 
 
-STATIC: tp.Mapping[str, tp.Any] = {"static": True}
-"""Metadata of a field that is not a child: `dataclasses.field(metadata=STATIC)`."""
-
-
 @tp.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 class Struct:
     """Base of frozen dataclasses whose fields are pytree children; subclasses need no decorator.
@@ -81,11 +77,11 @@ class TrainState(Struct, tp.Generic[M]):
     (1, (1, 3))
     """
 
-    graphdef: GraphDef[M] = dataclasses.field(metadata=STATIC)
+    graphdef: GraphDef[M] = dataclasses.field(metadata={"static": True})
     params: State
     opt_state: optax.OptState
     step: jax.Array
-    tx: optax.GradientTransformation = dataclasses.field(metadata=STATIC)
+    tx: optax.GradientTransformation = dataclasses.field(metadata={"static": True})
 
     @classmethod
     def create(
@@ -106,14 +102,8 @@ class TrainState(Struct, tp.Generic[M]):
             step: number of updates so far.
             **kwargs: the fields that a subclass adds.
         """
-        return cls(
-            graphdef=graphdef,
-            params=params,
-            opt_state=tx.init(tp.cast(tp.Any, params)),
-            step=jnp.asarray(step),
-            tx=tx,
-            **kwargs,
-        )
+        opt_state = tx.init(tp.cast(tp.Any, params))
+        return cls(graphdef, params, opt_state, jnp.asarray(step), tx, **kwargs)
 
     def apply(self, state: State | str, *states: State | str) -> tp.Any:
         """Call the model with these states: `state.apply("params")(x)`.
@@ -128,9 +118,14 @@ class TrainState(Struct, tp.Generic[M]):
 
         Raises AttributeError for a name that is not a field.
         """
-        given = [self._field(s) if isinstance(s, str) else s for s in (state, *states)]
-        first, *rest = jax.tree.map(lambda x: x, given)  # Variables are rebuilt
-        return self.graphdef.apply(first, *rest)
+        names = [f.name for f in dataclasses.fields(tp.cast(tp.Any, self))]
+        for name in (state, *states):
+            if isinstance(name, str) and name not in names:
+                raise AttributeError(
+                    f"{type(self).__name__} has no field {name!r}; its fields: {', '.join(names)}."
+                )
+        given = [getattr(self, s) if isinstance(s, str) else s for s in (state, *states)]
+        return self.graphdef.apply(*jax.tree.map(lambda x: x, given))  # Variables are rebuilt
 
     def apply_gradients(self, grads: State, **kwargs: tp.Any) -> tp.Self:
         """The train state after one update of the parameters, with its step incremented.
@@ -142,24 +137,15 @@ class TrainState(Struct, tp.Generic[M]):
         Raises ValueError if the structure of `grads` is not that of `params`.
         """
         if jax.tree.structure(grads) != jax.tree.structure(self.params):
-            wrong = compare(self.params, grads, what="gradients", of="parameters")
+            wrong = compare(self.params, grads, "gradients", "parameters")
             raise ValueError(
                 "The structure of the gradients is not that of the parameters: "
                 f"{wrong or 'their containers or Variables differ'}. Differentiate with respect to "
                 "the State in `params`."
             )
-        updates, opt_state = self.tx.update(
-            tp.cast(tp.Any, grads), self.opt_state, tp.cast(tp.Any, self.params)
-        )
         import optax  # here, since it takes as long to import as the whole library
 
-        params = optax.apply_updates(tp.cast(tp.Any, self.params), updates)
+        params: tp.Any = self.params
+        updates, opt_state = self.tx.update(tp.cast(tp.Any, grads), self.opt_state, params)
+        params = optax.apply_updates(params, updates)
         return self.replace(params=params, opt_state=opt_state, step=self.step + 1, **kwargs)
-
-    def _field(self, name: str) -> tp.Any:
-        names = [f.name for f in dataclasses.fields(tp.cast(tp.Any, self))]
-        if name not in names:
-            raise AttributeError(
-                f"{type(self).__name__} has no field {name!r}; its fields: {', '.join(names)}."
-            )
-        return getattr(self, name)
