@@ -112,7 +112,7 @@ if _tp.TYPE_CHECKING:  # the names of `_LATER`, for editors and type checkers
     from nnxlite import serving as serving
     from nnxlite import summary as summary
     from nnxlite import visualization as visualization
-    from nnxlite.checkpoint._safetensors import *
+    from nnxlite.checkpoint._weights import *
     from nnxlite.decoding import Sampler as Sampler
     from nnxlite.decoding import sampling as sampling
     from nnxlite.decoding._generate import *

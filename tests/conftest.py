@@ -74,7 +74,7 @@ QUICK = frozenset(
     objects/test_containers.py objects/test_module.py reliability/test_checks.py
     serving/test_export.py sharding/test_annotations.py sharding/test_plans.py
     test_architecture.py test_config.py test_filters.py test_names.py
-    test_state.py test_text.py training/test_metrics.py training/test_patterns.py
+    test_state.py test_text.py training/test_metrics.py checkpoint/test_patterns.py
     transforms/test_build.py transforms/test_calls.py transforms/test_partial.py
     transforms/test_trees.py variables/test_metadata.py variables/test_variable.py
     """.split()

@@ -2,7 +2,7 @@
 
 from nnxlite.checkpoint._checkpoint import *
 from nnxlite.checkpoint._manager import Manager as Manager
-from nnxlite.checkpoint._mapping import Mapping as Mapping
 from nnxlite.checkpoint._report import *
 from nnxlite.checkpoint._rules import *
-from nnxlite.checkpoint._safetensors import *
+from nnxlite.checkpoint._weights import *
+from nnxlite.checkpoint._weights import Mapping as Mapping

@@ -65,7 +65,7 @@ def save(path: tp.Any, /, *, only: Filter = ..., overwrite: bool = False, **item
     target = _orbax.folder(path)
     first = jax.process_index() == 0
     with together(f"nnx.checkpoint.save: {target}"):
-        contents = contents_of(items, only)
+        contents = Contents(items, only)
         if first:
             _make_room(target, overwrite)
     _orbax.write(_beside(target), _orbax.content_of(contents))
@@ -128,13 +128,6 @@ def is_checkpoint(path: epath.Path) -> bool:
     return (path / _orbax.ABOUT / "metadata").exists()
 
 
-def contents_of(items: dict[str, tp.Any], only: Filter = ...) -> Contents:
-    """The contents of named items; CheckpointError without any, and for what cannot be stored."""
-    if not items:
-        raise CheckpointError("Pass what is to be saved or restored by name: model=model, step=3.")
-    return Contents(items, only)
-
-
 def restore(
     path: tp.Any,
     /,
@@ -193,7 +186,7 @@ def restore(
     check_options("nnx.checkpoint.restore", only=only, rename=rename, strict=strict, cast=cast)
     place = locate(_orbax.folder(path))
     with together(f"nnx.checkpoint.restore: {place}"):
-        contents = contents_of(items, only)
+        contents = Contents(items, only)
         source = Info(place, items)
         new, report = load(source, contents, rename=rename, strict=strict, cast=cast)
     contents.write(new)

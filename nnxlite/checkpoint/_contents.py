@@ -176,7 +176,7 @@ class Leaf:
         name: unique among the leaves.
         path: of the Variable, or of the array outside of one.
         owner: the Variable, or what is at the path.
-        position: among the leaves of the owner's value; None where the value is the leaf.
+        position: among the leaves of the owner's value.
         value: an array, number or text.
         spec: its shape and dtype.
         plain: whether it is an item of plain data, which comes back as it was saved.
@@ -185,10 +185,30 @@ class Leaf:
     name: str
     path: Path
     owner: tp.Any
-    position: int | None
+    position: int
     value: tp.Any
     spec: Spec
     plain: bool
+
+    @property
+    def stored(self) -> tp.Any:
+        """The value as it is saved: of random keys their data; what all processes have is NumPy's.
+
+        Raises CheckpointError for one that this process has nothing of.
+        """
+        value = self.value
+        if isinstance(value, jax.ShapeDtypeStruct):
+            raise CheckpointError(f"'{self.name}' is abstract: it has no value to save.")
+        value = jax.random.key_data(value) if self.spec.key_impl else value
+        if not isinstance(value, jax.Array):
+            return value if self.spec.is_python else np.asarray(value)
+        if not value.addressable_shards:
+            raise CheckpointError(
+                f"'{self.name}' has no shard on this process; a checkpoint needs arrays of which each "
+                "process has a part. Build its mesh from jax.devices()."
+            )
+        copied = value.is_fully_replicated and not value.is_fully_addressable
+        return np.asarray(value.addressable_data(0)) if copied else value
 
     @property
     def sharding(self) -> jax.sharding.Sharding | None:
@@ -200,7 +220,7 @@ class Leaf:
         if isinstance(self.value, jax.ShapeDtypeStruct):
             if self.value.sharding is None and isinstance(self.owner, Variable):
                 found = abstract_with_sharding(self.owner).get_raw_value()
-                found = getattr(jax.tree.leaves(found)[self.position or 0], "sharding", None)
+                found = getattr(jax.tree.leaves(found)[self.position], "sharding", None)
                 return _with_devices(self.name, found)
             return _with_devices(self.name, self.value.sharding)
         committed = isinstance(self.value, jax.Array) and self.value.committed
@@ -293,13 +313,17 @@ class Contents:
         named: whether names begin with that of the item, and what cannot be stored is refused; if not,
             the leaves of one model are the arrays and numbers in it.
 
-    Raises CheckpointError for what a checkpoint cannot contain, unless `only` leaves it out, and for a
-    filter that matches nothing.
+    Raises CheckpointError without items, for what a checkpoint cannot contain, unless `only` leaves it
+    out, and for a filter that matches nothing.
     """
 
     def __init__(
         self, items: tp.Mapping[str, tp.Any], only: Filter = ..., named: bool = True
     ) -> None:
+        if not items:
+            raise CheckpointError(
+                "Pass what is to be saved or restored by name: model=model, step=3."
+            )
         self.root = dict(items)
         self.leaves: dict[str, Leaf] = {}
         self.chosen: dict[str, Leaf] = {}
@@ -340,22 +364,16 @@ class Contents:
         static = dict(objects)  # without a leaf
         seen = view(objects, trees=Leaves.EVERY if named else Leaves.NUMBERS)
         for path, owner in zip(seen.graphdef.each_path(), seen.leaves):
-            value = content(owner)
-            parts, treedef = jax.tree_util.tree_flatten_with_path(value)
-            if not jax.tree_util.treedef_is_leaf(treedef):
-                for position, (keys, part) in enumerate(parts):
-                    yield (*path, *map(key_name, keys)), path, owner, position, part
-            elif _is_setting(items, path, owner, named):
+            parts, treedef = jax.tree_util.tree_flatten_with_path(content(owner))
+            if jax.tree_util.treedef_is_leaf(treedef) and _is_setting(items, path, owner, named):
                 continue
-            else:
-                yield path, path, owner, None, value
+            for position, (keys, part) in enumerate(parts):
+                yield (*path, *map(key_name, keys)), path, owner, position, part
             static.pop(path[0], None)
-        for name, value in static.items() if named else ():
-            if is_graph_node(value):
-                continue
-            if jax.tree.leaves(value) or getattr(value, "__dict__", None):
-                plain[name] = value
-        yield from (((name,), (name,), value, None, value) for name, value in plain.items())
+        rest = {name: x for name, x in static.items() if named and not is_graph_node(x)}
+        filled = lambda value: jax.tree.leaves(value) or getattr(value, "__dict__", None)
+        plain |= {name: value for name, value in rest.items() if filled(value)}
+        yield from (((name,), (name,), value, 0, value) for name, value in plain.items())
 
     def has_item(self, name: str) -> bool:
         """Whether a stored name begins with that of an item, where names do."""
@@ -387,19 +405,17 @@ class Contents:
         plain = {path[0]: new[by_path.pop(path)[0].name] for path in self._plain & by_path.keys()}
         pairs: list[tuple[Path, tp.Any]] = []
         for path, leaves in by_path.items():
-            owner, value = leaves[0].owner, new[leaves[0].name]
+            owner = leaves[0].owner
             ref = owner.get_raw_value() if isinstance(owner, Variable) else owner
-            if leaves[0].position is not None:
-                parts, treedef = jax.tree.flatten(content(owner))
-                for leaf in leaves:
-                    parts[tp.cast(int, leaf.position)] = new[leaf.name]
-                value = treedef.unflatten(parts)
-            elif is_ref(ref) and ref.dtype != value.dtype:
+            parts, treedef = jax.tree.flatten(content(owner))
+            for leaf in leaves:
+                parts[leaf.position] = new[leaf.name]
+            if is_ref(ref) and ref.dtype != parts[0].dtype:
                 raise CheckpointError(
                     f"'{leaves[0].name}' is a reference to {ref.dtype}, which cannot become "
-                    f"{value.dtype}. Nothing was changed. Pass cast=True."
+                    f"{parts[0].dtype}. Nothing was changed. Pass cast=True."
                 )
-            pairs.append((path, value))
+            pairs.append((path, treedef.unflatten(parts)))
         writes = Writes()
         note_update(writes, self.root, FlatState(pairs, sort=False))
         writes.make()
@@ -414,7 +430,7 @@ class Contents:
                 self.root[name] = value
 
 
-Found: tp.TypeAlias = tuple[Path, Path, tp.Any, int | None, tp.Any]
+Found: tp.TypeAlias = tuple[Path, Path, tp.Any, int, tp.Any]
 """The path of a leaf, also within its owner; that of the owner; and the rest of a `Leaf`."""
 
 
@@ -461,6 +477,12 @@ def other_names(name: str, aliases: tp.Mapping[str, str]) -> list[str]:
     """The names of a leaf that aliases of it, or of an object above it, give."""
     starts = [(alias, first) for alias, first in aliases.items() if below(name, first)]
     return [alias + name[len(first) :] for alias, first in starts]
+
+
+def every_name(names: tp.Iterable[str], aliases: tp.Mapping[str, str]) -> dict[str, str]:
+    """The names of leaves, and then the other ones that they have, each with the first one."""
+    others = {other: name for name in names for other in other_names(name, aliases)}
+    return {name: name for name in names} | others
 
 
 def below(name: str, above: str) -> bool:

@@ -12,18 +12,21 @@ import collections
 import dataclasses
 import difflib
 import typing as tp
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import MOST_PATHS
-from nnxlite.checkpoint._contents import PLAIN, Contents, Leaf, Spec, new_dtype, other_names, placed
+from nnxlite.checkpoint._contents import PLAIN, Contents, Leaf, Spec, every_name, new_dtype, placed
 from nnxlite.checkpoint._report import CheckpointError, Mismatch, MismatchError, Report, near_text
 from nnxlite.checkpoint._rules import Conversion, Entry, Ignore, Rule, any_matches, conversions
+from nnxlite.checkpoint.patterns import Pattern
 from nnxlite.filters import Filter
-from nnxlite.training.patterns import Pattern
+
+Reads: tp.TypeAlias = list[tuple[Conversion, dict[str, str]]]
+"""What is to be read: conversions, each with the names of the leaves it is for and their new dtypes."""
 
 Renaming: tp.TypeAlias = tp.Mapping[str, str]
 """Patterns of stored names, and what each becomes: `{"encoder.**": "backbone.**"}`."""
@@ -99,8 +102,16 @@ def load(
     kept = [*report.missing, *(m.name for m in report.misshapen)]
     abstract = [n for n in kept if isinstance(contents.leaves[n].value, jax.ShapeDtypeStruct)]
     if abstract or (strict and not report.complete):
-        raise MismatchError(_refusal(report, remedies, abstract), report)
-    return _read(source, reads, contents, cast), report
+        last = "strict=False restores what matches and reports the rest"
+        if abstract:
+            some = (
+                f"{len(abstract):,} abstract leaves, such as {abstract[0]}, have no value to keep"
+            )
+            last = f"{some}: restore into objects that have values"
+        lines = [f"{report.source} does not match the objects, and nothing was changed."]
+        lines += [*report.problems(), f"{'; '.join([*remedies, last])}."]
+        raise MismatchError("\n  ".join(lines), report)
+    return _read(source, reads, contents), report
 
 
 def by_name(
@@ -118,32 +129,26 @@ def by_name(
 
     Raises CheckpointError for a renaming that matches no stored name.
     """
-    stored = {other: n for n in source.specs for other in other_names(n, source.aliases)}
-    stored |= {name: name for name in source.specs}
-    rules = [Rule(old, new) for old, new in rename.items()]
-    patterns = [(Pattern(rule.foreign[0]), Pattern(rule.ours[0])) for rule in rules]
-    moved: dict[str, Pattern] = {}  # by the first pattern that matches
-    for old, _ in patterns:
-        found = [name for name in stored if old.match(name) is not None]
+    stored = every_name(source.specs, source.aliases)
+    became = collections.defaultdict[str, list[str]](list)  # the stored names, by what they become
+    moved: set[str] = set()
+    for rule in [Rule(old, new) for old, new in rename.items()]:
+        old, new = Pattern(rule.foreign[0]), Pattern(rule.ours[0])
+        found = {name: match for name in stored if (match := old.match(name)) is not None}
         if not found:
             near = near_text(old.text, stored, cutoff=0.3)
             raise CheckpointError(f"rename: no stored name matches {old.text!r}{near}.")
-        moved = dict.fromkeys(found, old) | moved
-
-    def sought(name: str) -> Iterator[str]:
-        """The stored names that could be for one of ours."""
-        for ours in (name, *wanted.also_named(name)):
-            matches = ((old, new.match(ours)) for old, new in patterns)
-            names = [(old, old.fill(found)) for old, found in matches if found is not None]
-            yield from (name for old, name in names if moved.get(name) is old)
-            if ours not in moved:
-                yield ours
-
+        for name in [name for name in found if name not in moved]:
+            became[new.fill(found[name])].append(stored[name])
+        moved |= found.keys()
+    for name in [name for name in stored if name not in moved]:
+        became[name].append(stored[name])
     made: list[Conversion] = []
     missing: list[str] = []
     used: set[str] = set()
     for name, leaf in wanted.leaves.items():
-        known = [stored[old] for old in sought(name) if old in stored]
+        names = name, *wanted.also_named(name)
+        known = [old for ours in names for old in became.get(ours, ())]
         if name not in wanted.chosen:
             used.update(known)
         elif known:  # further ones are left over, unless they are this one
@@ -161,11 +166,11 @@ def compare(
     missing: list[str],
     left_over: list[str],
     cast: bool | None,
-) -> tuple[list[tuple[Conversion, list[Leaf]]], Report, list[str]]:
+) -> tuple[Reads, Report, list[str]]:
     """Compare shapes and dtypes: what is to be read for which leaves, a report of it, and remedies."""
     found = collections.defaultdict[str, list[tp.Any]](list, missing=[*missing])
     foreign: dict[str, str] = {}  # what was looked for in place of what is missing
-    reads: list[tuple[Conversion, list[Leaf]]] = []
+    reads: Reads = []
     remedies: list[str] = []
     for conversion in made:
         names = [name for name in conversion.ours if name in contents.chosen]
@@ -177,10 +182,9 @@ def compare(
         first, renames = next(iter(specs.values())), conversion.rule.renames
         forms = {name: Spec(shape, first.dtype) for name, shape in conversion.foreign.items()}
         odd = [name for name in specs if specs[name] != forms[name] and not renames]
-        good: list[Leaf] = []
+        good: dict[str, str] = {}
         for leaf in map(contents.leaves.__getitem__, names):
             stored = first if renames else Spec(leaf.spec.shape, first.dtype)
-            new = Spec(leaf.spec.shape, new_dtype(stored, leaf, cast))
             if odd:
                 texts = f"{specs[odd[0]]} as {odd[0]}", str(forms[odd[0]])
                 found["misshapen"].append(Mismatch(leaf.name, *texts))
@@ -188,11 +192,12 @@ def compare(
                 found["misshapen"].append(Mismatch(leaf.name, str(stored), str(leaf.spec)))
                 remedies.append(_remedy(stored, leaf, cast))
             else:
-                good.append(leaf)
-                if new.dtype != stored.dtype and not leaf.spec.key_impl:
+                good[leaf.name] = dtype = new_dtype(stored, leaf, cast)
+                if dtype != stored.dtype and not leaf.spec.key_impl:
+                    new = Spec(leaf.spec.shape, dtype)
                     found["cast"].append(Mismatch(leaf.name, str(stored), str(new)))
-        found["restored"] += [leaf.name for leaf in good]
-        found["renamed"] += [(o, leaf.name) for o in specs for leaf in good if o != leaf.name]
+        found["restored"] += good
+        found["renamed"] += [(old, name) for old in specs for name in good if old != name]
         reads += [(conversion, good)] if good else []
     found["unexpected"] = [name for name in left_over if contents.has_item(name)]
     hints: dict[str, str] = {}
@@ -225,35 +230,20 @@ def renaming(old: str, new: str) -> str:
     return f'rename={{"{".".join(olds)}{rest}": "{".".join(news)}{rest}"}}'
 
 
-def _refusal(report: Report, remedies: list[str], abstract: list[str]) -> str:
-    last = "strict=False restores what matches and reports the rest"
-    if abstract:
-        some = f"{len(abstract):,} abstract leaves, such as {abstract[0]}, have no value to keep"
-        last = f"{some}: restore into objects that have values"
-    lines = [f"{report.source} does not match the objects, and nothing was changed."]
-    return "\n  ".join([*lines, *report.problems(), f"{'; '.join([*remedies, last])}."])
-
-
-def _read(
-    source: Source,
-    reads: list[tuple[Conversion, list[Leaf]]],
-    contents: Contents,
-    cast: bool | None,
-) -> dict[str, tp.Any]:
+def _read(source: Source, reads: Reads, contents: Contents) -> dict[str, tp.Any]:
     """The new values by name."""
     wanted: dict[str, tp.Any] = {}
-    for conversion, leaves in reads:
-        for leaf in leaves:
+    for conversion, dtypes in reads:
+        for leaf in map(contents.leaves.__getitem__, dtypes):
             check_sharding(leaf)
             sharding = leaf.sharding if conversion.rule.renames else None
             wanted.update(dict.fromkeys(conversion.foreign, sharding))
     read, new = source.open(wanted), dict[str, tp.Any]()
-    for (foreign, ours, rule), leaves in reads:
-        stored = source.specs[next(iter(foreign))]
+    for (foreign, ours, rule), dtypes in reads:
         parts = rule.to_ours([read(name) for name in foreign], [*ours.values()])
         arrays = dict(zip(ours, parts))
-        for leaf in leaves:
-            new[leaf.name] = placed(arrays[leaf.name], leaf, new_dtype(stored, leaf, cast))
+        for name, dtype in dtypes.items():
+            new[name] = placed(arrays[name], contents.leaves[name], dtype)
     return new
 
 

@@ -22,7 +22,8 @@ import jax
 
 from nnxlite._base.errors import warn_user
 from nnxlite.checkpoint import _orbax
-from nnxlite.checkpoint._checkpoint import check_options, contents_of, restore
+from nnxlite.checkpoint._checkpoint import check_options, restore
+from nnxlite.checkpoint._contents import Contents
 from nnxlite.checkpoint._loading import Renaming
 from nnxlite.checkpoint._report import DamagedError, NotFoundError, Report, together
 from nnxlite.filters import Filter
@@ -211,8 +212,8 @@ class Manager:
                 "on from first (Manager.restore, nnx.training.resume); or save into another folder."
             )
         with together(f"nnx.checkpoint.Manager.save: step {step}"):
-            contents = contents_of(items, only)
-        args = _orbax.content_of(contents).as_arguments()
+            contents = Contents(items, only)
+        args = _orbax.content_of(contents)
         self.wait()
         if later:
             warn_user(

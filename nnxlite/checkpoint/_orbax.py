@@ -39,7 +39,7 @@ from nnxlite.checkpoint._report import (
     printable,
     together,
 )
-from nnxlite.checkpoint._safetensors import PICKLES
+from nnxlite.checkpoint._weights import PICKLES
 from nnxlite.distributed import agreed, exchange
 
 ARRAYS, ABOUT = "arrays", "nnxlite"
@@ -69,22 +69,7 @@ def folder(path: tp.Any) -> epath.Path:
 # Writing ------------------------------------------------------------------------------------------
 
 
-class Content(tp.NamedTuple):
-    """What is to be saved: arrays by name, and JSON that describes them."""
-
-    arrays: dict[str, tp.Any]
-    about: dict[str, tp.Any]
-
-    def as_arguments(self) -> ocp.args.Composite:
-        """The same for a manager of Orbax."""
-        args = orbax().args
-        items = {ABOUT: args.JsonSave(self.about)}
-        if self.arrays:  # Orbax refuses an empty item
-            items[ARRAYS] = args.PyTreeSave(self.arrays)
-        return args.Composite(**items)
-
-
-def content_of(contents: Contents) -> Content:
+def content_of(contents: Contents) -> ocp.args.Composite:
     """What is to be saved of the chosen leaves; all processes agree that it can be."""
     arrays: dict[str, tp.Any] = {}
     leaves: dict[str, tp.Any] = {}
@@ -92,30 +77,23 @@ def content_of(contents: Contents) -> Content:
     mine: dict[str, tp.Any] = {}  # arrays of which each process has a copy of its own
     with together("nnx.checkpoint: what is to be saved"):
         for name, leaf in contents.chosen.items():
-            value, spec = leaf.value, leaf.spec
+            spec, value = leaf.spec, leaf.stored
             leaves[name] = {"dtype": spec.dtype, "shape": list(spec.shape)}
             same[name] = f"{spec} {value!r}" if spec.is_python else str(spec)
-            if isinstance(value, jax.ShapeDtypeStruct):
-                raise CheckpointError(f"'{name}' is abstract: it has no value to save.")
             if spec.is_python:
                 leaves[name]["value"] = plain_as_json(value)
-            if spec.is_python or 0 in spec.shape:
-                continue
-            value = jax.random.key_data(value) if spec.key_impl else value
-            if isinstance(value, jax.Array) and not value.addressable_shards:
-                raise CheckpointError(
-                    f"'{name}' has no shard on this process; a checkpoint needs arrays of which each "
-                    "process has a part. Build its mesh from jax.devices()."
-                )
-            if not isinstance(value, jax.Array) or value.is_fully_addressable:
-                mine[name] = value
-            elif value.is_fully_replicated:
-                value = np.asarray(value.addressable_data(0))
-            arrays[name] = value if isinstance(value, jax.Array) else np.asarray(value)
+            elif 0 not in spec.shape:
+                arrays[name] = value
+                if not isinstance(leaf.value, jax.Array) or leaf.value.is_fully_addressable:
+                    mine[name] = value
     if jax.process_count() > 1:
         check_same_in_all(same, mine)
     named = {"aliases": contents.aliases, "classes": contents.classes()}
-    return Content(arrays, {"format": FORMAT, "leaves": leaves, **named})
+    args = orbax().args
+    items = {ABOUT: args.JsonSave({"format": FORMAT, "leaves": leaves, **named})}
+    if arrays:  # Orbax refuses an empty item
+        items[ARRAYS] = args.PyTreeSave(arrays)
+    return args.Composite(**items)
 
 
 def check_same_in_all(parts: dict[str, str], mine: tp.Mapping[str, tp.Any]) -> None:
@@ -145,7 +123,7 @@ def check_same_in_all(parts: dict[str, str], mine: tp.Mapping[str, tp.Any]) -> N
     )
 
 
-def write(path: epath.Path, content: Content) -> None:
+def write(path: epath.Path, content: ocp.args.Composite) -> None:
     """Save into a new folder, which is there when it is complete; CheckpointError if it cannot be.
 
     Of several processes each writes its part of the arrays, and the first one all else. What one
@@ -153,25 +131,22 @@ def write(path: epath.Path, content: Content) -> None:
     """
     unfinished = path.parent / f"{path.name}.orbax-checkpoint-tmp"
     first = jax.process_index() == 0
-    # Orbax refuses an empty tree.
-    args = orbax().args.PyTreeSave(content.arrays) if content.arrays else None
+    items = dict(content.items())
     try:
         with contextlib.closing(orbax().PyTreeCheckpointHandler()) as handler:
             with together(f"nnx.checkpoint: making {unfinished}"):
                 if first and unfinished.exists():
                     unfinished.rmtree()  # of a process that was ended
-                if first:
-                    (unfinished / ABOUT).mkdir(parents=True)
-                    if args is not None:
-                        (unfinished / ARRAYS).mkdir()
+                for item in items if first else ():
+                    (unfinished / item).mkdir(parents=True)
             with together(f"nnx.checkpoint: writing {path}"):
-                if args is not None:
-                    handler.save(unfinished / ARRAYS, args=args)
+                if ARRAYS in items:
+                    handler.save(unfinished / ARRAYS, args=items[ARRAYS])
             with together(f"nnx.checkpoint: completing {path}"):
-                if first and args is not None:
+                if first and ARRAYS in items:
                     handler.finalize(unfinished / ARRAYS)
                 if first:
-                    (unfinished / ABOUT / "metadata").write_text(json.dumps(content.about))
+                    (unfinished / ABOUT / "metadata").write_text(json.dumps(items[ABOUT].item))
                     unfinished.rename(path)
     except Exception as error:
         if first and unfinished.exists():

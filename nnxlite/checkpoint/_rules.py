@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from nnxlite._base.errors import importing
-from nnxlite.checkpoint._contents import Contents
+from nnxlite.checkpoint._contents import Contents, every_name
 from nnxlite.checkpoint._report import CheckpointError, near_text
-from nnxlite.training.patterns import Pattern
+from nnxlite.checkpoint.patterns import Pattern
 
 __all__ = ["Ignore", "Keep", "MappingError", "Rule"]
 
@@ -246,10 +246,7 @@ def conversions(
     Raises:
         MappingError: with every problem.
     """
-    names = {name: name for name in contents.leaves}
-    for name in contents.leaves:
-        for other in contents.also_named(name):
-            names.setdefault(other, name)
+    names = every_name(contents.leaves, contents.aliases)
     made: list[Conversion] = []
     problems: list[str] = []
     owners: dict[tuple[str, str], Rule] = {}

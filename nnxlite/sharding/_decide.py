@@ -24,6 +24,7 @@ from nnxlite._base.jax import is_tracing, key_name, new_ref
 from nnxlite._base.text import mesh_text
 from nnxlite._state._definition import from_flat_state
 from nnxlite._state._flat import content
+from nnxlite.checkpoint.patterns import Pattern
 from nnxlite.graph._edit import update
 from nnxlite.graph._kinds import Kind, kind_of
 from nnxlite.graph._rebuild import Path
@@ -44,7 +45,6 @@ from nnxlite.sharding._plan import (
     spec_text,
     ways,
 )
-from nnxlite.training.patterns import Pattern
 from nnxlite.transforms._compiles import eval_shape
 from nnxlite.variables._definition import PLACEMENT
 from nnxlite.variables._variable import Variable

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nnxlite._base.errors import MOST_PATHS, path_text, short_type
 from nnxlite._base.jax import P, R, RematPolicy, key_name
 from nnxlite._state._flat import content
+from nnxlite.checkpoint.patterns import Pattern
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.graph._functional import merge, split
 from nnxlite.graph._graphdef import GraphDef
@@ -28,7 +29,6 @@ from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._capture import observed
 from nnxlite.objects._containers import List
 from nnxlite.objects._module import Module, iter_modules
-from nnxlite.training.patterns import Pattern
 from nnxlite.transforms._control import remat
 from nnxlite.transforms._wrapper import name_of
 from nnxlite.variables._definition import PLACEMENT, changed_names

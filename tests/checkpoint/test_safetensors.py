@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
 from nnxlite.checkpoint import DamagedError, Mapping, MismatchError, NotFoundError, Rule
-from nnxlite.checkpoint import _safetensors as files
+from nnxlite.checkpoint import _weights as files
 from tests.checkpoint.models import bits, linear
 from tests.checkpoint.models import params as one
 
@@ -87,7 +87,7 @@ def test_what_the_format_does_not_have(tmp_path):
         (nnx.Dict(x=nnx.Variable(np.array([1j]))), f"'x' is complex128[1]{unknown}"),
         (nnx.Dict(x=nnx.Variable(jnp.zeros(2, "int4"))), f"'x' is int4[2]{unknown}"),
         (nnx.Dict(x=nnx.Variable("a")), f"'x' is str32[]{unknown}"),
-        (abstract, "'kernel' is abstract, and has no value to be saved."),
+        (abstract, "'kernel' is abstract: it has no value to save."),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             nnx.save_safetensors(tmp_path, model)

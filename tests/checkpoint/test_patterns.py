@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from nnxlite.training.patterns import Pattern
+from nnxlite.checkpoint.patterns import Pattern
 
 
 def tried(pattern, name):

@@ -31,7 +31,7 @@ class Pattern:
         text: as it was written.
         wildcards: the names of its wildcards; of those without a name, `*1`, `*2`, `**1`, ...
 
-    >>> from nnxlite.training.patterns import Pattern
+    >>> from nnxlite.checkpoint.patterns import Pattern
     >>> found = Pattern("h.{i}.mlp.**").match("h.3.mlp.c_fc.weight")
     >>> found
     {'i': '3', '**1': '.c_fc.weight'}
