@@ -89,7 +89,7 @@ def variables():
     tr.flatten_mapping({1: {"a": 2}}, sep="/")
         TypeError: Cannot join the path (1, 'a') by sep='/' ... type int
     tr.unflatten_mapping(3)
-        TypeError: unflatten_mapping needs a mapping or an iterable ... got int
+        TypeError: unflatten_mapping needs a mapping from paths ... got int
     tr.unflatten_mapping({"ab": 1})
         TypeError: The path 'ab' is a string: give its separator as sep=
     tr.unflatten_mapping({("a",): 1}, sep="/")

@@ -373,7 +373,8 @@ class State(Shown, abc.MutableMapping[K, V]):
             TypeError: for another argument, or when a path leads through a leaf.
             ValueError: for an empty path.
         """
-        pairs = pairs_of("State.from_flat_path", flat_state)
+        items = pairs_of("State.from_flat_path", flat_state)
+        pairs = [(tuple(path), leaf) for path, leaf in items]
         if not all(path for path, _ in pairs):
             raise ValueError("A leaf with an empty path has no place in a State.")
         return cls._nnx_wrap(nested(pairs, cls._nnx_wrap))

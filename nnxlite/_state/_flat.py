@@ -343,7 +343,7 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
     _leaves: list[V]
 
     def __init__(self, items: FlatItems[V], /, *, sort: bool) -> None:
-        pairs = pairs_of("FlatState", items)
+        pairs = [(tuple(path), leaf) for path, leaf in pairs_of("FlatState", items)]
         if sort:
             try:
                 pairs.sort(key=lambda pair: pair[0])
@@ -468,15 +468,14 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def pairs_of(what: str, items: tp.Any) -> list[tuple[Path, tp.Any]]:
-    """Pairs of path and leaf, the paths as tuples."""
+def pairs_of(what: str, items: tp.Any) -> abc.Iterable[tuple[tp.Any, tp.Any]]:
+    """The pairs of path and leaf in a mapping, or those that are given; raises TypeError for others."""
     if not isinstance(items, abc.Iterable):
         raise TypeError(
             f"{what} needs a mapping from paths to leaves, or an iterable of (path, leaf) pairs, "
             f"got {type(items).__name__}."
         )
-    pairs = items.items() if isinstance(items, abc.Mapping) else items
-    return [(tuple(path), leaf) for path, leaf in pairs]
+    return items.items() if isinstance(items, abc.Mapping) else items
 
 
 def _divided(

@@ -117,12 +117,7 @@ def unflatten_mapping(
     >>> nnx.traversals.unflatten_mapping({("a", "b"): 1, ("d",): 2})
     {'a': {'b': 1}, 'd': 2}
     """
-    if not isinstance(xs, abc.Iterable):
-        raise TypeError(
-            "unflatten_mapping needs a mapping or an iterable of (path, leaf) pairs, got "
-            f"{type(xs).__name__}."
-        )
-    pairs = xs.items() if isinstance(xs, abc.Mapping) else xs
+    pairs = _flat.pairs_of("unflatten_mapping", xs)
     return _flat.nested([(_split(path, sep), {} if x is empty_node else x) for path, x in pairs])
 
 
