@@ -7,6 +7,7 @@ the loop runs the jaxpr: the user's Python code runs once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import typing as tp
 
@@ -25,7 +26,6 @@ from nnxlite.boundary._leave import (
     edits_text,
     node_text,
     result_words,
-    structure_error,
     tree_difference,
 )
 from nnxlite.boundary._out import Fixed, Outputs, Source, pick
@@ -369,12 +369,13 @@ class _Comparison:
         if one != other:
             words = argument_words(call), result_words(call, self.out)
             shown = [[w[i] for i in at] for w, at in zip(words, positions)]
-            error: type[Exception] = ValueError
-            if not (self.is_scan and self.updates):
-                roots = {i for i, position in enumerate(positions[0]) if position in where[0]}
-                error = structure_error(one, other, roots)
-            difference = tree_difference(one, other, *shown)
-            raise error(*self.differ(f"the output is {difference}.").args)
+            error = self.differ(f"the output is {tree_difference(one, other, *shown)}.")
+            only_arrays = False  # became trees: of another class, as in the reference
+            with contextlib.suppress(ValueError):
+                parts = zip(positions[0], one.flatten_up_to(after))
+                only_arrays = all(type(part) is int for at, part in parts if at in where[0])
+            is_other = only_arrays and not (self.is_scan and self.updates)
+            raise (TypeError if is_other else ValueError)(*error.args)
         for old, new in zip(*positions):
             if (old in where[0]) != (new in where[1]):
                 sides = ["an object", "an array"][:: 1 if old in where[0] else -1]

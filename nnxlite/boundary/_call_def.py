@@ -541,14 +541,14 @@ class Partition:
 
     labels: tuple[tp.Any, ...]
     order: tuple[tp.Any, ...] = (True, False)
-    positions: tuple[list[int], ...] = dataclasses.field(init=False, repr=False, compare=False)
-    """The positions of the leaves of each group."""
 
-    def __post_init__(self) -> None:
+    @functools.cached_property
+    def positions(self) -> tuple[list[int], ...]:
+        """The positions of the leaves of each group."""
         positions: tuple[list[int], ...] = tuple([] for _ in self.order)
         for position, label in enumerate(self.labels):
             positions[self.order.index(label)].append(position)
-        object.__setattr__(self, "positions", positions)
+        return positions
 
     @classmethod
     def chosen(cls, flags: tp.Iterable[tp.Any]) -> Partition:

@@ -13,16 +13,10 @@ import typing as tp
 import jax
 
 from nnxlite._base.errors import path_text, short_type
-from nnxlite._base.jax import (
-    PyTreeDef,
-    describe_trace,
-    in_this_trace,
-    is_ref,
-    trace_state,
-)
+from nnxlite._base.jax import PyTreeDef, describe_trace, in_this_trace, is_ref, trace_state
 from nnxlite._base.outline import array_text
 from nnxlite._base.statics import ById, alike, captures
-from nnxlite.boundary._call_def import CallDef, Inner, paths_of, template_of
+from nnxlite.boundary._call_def import CallDef, Inner, paths_of
 from nnxlite.boundary._inputs import Inputs, is_root, positions
 from nnxlite.boundary._out import Edit, OutDef, Outputs, Source, output_paths
 from nnxlite.graph._compare import SHOWN, kind_at, worded
@@ -170,16 +164,9 @@ def _graph_of(
             refs[id(value)] = now = ~len(new)
             new.append(value[...] if is_ref(value) else value)
         every_source.append(now)
-    left = OutDef(
-        *result,
-        graphdef,
-        origin,
-        tuple(every_source),
-        len(arguments),
-        edits=edits,
-        kinds=tuple(changed),
-        seen=tuple(map(ById, inner.call.graphdef.atoms())),
-    )
+    first, of, kinds = len(arguments), tuple(every_source), tuple(changed)
+    seen = tuple(map(ById, inner.call.graphdef.atoms()))
+    left = OutDef(*result, graphdef, origin, of, first, edits=edits, kinds=kinds, seen=seen)
     return left, new, {old: walk.leaves[now] for now, old in moves.items()}
 
 
@@ -224,10 +211,7 @@ def _unchanged(
 
 
 def _edits(
-    came_in: Decoded,
-    decoded: Decoded,
-    origin: tuple[int | None, ...],
-    sources: list[Source | None],
+    came_in: Decoded, decoded: Decoded, origin: tuple[int | None, ...], sources: list[Source | None]
 ) -> tuple[tuple[Edit, ...], dict[int, int]]:
     """Compare the objects of the arguments attribute by attribute.
 
@@ -421,21 +405,6 @@ def is_foreign(value: tp.Any) -> bool:
     except TypeError:
         return True
     return False
-
-
-def structure_error(
-    before: PyTreeDef, after: PyTreeDef, roots: tp.Container[int] = ()
-) -> type[Exception]:
-    """The class of the error for a carry that changes its structure, as in the reference.
-
-    It is TypeError where only arrays became trees; `roots` are the leaves that are objects.
-    """
-    try:
-        parts = before.flatten_up_to(template_of(after))
-    except ValueError:
-        return ValueError
-    kept = all(isinstance(part, int) for i, part in enumerate(parts) if i in roots)
-    return TypeError if kept else ValueError
 
 
 def tree_difference(before: PyTreeDef, after: PyTreeDef, *words: tp.Sequence[str]) -> str:
