@@ -47,8 +47,7 @@ class PrefixMapping:
     def __init__(self, mapping: _Pairs) -> None:
         if isinstance(mapping, State):
             mapping = _by_setting(mapping)
-        pairs = mapping.items() if isinstance(mapping, tp.Mapping) else mapping
-        pairs = tuple((f, s) for f, s in pairs)
+        pairs = [*(mapping.items() if isinstance(mapping, tp.Mapping) else mapping)]
         self._filters = tuple(f for f, _ in pairs)
         self._settings = tuple(as_integer(s) for _, s in pairs)
         self._predicates = tuple(map(to_predicate, self._filters))
@@ -366,10 +365,8 @@ def broadcast(
             f"structure of the {of} is {structure}. Give one setting to each part, or to all; an "
             f"object is one part, and {chooser} chooses by Variable."
         ) from None
-    out: list[tp.Any] = []
-    for setting, part in zip(settings, below):
-        out += [setting] * len(jax.tree_util.tree_leaves(part))
-    return out
+    pairs = zip(settings, below)
+    return [setting for setting, part in pairs for _ in jax.tree_util.tree_leaves(part)]
 
 
 _ASK_PATHS = (filters.PathContains, filters.PathIn, filters._Joined, filters.Not)

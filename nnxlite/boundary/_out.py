@@ -544,9 +544,7 @@ def with_axis_names(
     copies = [
         (variable.sharding_names, shape_of(value))
         for variable, _, value in _mapped_variables(inner, value_settings)
-        if variable.sharding_names is not None
     ]
-    annotated = UNNAMED_AXES.get()
     decoded, tokens = left.graphdef.decoded, list(left.graphdef.tokens)
     came_in = inner.call.graphdef.decoded.node_defs
     kinds: list[tuple[int, VariableDef]] = []
@@ -555,9 +553,8 @@ def with_axis_names(
             continue
         source, old = left.sources[decoded.node_leaves[node]], left.origin[node]
         axis = pick(source, value_settings, new_settings)
-        if isinstance(axis, int) and (
-            names or (annotated and "out_sharding" in definition.metadata)
-        ):
+        annotated = "out_sharding" in definition.metadata and UNNAMED_AXES.get()
+        if isinstance(axis, int) and (names or annotated):
             carrier = definition.type.from_metadata(None, definition.metadata)
             slice_ = pick(source, inner.values, out.new)
             if names:
