@@ -20,14 +20,7 @@ from nnxlite._base.statics import alike
 from nnxlite.boundary._call_def import CallDef, Inner, describe, enter, leaf_names, template_of
 from nnxlite.boundary._inputs import leaves_of_code
 from nnxlite.boundary._labels import Carry, is_setting, refuse_foreign_axes, settings_in
-from nnxlite.boundary._leave import (
-    argument_words,
-    code_text,
-    edits_text,
-    node_text,
-    result_words,
-    tree_difference,
-)
+from nnxlite.boundary._leave import code_text, edits_text, node_text, result_words, tree_difference
 from nnxlite.boundary._out import Fixed, Outputs, Source, pick
 from nnxlite.graph._defs import ObjectDef, StaticDef
 from nnxlite.graph._rebuild import ArrayCode, Code, ContainerCode, NodeCode, Path
@@ -367,9 +360,11 @@ class _Comparison:
         one, other = map(jax.tree_util.tree_structure, (before, after))
         positions = [jax.tree_util.tree_leaves(part) for part in (before, after)]
         if one != other:
-            words = argument_words(call), result_words(call, self.out)
-            shown = [[w[i] for i in at] for w, at in zip(words, positions)]
-            error = self.differ(f"the output is {tree_difference(one, other, *shown)}.")
+            objects, news = dict(zip(where[0], self.before.roots)), result_words(call, self.out)
+            name = lambda i: f"the {code_text(objects[i], self.before)}"
+            words = [name(i) if i in objects else "an array" for i in positions[0]]
+            difference = tree_difference(one, other, words, [news[i] for i in positions[1]])
+            error = self.differ(f"the output is {difference}.")
             only_arrays = False  # became trees: of another class, as in the reference
             with contextlib.suppress(ValueError):
                 parts = zip(positions[0], one.flatten_up_to(after))

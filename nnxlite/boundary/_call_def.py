@@ -499,7 +499,7 @@ def describe(
         signature.fun = weakref.ref(described)
         described.names = names  # type: ignore[attr-defined]
     described.__signature__ = signature  # type: ignore[attr-defined]
-    inner = fun
+    inner: tp.Any = fun
     while isinstance(inner, functools.partial):
         inner = inner.func
     inner = inspect.unwrap(inner)
@@ -508,8 +508,8 @@ def describe(
     if hasattr(inner, "__code__"):
         # The source location alone: it does not keep the function alive.
         shown = getattr(inner, "__name__", type(inner).__name__)
-        source = {"__name__": shown, "__code__": tp.cast(tp.Any, inner).__code__}
-        described.__wrapped__ = types.SimpleNamespace(**source)  # type: ignore[attr-defined]
+        source = types.SimpleNamespace(__name__=shown, __code__=inner.__code__)
+        described.__wrapped__ = source  # type: ignore[attr-defined]
     return described
 
 

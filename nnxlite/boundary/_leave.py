@@ -476,14 +476,6 @@ def code_text(code: Code, decoded: Decoded) -> str:
     return worded(kind_at(decoded, code))
 
 
-def argument_words(call: CallDef) -> list[str]:
-    """What each leaf of the arguments is: an object or an array."""
-    words, decoded = ["an array"] * call.treedef.num_leaves, call.graphdef.decoded
-    for position, code in zip(call.where, decoded.roots):
-        words[position] = f"the {code_text(code, decoded)}"
-    return words
-
-
 def result_words(call: CallDef, out: Outputs) -> list[str]:
     """What each leaf of a result is: an object, a State, or the type of an array."""
     left = out.definition

@@ -251,12 +251,10 @@ def output_paths(call: CallDef, definition: OutDef) -> list[Path]:
 
 def output_names(call: CallDef, definition: OutDef) -> list[str]:
     """The names of all outputs, for messages; see `output_paths`."""
-    paths = output_paths(call, definition)
-    counts = definition.num_arrays, len(definition.written)
-    kinds = ["the result"] * counts[0] + ["the value at"] * counts[1]
-    kinds += ["the new Variable"] * (len(paths) - len(kinds))
-    starts = [1] * counts[0] + [0] * (len(paths) - counts[0])  # "result" is in the words already
-    return [f"{k} '{path_text(path[i:])}'" for k, path, i in zip(kinds, paths, starts)]
+    of_result, written, new = definition.split(output_paths(call, definition))
+    names = [f"the result '{path_text(path[1:])}'" for path in of_result]
+    names += [f"the value at '{path_text(path)}'" for path in written]
+    return names + [f"the new Variable '{path_text(path)}'" for path in new]
 
 
 def refuse_no_room(what: object, call: CallDef, out: Outputs, axes: tp.Sequence[tp.Any]) -> None:
