@@ -1,37 +1,6 @@
 """Filtered trees and transforms: what to trace, differentiate or batch, leaf by leaf."""
 
-from nnxlite.filtered._calls import filter_checkpoint as filter_checkpoint
-from nnxlite.filtered._calls import filter_closure_convert as filter_closure_convert
-from nnxlite.filtered._calls import filter_eval_shape as filter_eval_shape
-from nnxlite.filtered._calls import filter_jit as filter_jit
-from nnxlite.filtered._calls import filter_make_jaxpr as filter_make_jaxpr
-from nnxlite.filtered._calls import filter_pmap as filter_pmap
-from nnxlite.filtered._calls import filter_pure_callback as filter_pure_callback
-from nnxlite.filtered._calls import filter_vmap as filter_vmap
-from nnxlite.filtered._grad import filter_custom_jvp as filter_custom_jvp
-from nnxlite.filtered._grad import filter_custom_vjp as filter_custom_vjp
-from nnxlite.filtered._grad import filter_grad as filter_grad
-from nnxlite.filtered._grad import filter_hessian as filter_hessian
-from nnxlite.filtered._grad import filter_jacfwd as filter_jacfwd
-from nnxlite.filtered._grad import filter_jacrev as filter_jacrev
-from nnxlite.filtered._grad import filter_jvp as filter_jvp
-from nnxlite.filtered._grad import filter_value_and_grad as filter_value_and_grad
-from nnxlite.filtered._grad import filter_vjp as filter_vjp
-from nnxlite.filtered._specs import filter as filter
-from nnxlite.filtered._specs import if_array as if_array
-from nnxlite.filtered._specs import is_array as is_array
-from nnxlite.filtered._specs import is_array_like as is_array_like
-from nnxlite.filtered._specs import is_inexact_array as is_inexact_array
-from nnxlite.filtered._specs import is_inexact_array_like as is_inexact_array_like
-from nnxlite.filtered._specs import partition as partition
-from nnxlite.filtered._specs import tree_equal as tree_equal
-from nnxlite.filtered._specs import tree_inference as tree_inference
-from nnxlite.filtered._specs import tree_pformat as tree_pformat
-from nnxlite.filtered._specs import tree_pprint as tree_pprint
-from nnxlite.filtered._trees import apply_updates as apply_updates
-from nnxlite.filtered._trees import combine as combine
-from nnxlite.filtered._trees import filter_shard as filter_shard
-from nnxlite.filtered._trees import tree_at as tree_at
-from nnxlite.filtered._trees import tree_check as tree_check
-from nnxlite.filtered._trees import tree_flatten_one_level as tree_flatten_one_level
-from nnxlite.objects._fields import field as field
+from nnxlite.filtered._calls import *
+from nnxlite.filtered._grad import *
+from nnxlite.filtered._specs import *
+from nnxlite.filtered._trees import *

@@ -51,6 +51,9 @@ from nnxlite.transforms._mapped import Mapped, Resolved, mapped_forms, run_mappe
 from nnxlite.transforms._wrapper import Transform, both_forms, decorated, name_of
 from nnxlite.variables._definition import MISSING
 
+__all__ = ["filter_checkpoint", "filter_closure_convert", "filter_eval_shape", "filter_jit"]
+__all__ += ["filter_make_jaxpr", "filter_pmap", "filter_pure_callback", "filter_vmap"]
+
 if tp.TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 

@@ -31,6 +31,9 @@ from nnxlite.transforms._derivatives import Derivation, Tangents, of_arguments, 
 from nnxlite.transforms._wrapper import Transform, Unequal, decorated
 from nnxlite.variables._definition import MISSING
 
+__all__ = ["filter_custom_jvp", "filter_custom_vjp", "filter_grad", "filter_hessian"]
+__all__ += ["filter_jacfwd", "filter_jacrev", "filter_jvp", "filter_value_and_grad", "filter_vjp"]
+
 A = tp.TypeVar("A")
 T = tp.TypeVar("T")
 

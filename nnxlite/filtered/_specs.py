@@ -44,6 +44,10 @@ from nnxlite.objects._pytree import Pytree
 from nnxlite.transforms._call import Call
 from nnxlite.transforms._wrapper import Options, unbind
 
+__all__ = ["filter", "if_array", "is_array", "is_array_like", "is_inexact_array"]
+__all__ += ["is_inexact_array_like", "partition", "tree_equal", "tree_inference", "tree_pformat"]
+__all__ += ["tree_pprint"]
+
 T = tp.TypeVar("T")
 IsLeaf: tp.TypeAlias = tp.Callable[[tp.Any], bool]
 

@@ -29,6 +29,9 @@ from nnxlite.objects._pytree import Pytree
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import Variable, make
 
+__all__ = ["apply_updates", "combine", "filter_shard", "tree_at", "tree_check"]
+__all__ += ["tree_flatten_one_level"]
+
 
 def children(value: tp.Any, also: tuple[type, ...] = ()) -> list[tuple[Path, tp.Any]]:
     """The parts one level down, with their paths from there.

@@ -1,32 +1,11 @@
 """Transforms: those of JAX, for functions of mutable objects."""
 
-from nnxlite.transforms._checks import branched_error_if as branched_error_if
-from nnxlite.transforms._checks import error_if as error_if
-from nnxlite.transforms._compiles import CacheInfo as CacheInfo
-from nnxlite.transforms._compiles import Explanation as Explanation
-from nnxlite.transforms._compiles import eval_shape as eval_shape
-from nnxlite.transforms._compiles import explain_compiles as explain_compiles
-from nnxlite.transforms._control import checkify as checkify
-from nnxlite.transforms._control import cond as cond
-from nnxlite.transforms._control import remat as remat
-from nnxlite.transforms._control import switch as switch
-from nnxlite.transforms._custom_vjp import custom_vjp as custom_vjp
-from nnxlite.transforms._grad import grad as grad
-from nnxlite.transforms._grad import jvp as jvp
-from nnxlite.transforms._grad import value_and_grad as value_and_grad
-from nnxlite.transforms._grad import vjp as vjp
-from nnxlite.transforms._jit import jit as jit
-from nnxlite.transforms._loops import fori_loop as fori_loop
-from nnxlite.transforms._loops import scan as scan
-from nnxlite.transforms._loops import while_loop as while_loop
-from nnxlite.transforms._mapped import pmap as pmap
-from nnxlite.transforms._mapped import shard_map as shard_map
-from nnxlite.transforms._mapped import vmap as vmap
-from nnxlite.transforms._shapes import NodeStates as NodeStates
-from nnxlite.transforms._shapes import cached_partial as cached_partial
-from nnxlite.transforms._shapes import from_tree as from_tree
-from nnxlite.transforms._shapes import jit_partial as jit_partial
-from nnxlite.transforms._shapes import make_jaxpr as make_jaxpr
-from nnxlite.transforms._shapes import prefix as prefix
-from nnxlite.transforms._shapes import to_tree as to_tree
-from nnxlite.variables._definition import PARTITION_NAME as PARTITION_NAME
+from nnxlite.transforms._checks import *
+from nnxlite.transforms._compiles import *
+from nnxlite.transforms._control import *
+from nnxlite.transforms._custom_vjp import *
+from nnxlite.transforms._grad import *
+from nnxlite.transforms._jit import *
+from nnxlite.transforms._loops import *
+from nnxlite.transforms._mapped import *
+from nnxlite.transforms._shapes import *

@@ -489,8 +489,9 @@ def argument_settings(
     args = tuple(filter(crosses, args[own:]))
     prefix = tuple(prefix) if isinstance(prefix, list) else prefix
     settings += [constant if s is None else s for s in broadcast(prefix, args, what)]
-    for name in filter(lambda name: crosses(kwargs[name]), sorted(kwargs)):
-        settings += [constant if name in names else default] * count(kwargs[name])
+    for name in sorted(kwargs):
+        if crosses(kwargs[name]):
+            settings += [constant if name in names else default] * count(kwargs[name])
     for position in without:
         settings.insert(position, None)
     return labels(call, settings, label or what), [settings[i] for i in call.where]

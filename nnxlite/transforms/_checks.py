@@ -22,6 +22,8 @@ from nnxlite._base.errors import RuntimeCheckError
 from nnxlite._base.jax import ARRAYS, is_concrete, is_recording
 from nnxlite.boundary._inputs import Inputs
 
+__all__ = ["branched_error_if", "error_if"]
+
 T = tp.TypeVar("T")
 OnError = tp.Literal["default", "raise", "breakpoint", "nan", "off"]
 

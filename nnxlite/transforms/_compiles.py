@@ -44,6 +44,8 @@ from nnxlite.transforms._wrapper import Options, unbind
 from nnxlite.variables._definition import place
 from nnxlite.variables._variable import Variable
 
+__all__ = ["CacheInfo", "Explanation", "eval_shape", "explain_compiles"]
+
 RECORDS_PER_FUNCTION = 16
 """How many traces are kept for a function: the last one is compared with those before."""
 

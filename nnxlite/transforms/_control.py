@@ -67,6 +67,8 @@ from nnxlite.transforms._wrapper import (
 )
 from nnxlite.variables._definition import MISSING
 
+__all__ = ["checkify", "cond", "remat", "switch"]
+
 S = tp.TypeVar("S", bound=tp.Hashable)
 Operands = tp.TypeVarTuple("Operands")
 

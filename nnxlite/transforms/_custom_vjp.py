@@ -53,6 +53,8 @@ from nnxlite.transforms._wrapper import (
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import is_variable
 
+__all__ = ["custom_vjp"]
+
 Fwd = tp.Callable[..., tuple[tp.Any, tp.Any]]
 Bwd = tp.Callable[..., tp.Any]
 

@@ -44,6 +44,8 @@ from nnxlite.transforms._wrapper import (
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._kinds import Param
 
+__all__ = ["grad", "jvp", "value_and_grad", "vjp"]
+
 F = tp.TypeVar("F", bound=tp.Callable[..., tp.Any])
 Primals = tp.TypeVarTuple("Primals")
 Aux = tp.TypeVar("Aux")

@@ -77,6 +77,8 @@ from nnxlite.transforms._wrapper import (
 )
 from nnxlite.variables._definition import MISSING
 
+__all__ = ["jit"]
+
 
 class JitProgram:
     """The compiled side of one function under one set of options; shared by equal wrappers.

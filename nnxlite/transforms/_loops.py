@@ -52,6 +52,8 @@ from nnxlite.transforms._wrapper import (
 )
 from nnxlite.variables._definition import MISSING, PARTITION_NAME
 
+__all__ = ["fori_loop", "scan", "while_loop"]
+
 C = tp.TypeVar("C")
 
 

@@ -72,6 +72,8 @@ from nnxlite.transforms._wrapper import (
 )
 from nnxlite.variables._definition import MISSING, PARTITION_NAME
 
+__all__ = ["pmap", "shard_map", "vmap"]
+
 RUN = inspect.signature(lambda leaves, size=None: None)
 
 

@@ -49,6 +49,9 @@ from nnxlite.transforms._wrapper import (
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._variable import is_variable
 
+__all__ = ["NodeStates", "cached_partial", "from_tree", "jit_partial", "make_jaxpr", "prefix"]
+__all__ += ["to_tree"]
+
 if tp.TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 

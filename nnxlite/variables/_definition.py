@@ -32,7 +32,7 @@ from nnxlite._base.statics import Facts, alike, atoms, facts, own_copy
 if tp.TYPE_CHECKING:
     from nnxlite.variables._variable import Variable
 
-__all__ = ["VariableMetadata"]
+__all__ = ["PARTITION_NAME", "VariableMetadata"]
 
 
 class _Missing:
