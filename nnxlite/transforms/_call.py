@@ -38,8 +38,6 @@ from nnxlite.transforms._wrapper import Options, Unbound, holds_object, name_of
 from nnxlite.variables._definition import PLACEMENT
 from nnxlite.variables._variable import Variable
 
-R = tp.TypeVar("R")
-
 Selection: tp.TypeAlias = frozenset[int | str]
 """Arguments of a call by number and by name; one that has both is in it twice."""
 

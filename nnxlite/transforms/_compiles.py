@@ -38,9 +38,9 @@ from nnxlite.boundary._leave import described
 from nnxlite.boundary._out import Outputs, replay
 from nnxlite.graph._compare import SHOWN, compare
 from nnxlite.graph._plan import view
-from nnxlite.transforms._call import Call, R
+from nnxlite.transforms._call import Call
 from nnxlite.transforms._checks import raise_failed
-from nnxlite.transforms._wrapper import Options, unbind
+from nnxlite.transforms._wrapper import Options, R, unbind
 from nnxlite.variables._definition import place
 from nnxlite.variables._variable import Variable
 

@@ -54,11 +54,12 @@ from nnxlite.boundary._leave import (
 )
 from nnxlite.boundary._out import Fixed, Outputs, output_paths, output_roots, replay
 from nnxlite.graph._compare import compare, differences_text
-from nnxlite.transforms._call import STATIC, Call, R, naming_arguments, positional, unwrapped_value
+from nnxlite.transforms._call import STATIC, Call, naming_arguments, positional, unwrapped_value
 from nnxlite.transforms._checks import checks_noted, wait
 from nnxlite.transforms._wrapper import (
     Options,
     P,
+    R,
     Transform,
     both_forms,
     decorated,

@@ -51,7 +51,6 @@ from nnxlite.boundary._out import (
 )
 from nnxlite.graph._rebuild import Path
 from nnxlite.transforms._call import (
-    R,
     argument_settings,
     axis_complaint,
     in_positions,
@@ -63,6 +62,7 @@ from nnxlite.transforms._wrapper import (
     Options,
     P,
     Q,
+    R,
     Transform,
     both_forms,
     decorated,
