@@ -27,6 +27,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import itertools
 import operator
 import sys
 import types
@@ -352,11 +353,11 @@ _first_seen: weakref.WeakKeyDictionary[tp.Any, tuple[tp.Any, bool]] = weakref.We
 # functions. Threads: two may work a key out twice; both are equal. Earned by `construct` and law L6.
 
 
-Reads = tuple[tuple[tp.Mapping[str, tp.Any], str, tp.Any], ...]
+Lookup = tuple[tp.Mapping[str, tp.Any], str, tp.Any]
 """Where a function's code reads: a scope, a name, and what the scope has under it, if anything."""
 
 
-def _reads(code: types.CodeType, namespace: dict[str, tp.Any]) -> Reads | None:
+def _reads(code: types.CodeType, namespace: dict[str, tp.Any]) -> list[Lookup] | None:
     """What code reads, if it names nothing but modules, functions and classes of trusted packages.
 
     A name is a global, a builtin, or an attribute: of one of these modules or classes, or of an array.
@@ -368,32 +369,26 @@ def _reads(code: types.CodeType, namespace: dict[str, tp.Any]) -> Reads | None:
         part = pending.pop()
         names += part.co_names
         pending += [c for c in part.co_consts if isinstance(c, types.CodeType)]
-    reads: list[tuple[tp.Mapping[str, tp.Any], str, tp.Any]] = []
-    owners: list[tp.Any] = []  # whose attributes the other names may be
-    unknown: set[str] = set()
-    for name in names:
-        value = namespace.get(name, _NOTHING)
-        reads.append((namespace, name, value))
-        if value is _NOTHING and name not in _SAFE_BUILTINS:
-            unknown.add(name)
-        elif value is not _NOTHING and not _is_named(value):
-            return None
-        elif isinstance(value, (type, types.ModuleType)):
-            owners.append(value)
-    resolved = set()
+    reads: list[Lookup] = []
+    resolved: set[str] = set()
+    owners: list[tp.Any] = [None]  # the namespace, then whose attributes the other names may be
     for owner in owners:  # grows
-        for scope in owner.__mro__ if isinstance(owner, type) else (owner,):
-            for name in names:
-                value = vars(scope).get(name, _NOTHING)
-                if value is _NOTHING:
-                    continue
-                resolved.add(name)
-                reads.append((vars(scope), name, value))
-                if not (_is_named(value) or type(value) in _NUMBERS or value is None):
-                    return None
-                if isinstance(value, (type, types.ModuleType)) and value not in owners:
-                    owners.append(value)
-    return None if unknown - resolved - _ARRAY_ATTRIBUTES else tuple(reads)
+        bases = owner.__mro__ if isinstance(owner, type) else (owner,)
+        scopes: tp.Any = [namespace] if owner is None else map(vars, bases)
+        for scope, name in itertools.product(scopes, names):
+            value = scope.get(name, _NOTHING)
+            if value is not _NOTHING or owner is None:
+                reads.append((scope, name, value))
+            if value is _NOTHING:
+                continue
+            resolved.add(name)
+            is_number = owner is not None and (type(value) in _NUMBERS or value is None)
+            if not (is_number or _is_named(value)):
+                return None
+            if isinstance(value, (type, types.ModuleType)) and value not in owners:
+                owners.append(value)
+    unknown = set(names) - resolved - _SAFE_BUILTINS - _ARRAY_ATTRIBUTES
+    return None if unknown else reads
 
 
 _NOTHING = object()
