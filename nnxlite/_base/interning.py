@@ -89,9 +89,8 @@ class Bounded(dict[K, T]):
 
     def __setitem__(self, key: K, value: T) -> None:
         if len(self) >= self.most and key not in self:
-            for oldest in tuple(self)[
-                : len(self) + 1 - self.most
-            ]:  # a copy: other threads write, too
+            excess = len(self) + 1 - self.most
+            for oldest in tuple(self)[:excess]:  # a copy: other threads write, too
                 self.pop(oldest, None)
         super().__setitem__(key, value)
 
