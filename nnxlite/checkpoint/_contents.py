@@ -217,14 +217,14 @@ class Leaf:
         That of a concrete array, if it is committed to devices; that of an abstract one, or else the one
         that the annotation of its Variable means on the mesh in use.
         """
-        if isinstance(self.value, jax.ShapeDtypeStruct):
-            if self.value.sharding is None and isinstance(self.owner, Variable):
-                found = abstract_with_sharding(self.owner).get_raw_value()
-                found = getattr(jax.tree.leaves(found)[self.position], "sharding", None)
-                return _with_devices(self.name, found)
-            return _with_devices(self.name, self.value.sharding)
-        committed = isinstance(self.value, jax.Array) and self.value.committed
-        return self.value.sharding if committed else None
+        value = self.value
+        if not isinstance(value, jax.ShapeDtypeStruct):
+            return value.sharding if isinstance(value, jax.Array) and value.committed else None
+        sharding = value.sharding
+        if sharding is None and isinstance(self.owner, Variable):
+            annotated = jax.tree.leaves(abstract_with_sharding(self.owner).get_raw_value())
+            sharding = getattr(annotated[self.position], "sharding", None)
+        return _with_devices(self.name, sharding)
 
 
 def _with_devices(

@@ -104,10 +104,10 @@ def load(
     if abstract or (strict and not report.complete):
         last = "strict=False restores what matches and reports the rest"
         if abstract:
-            some = (
-                f"{len(abstract):,} abstract leaves, such as {abstract[0]}, have no value to keep"
+            last = (
+                f"{len(abstract):,} abstract leaves, such as {abstract[0]}, have no value to keep: "
+                "restore into objects that have values"
             )
-            last = f"{some}: restore into objects that have values"
         lines = [f"{report.source} does not match the objects, and nothing was changed."]
         lines += [*report.problems(), f"{'; '.join([*remedies, last])}."]
         raise MismatchError("\n  ".join(lines), report)

@@ -161,6 +161,14 @@ def registry() -> tp.Any:
     save waits in a collective operation without an end.
     """
     ocp = orbax()
+
+    class Together(ocp.future.ChainedFuture):
+        """What is being written in the background; done when it is in all processes."""
+
+        def result(self, timeout: float | None = None) -> None:
+            with agreed("nnx.checkpoint.Manager: writing in the background"):
+                super().result(timeout)
+
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
     args = ocp.args
     for item, base, save, restore in (
@@ -172,28 +180,13 @@ def registry() -> tp.Any:
             async def async_save(
                 self, directory: tp.Any, *args: tp.Any, **kwargs: tp.Any
             ) -> tp.Any:
-                return [_Together(await super().async_save(directory, *args, **kwargs) or [])]
+                futures = await super().async_save(directory, *args, **kwargs)
+                return [Together(futures or [], lambda: None)]
 
         handler = Agreeing()
         handlers.add(item, save, handler)
         handlers.add(item, restore, handler)
     return handlers
-
-
-class _Together:
-    """What is being written in the background; done when it is in all processes."""
-
-    def __init__(self, futures: tp.Sequence[tp.Any]) -> None:
-        self.futures = futures
-
-    def result(self, timeout: float | None = None) -> None:
-        with agreed("nnx.checkpoint.Manager: writing in the background"):
-            for future in self.futures:
-                future.result(timeout)
-
-    def cancel(self) -> None:
-        for future in self.futures:
-            future.cancel()
 
 
 def not_written(folder: epath.Path, error: Exception) -> CheckpointError:

@@ -86,22 +86,19 @@ class Report:
     def problems(self) -> list[str]:
         """A line for each kind of problem, with the first names."""
         hints = {name: f" ({hint})" for name, hint in self.hints.items()}
-        kinds = {
-            "missing": [name + hints.get(name, "") for name in self.missing],
-            "unexpected": self.unexpected,
-            "misshapen": self.misshapen,
-        }
-        return [_line(title, names) for title, names in kinds.items() if names]
+        missing = [name + hints.get(name, "") for name in self.missing]
+        return _lines(missing=missing, unexpected=self.unexpected, misshapen=self.misshapen)
 
     def __repr__(self) -> str:
         renamed = [f"{old} to {new}" for old, new in self.renamed]
         lines = [f"{printable(self.source)}: {len(self.restored):,} restored", *self.problems()]
-        lines += [_line("cast", self.cast)] if self.cast else []
-        return "\n".join([*lines, _line("renamed", renamed)] if renamed else lines)
+        return "\n".join([*lines, *_lines(cast=self.cast, renamed=renamed)])
 
 
-def _line(title: str, names: tp.Sequence[tp.Any]) -> str:
-    return f"{title}, {len(names):,}: {listed(names, text=lambda name: printable(str(name)))}"
+def _lines(**kinds: tp.Sequence[tp.Any]) -> list[str]:
+    """A line for each kind of which there are any."""
+    text = lambda name: printable(str(name))
+    return [f"{kind}, {len(x):,}: {listed(x, text=text)}" for kind, x in kinds.items() if x]
 
 
 def near_text(name: str, names: tp.Iterable[str], cutoff: float = 0.5) -> str:

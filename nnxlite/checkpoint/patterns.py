@@ -41,7 +41,7 @@ class Pattern:
     True
     """
 
-    __slots__ = ("_groups", "_literals", "_regex", "text")
+    __slots__ = ("_groups", "_literals", "_regex", "text", "wildcards")
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -51,6 +51,7 @@ class Pattern:
         for wildcard in (part.strip(".{}") for part in parts[1::2]):
             number = 1 + sum(group.rstrip("0123456789") == wildcard for group in self._groups)
             self._groups.append(f"{wildcard}{number}" if wildcard[0] == "*" else wildcard)
+        self.wildcards = frozenset(self._groups)
         last, *before = [re.escape(literal[::-1]) for literal in reversed(self._literals)]
         blocks = [last]  # of a name that is read from its end; each `**` begins one
         for group, literal in zip(reversed(self._groups), before):
@@ -60,11 +61,6 @@ class Pattern:
                 blocks[-1] += f"(?>([^.]{'*' if group[0] == '*' else '+'}?){literal})"
         inner = [f"(?>{block})" for block in blocks[1:-1]]
         self._regex = re.compile("".join([blocks[0], *inner, *blocks[1:][-1:]]), re.DOTALL)
-
-    @property
-    def wildcards(self) -> frozenset[str]:
-        """The names of the wildcards."""
-        return frozenset(self._groups)
 
     def match(self, name: str) -> Bindings | None:
         """What the wildcards stand for in a name that matches; None for a name that does not."""

@@ -193,7 +193,7 @@ def resume(checkpoints: Checkpoints, **items: tp.Any) -> int:
     """
     if (latest := checkpoints.latest) is None:
         return 0
-    step = getattr(checkpoints.restore(**items), "step", None)  # it may be damaged
+    step = getattr(checkpoints.restore(**items), "step", None)  # the newest may be damaged
     return latest if step is None else step
 
 
