@@ -457,8 +457,9 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
         return FlatState(pairs, sort=True)
 
 
-def _sorted(pairs: Pairs) -> FlatState[tp.Any]:
-    return FlatState(pairs, sort=False)
+def _sorted(pairs: list[tuple[Path, tp.Any]]) -> FlatState[tp.Any]:
+    paths, leaves = [path for path, _ in pairs], [leaf for _, leaf in pairs]
+    return FlatState.from_sorted_keys_values(paths, leaves)
 
 
 jax.tree_util.register_pytree_node(

@@ -531,7 +531,9 @@ def resolve(code: Code, nodes: tp.Sequence[tp.Any], leaves: tp.Sequence[tp.Any])
     built: dict[Code, tp.Any] = {}
     for box in reversed(boxes):
         children = [
-            built[part] if isinstance(part, ContainerCode) else resolve(part, nodes, leaves)
+            nodes[part.number]  # most are nodes
+            if isinstance(part, NodeCode)
+            else (built[part] if isinstance(part, ContainerCode) else resolve(part, nodes, leaves))
             for part in box.codes
         ]
         built[box] = box.definition.build(children)

@@ -33,6 +33,7 @@ from nnxlite.graph._functional import build
 from nnxlite.graph._kinds import (
     CONTAINERS,
     CUSTOM_NODES,
+    NODES,
     Kind,
     is_graph_node,
     is_node,
@@ -82,7 +83,7 @@ def _iter(node: tp.Any, graph: bool) -> tp.Iterator[tuple[Path, tp.Any]]:
     none_seen = False
     for step, names, value in _steps(node, static=graph):
         if step == LEAVE and (value is not None or not none_seen):
-            yield tuple(names), value
+            yield tuple(names[1:]), value
             none_seen = none_seen or (graph and value is None)
 
 
@@ -92,6 +93,8 @@ ENTER, LEAVE, AGAIN = range(3)
 
 def _steps(root: tp.Any, static: bool = True) -> tp.Iterator[tuple[int, list[tp.Any], tp.Any]]:
     """Walk a graph: (step, names down to the value, value), each reference entered once.
+
+    The first name is that of the root, which has none: ().
 
     Args:
         static: whether static attributes are visited as well.
@@ -111,24 +114,26 @@ def _steps(root: tp.Any, static: bool = True) -> tp.Iterator[tuple[int, list[tp.
                 return
             open_containers.discard(id(above))
             yield LEAVE, names, above
-            names[-1:] = []  # the root has no name
+            names.pop()
             continue
         name, value = pair
-        if len(stack) > 1:
-            names.append(name)
+        names.append(name)
         kind = kind_of(value)
         if kind in _REFERENCES and id(value) in entered:
             yield AGAIN, names, value
-            names.pop()
-            continue
-        yield ENTER, names, value
-        if kind in _REFERENCES:
-            entered[id(value)] = value
-        elif kind in CONTAINERS:
-            if id(value) in open_containers:
-                raise contains_itself(value, names)
-            open_containers.add(id(value))
-        stack.append((value, iter(children_of(value, static))))
+        else:
+            yield ENTER, names, value
+            if kind in _REFERENCES:
+                entered[id(value)] = value
+            elif kind in CONTAINERS:
+                if id(value) in open_containers:
+                    raise contains_itself(value, names[1:])
+                open_containers.add(id(value))
+            if kind in NODES:
+                stack.append((value, iter(children_of(value, static))))
+                continue
+            yield LEAVE, names, value
+        names.pop()
 
 
 def iter_children(
@@ -274,12 +279,12 @@ def recursive_map(
             continue
         if step == LEAVE:
             given.append(_with_children(value, copies.get(id(value)), results.pop()))
-            new = f(tuple(names), given[-1])
+            new = f(tuple(names[1:]), given[-1])
             if kind in _REFERENCES:
                 copies[id(value)] = new
         else:
             new = copies[id(value)]
-        results[-1].append((names[-1] if names else None, new))
+        results[-1].append((names[-1], new))
     return results[0][0][1]
 
 
