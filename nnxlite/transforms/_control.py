@@ -465,15 +465,15 @@ def run_remat(rematted: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) ->
         call.tracing(map(options.is_array, call.leaves))
     # A new function in each call: JAX's caches keep what they are keyed by, and with it all that
     # the user's function captured.
-    run = describe(call.run_out, bound.fun, "remat")
+    run: tp.Any = describe(call.run_out, bound.fun, "remat")
+    run = jax.checkpoint(run, prevent_cse=options.prevent_cse, policy=options.policy)
     with call.naming_arguments(STATIC):
-        if trace_state.value is EAGER and is_compiling():  # nothing differentiates it
+        if trace_state.value is EAGER and is_compiling():
             closed, shapes = jax.make_jaxpr(run, return_shape=True)(call.leaves)
             body = Body(closed, (Fixed(None), shapes))
             out = body.outputs(run_bodies(_once, "remat", [body], tree_leaves(call.leaves)))
         else:
-            more: dict[str, tp.Any] = {"prevent_cse": options.prevent_cse, "policy": options.policy}
-            out = without_literals(jax.checkpoint(run, **more)(call.leaves))
+            out = without_literals(run(call.leaves))
         return call.put_back(out)
 
 
