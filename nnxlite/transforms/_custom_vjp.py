@@ -60,11 +60,17 @@ Bwd = tp.Callable[..., tp.Any]
 
 
 class CustomVjp(Unequal, Transform[P, R]):
-    """A function with a backward rule of its own, as `custom_vjp` returns it."""
+    """A function with a backward rule of its own, as `custom_vjp` returns it.
+
+    Attributes:
+        fwd, bwd, symbolic_zeros: see `defvjp`.
+        takes_updates: whether `bwd` has a parameter `updates_g`, or takes any keyword.
+    """
 
     fwd: Fwd | None = None
     bwd: Bwd | None = None
     symbolic_zeros = False
+    takes_updates = False
 
     @property
     def fun(self) -> tp.Callable[P, R]:
@@ -81,6 +87,9 @@ class CustomVjp(Unequal, Transform[P, R]):
                 may get `SymbolicZero`s for cotangents.
         """
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
+        parameters = parameters_of(bwd) or ()
+        takes = lambda p: p.kind is p.VAR_KEYWORD or p.name == "updates_g"
+        self.takes_updates = any(map(takes, parameters))
 
 
 def _run(
@@ -100,7 +109,7 @@ def _run(
         # JAX refuses symbolic zeros in a sharding rule, and nothing differentiates there.
         out: Outputs = (call.run_out if is_sharding() else call.with_rules())(leaves)
     at = out.definition.written
-    if at and not updates and not call.takes_updates():
+    if at and not updates and not rules.takes_updates:
         written = constant_if([inputs.values[i] for i in at], [*out.written])
         out = out.with_written(dict(zip(at, written)))
     return replay(inputs, out)
@@ -152,11 +161,6 @@ class _Call(Call):
         self.num_bound = first
         setting = lambda number, position: states.get(number) or True
         self.selected = differentiated(self.definition, self.diff, setting).labels
-
-    def takes_updates(self) -> bool:
-        """Whether the backward rule has a parameter `updates_g`, or takes any keyword."""
-        parameters = parameters_of(self.rules.bwd) or ()
-        return any(p.kind is p.VAR_KEYWORD or p.name == "updates_g" for p in parameters)
 
     def with_rules(self) -> tp.Any:
         """The function with its rules, for JAX; two calls, of two threads say, share nothing."""
@@ -227,7 +231,7 @@ class _Call(Call):
         else:
             nodes = build_nodes(left.graphdef.decoded, leaves)
             result = left.tree(arrays, [resolve(code, nodes, leaves) for code in left.roots])
-            if self.takes_updates():
+            if rules.takes_updates:
                 more = {"updates_g": self._written(left.written, values)}
             else:
                 self._refuse_dropped(left, symbolic)
