@@ -149,24 +149,24 @@ def _graph_of(
             return None
         return same.pop(0) if len(same) > 1 else same[0]
 
-    sources = [source(number, leaf) for number, leaf in enumerate(walk.leaves)]
-    edits, moves = _edits(came_in, decoded, origin, sources)
+    before = [source(number, leaf) for number, leaf in enumerate(walk.leaves)]
+    edits, moves = _edits(came_in, decoded, origin, before)
     fresh = {number for number, old in enumerate(origin) if old is None}
     refuse_dead_tracers(walk.nodes, decoded, fresh | {number for number, *_ in edits})
-    new, every_source = list[tp.Any](), list[Source]()
+    new, sources = list[tp.Any](), list[Source]()
     refs: dict[int, Source] = {id(x): i for i, x in enumerate(inner.values) if is_ref(x)}
     for number, leaf in enumerate(walk.leaves):
-        now = moves.get(number, sources[number])
+        now = moves.get(number, before[number])
         value = leaf._box.value if isinstance(leaf, Variable) else leaf
         if now is None and is_ref(value):
             now = refs.get(id(value))
         if now is None:  # a reference leaves as the array in it
             refs[id(value)] = now = ~len(new)
             new.append(value[...] if is_ref(value) else value)
-        every_source.append(now)
-    first, of, kinds = len(arguments), tuple(every_source), tuple(changed)
+        sources.append(now)
     seen = tuple(map(ById, inner.call.graphdef.atoms()))
-    left = OutDef(*result, graphdef, origin, of, first, edits=edits, kinds=kinds, seen=seen)
+    graph = graphdef, origin, tuple(sources), len(arguments)
+    left = OutDef(*result, *graph, edits=edits, kinds=tuple(changed), seen=seen)
     return left, new, {old: walk.leaves[now] for now, old in moves.items()}
 
 
