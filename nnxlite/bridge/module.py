@@ -453,26 +453,35 @@ class Module(objects.Module, metaclass=ModuleMeta):
                 out = getattr(method, "__func__", method)(module, *args, **kwargs)
         return out if mutable is False else (out, as_collections(named_leaves(module)))
 
-    def init(self, rngs: tp.Any = None, *args: tp.Any, **kwargs: tp.Any) -> Tree:
+    def init(
+        self,
+        rngs: tp.Any = None,
+        *args: tp.Any,
+        method: tp.Callable[..., tp.Any] | str = "__call__",
+        **kwargs: tp.Any,
+    ) -> Tree:
         """Make the variables by one call; arguments as for `apply`.
 
         Returns:
             Linen's collections.
         """
-        return self.init_with_output(rngs, *args, **kwargs)[1]
+        return self.init_with_output(rngs, *args, method=method, **kwargs)[1]
 
     def init_with_output(
         self,
         rngs: tp.Any = None,
         *args: tp.Any,
+        method: tp.Callable[..., tp.Any] | str = "__call__",
         mutable: tp.Any = False,
         **kwargs: tp.Any,
     ) -> tuple[tp.Any, Tree]:
         """The same as `init`, with what the call returns before the variables.
 
         Args:
-            rngs, args, kwargs: as for `apply`.
+            rngs, args, method, kwargs: as for `apply`.
             mutable: accepted for compatibility; every collection is returned.
         """
         del mutable
-        return self.apply({}, *args, rngs=rngs, mutable=True, _initialize=True, **kwargs)
+        return self.apply(
+            {}, *args, rngs=rngs, method=method, mutable=True, _initialize=True, **kwargs
+        )

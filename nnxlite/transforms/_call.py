@@ -472,7 +472,7 @@ def argument_settings(
 
     Args:
         call: the arguments.
-        bound: the function, whose own arguments are constant; None if these have settings, too.
+        bound: the function, whose own arguments are constant; None if these have settings as well.
         prefix, what: the settings of positional arguments.
         constant: the setting that means the same as None.
         default: that of keyword arguments.
