@@ -191,6 +191,11 @@ class _Update:
         if isinstance(value, Variable):
             model = value if value._box.definition is not definition else None
             value = value._box.value
+        if self.again:
+            self.others.pop(id(variable), None)
+            self.values.pop(id(variable), None)
+        if value is old and model is None:
+            return
         plain = value is old or (
             type(value) is type(old) and not definition.is_ref and same_shape(old, value)
         )
@@ -198,11 +203,6 @@ class _Update:
             if isinstance(value, State) and not isinstance(old, State):
                 value = to_pure_dict(value)  # a Variable may hold a dict
             self._check_fit(path, old, value, model or variable)
-        if self.again:
-            self.others.pop(id(variable), None)
-            self.values.pop(id(variable), None)
-        if value is old and model is None:
-            return
         if box.trace is not self.trace:
             variable._check_level()
         if plain and model is None:
