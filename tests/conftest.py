@@ -120,13 +120,7 @@ def bounded_memory():
     gc.collect()
     gc.freeze()
     yield
-    if is_full():
-        trim()
-    if is_full():
-        gc.unfreeze()
-        jax.clear_caches()
-        gc.collect()
-        trim()
+    spare()
 
 
 def is_full() -> bool:
@@ -138,6 +132,13 @@ def is_full() -> bool:
     return pages * os.sysconf("SC_PAGE_SIZE") > MEMORY_KEPT or maps > MAPS_KEPT
 
 
-def trim() -> None:
-    """Have malloc give back what is free."""
-    getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)(0)
+def spare() -> None:
+    """Give back memory that this process does not need, programs at last, where it has too much."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)
+    if is_full():
+        trim(0)
+    if is_full():
+        gc.unfreeze()
+        jax.clear_caches()
+        gc.collect()
+        trim(0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import spare
 from tests.structure import load
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +43,7 @@ def test_python_of(page, tmp_path, monkeypatch):
         return
     for output in pages.run(page):
         assert output.agrees, f"{page}:{output.line} shows other output:\n{output.printed}"
+    spare()  # the pages are one module, and compile much
 
 
 @every

@@ -200,13 +200,14 @@ def has_several_cpus() -> bool:
         return False
 
 
-def wait_in_turn(outputs: tp.Any) -> None:
+def wait_in_turn(outputs: tp.Iterable[tp.Any]) -> None:
     """Wait for each fourth program whose outputs are on several CPU devices.
 
     Args:
         outputs: of the program that was just started.
     """
-    for leaf in jax.tree_util.tree_leaves(outputs):
+    # One after the other: the first that is concrete decides.
+    for leaf in itertools.chain.from_iterable(map(jax.tree_util.tree_leaves, outputs)):
         if is_concrete(leaf):
             devices = leaf.sharding.device_set
             if len(devices) > 1 and next(iter(devices)).platform == "cpu":

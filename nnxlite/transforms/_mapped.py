@@ -174,7 +174,7 @@ class Program:
         outputs = fixed.value.outputs(groups)
         self._move_what_was_read(inputs, groups, outputs.definition.written)
         if self._waits:
-            wait_in_turn(groups)
+            wait_in_turn(outputs.values)
         return replay(inputs, outputs)
 
     def _move_what_was_read(

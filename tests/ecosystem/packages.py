@@ -26,6 +26,8 @@ TUNIX = (
     "omegaconf perfetto pillow pylatexenc python-dotenv sentencepiece sympy tenacity tqdm transformers"
 )
 
+NETKET = "einops equinox igraph numba orjson plum-dispatch scipy sparse tqdm"
+
 KERAS = ("absl-py namex h5py optree", {"KERAS_BACKEND": "jax", "KERAS_NNX_ENABLED": "true"})
 
 PACKAGES = (
@@ -42,6 +44,7 @@ PACKAGES = (
     Package("keras", "3.15.1", "Keras with its NNX backend: a step of its training", *KERAS),
     Package("mamba2-jax", "1.1.2", "state-space models: training step"),
     Package("mamba3-jax", "1.0.1", "state-space models: training step"),
+    Package("netket", "3.23.0", "variational Monte Carlo: a step of its driver", NETKET),
     Package("nnx-ppo", "0.3.0", "PPO: a step with its rollout", "jaxtyping"),
     Package(
         "numpyro", "0.22.0", "Bayesian networks: step of the inference", "multipledispatch tqdm"
