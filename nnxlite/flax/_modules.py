@@ -25,8 +25,8 @@ OURS = frozenset(
     """
     ArrayRef CacheInfo Difference Explanation Frozen Identity MLP NnxError Policy RuntimeCheckError
     TraceContextError VarDefaults VariableState array_ref boundary branched_error_if cast checkpoint
-    decoding distributed dtypes error_if errors explain_compiles filtered filters flax freeze inspect
-    is_array_ref lora objects serving sharding to_arrays to_refs unfreeze use_named_scopes
+    decoding distributed dtypes error_if errors explain_compiles field filtered filters flax freeze
+    inspect is_array_ref lora objects serving sharding to_arrays to_refs unfreeze use_named_scopes
     """.split()
 ).union(vars(filtered), _root._PACKAGE_OF.keys() - {"display", "tabulate"})
 """Names of nnxlite's root that Flax does not have: found, and left out by `dir` and a star import."""
