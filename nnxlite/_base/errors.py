@@ -317,10 +317,8 @@ def under_own_name(cls: type, *names: str) -> None:
             old.__code__, old.__globals__, name, old.__defaults__, old.__closure__
         )
         del functools.update_wrapper(method, old).__wrapped__
-        method.__kwdefaults__, method.__qualname__ = (
-            old.__kwdefaults__,
-            f"{cls.__qualname__}.{name}",
-        )
+        method.__kwdefaults__ = old.__kwdefaults__
+        method.__qualname__ = f"{cls.__qualname__}.{name}"
         setattr(cls, name, method)
 
 

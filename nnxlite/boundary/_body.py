@@ -365,12 +365,12 @@ class _Comparison:
             words = [name(i) if i in objects else "an array" for i in positions[0]]
             difference = tree_difference(one, other, words, [news[i] for i in positions[1]])
             error = self.differ(f"the output is {difference}.")
-            only_arrays = False  # became trees: of another class, as in the reference
+            objects_stay = False  # and arrays became trees: of another class, as in the reference
             with contextlib.suppress(ValueError):
                 parts = zip(positions[0], one.flatten_up_to(after))
-                only_arrays = all(type(part) is int for at, part in parts if at in where[0])
-            is_other = only_arrays and not (self.is_scan and self.updates)
-            raise (TypeError if is_other else ValueError)(*error.args)
+                objects_stay = all(type(part) is int for at, part in parts if at in objects)
+            is_type = objects_stay and not (self.is_scan and self.updates)
+            raise (TypeError if is_type else ValueError)(*error.args)
         for old, new in zip(*positions):
             if (old in where[0]) != (new in where[1]):
                 sides = ["an object", "an array"][:: 1 if old in where[0] else -1]

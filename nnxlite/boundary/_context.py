@@ -140,8 +140,7 @@ def flatten(
     first = len(traversal.nodes)
     leaves = traverse((node,), traversal, trees=trees).leaves
     own = traversal.nodes[first:]
-    if ref_index is not None:
-        ref_index.update(zip(own, itertools.count(first)))
+    index.update(zip(own, itertools.count(first)))
     outer = None if ref_outer_index is None else tuple(map(ref_outer_index.get, own))
     definition: GraphDef[N] = GraphDef(traversal.tokens, 1, outer, first)
     if trees:

@@ -436,9 +436,11 @@ def fixed_structure(ids: frozenset[int]) -> tp.Iterator[None]:
 def refuse_fixed(outer: list[tp.Any], left: OutDef) -> None:
     """Raise ValueError where the structure of a fixed object or Variable would change."""
     fixed = _FIXED.get()
+    if not fixed:
+        return
     changes = [(left.origin[number], (*names, *more)) for number, names, more in left.edits]
     changes += [(old, ("metadata",)) for old, _ in left.kinds]
-    for old, names in changes if fixed else ():
+    for old, names in changes:
         node = outer[tp.cast(int, old)]
         if id(node) in fixed:
             raise ValueError(structure_changed(node, names))

@@ -480,9 +480,19 @@ def other_names(name: str, aliases: tp.Mapping[str, str]) -> list[str]:
 
 
 def every_name(names: tp.Iterable[str], aliases: tp.Mapping[str, str]) -> dict[str, str]:
-    """The names of leaves, and then the other ones that they have, each with the first one."""
-    others = {other: name for name in names for other in other_names(name, aliases)}
-    return {name: name for name in names} | others
+    """The names of leaves, and then the other ones that they have, each with the first one.
+
+    A name of another leaf is not one of these:
+
+    >>> from nnxlite.checkpoint._contents import every_name
+    >>> every_name(["a.w", "b.w"], {"b": "a", "c": "a"})
+    {'a.w': 'a.w', 'b.w': 'b.w', 'c.w': 'a.w'}
+    """
+    found = {name: name for name in names}
+    for name in [*found]:
+        for other in other_names(name, aliases):
+            found.setdefault(other, name)
+    return found
 
 
 def below(name: str, above: str) -> bool:

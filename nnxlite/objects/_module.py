@@ -334,9 +334,10 @@ def _kind(given: Kind | str) -> Kind:
 
 def _broadcasts(perturbation: tp.Any, value: tp.Any) -> bool:
     """Whether the sum with `perturbation` has the shape of the value."""
-    mine, whole = np.shape(perturbation), np.shape(value)
-    sizes = zip(reversed(mine), reversed(whole))
-    return len(mine) <= len(whole) and all(size in (1, most) for size, most in sizes)
+    try:
+        return jnp.broadcast_shapes(np.shape(perturbation), np.shape(value)) == np.shape(value)
+    except ValueError:
+        return False
 
 
 def _forms(value: tp.Any) -> str:

@@ -265,7 +265,7 @@ class Optimizer(Pytree, tp.Generic[M]):
                 "nothing to update. nnx.unfreeze(model, filter) gives some free."
             )
         values = [content(leaf) for leaf in leaves]
-        grad_values = self._nnx_match(grads, model, params)
+        grad_values = self._nnx_match(grads, model, treedef)
         if not all(map(_ends_with, grad_values, values)):
             self._nnx_explain(params, grad_values, None)
         opt_leaves, opt_treedef = flatten(self.opt_state)
@@ -290,18 +290,18 @@ class Optimizer(Pytree, tp.Generic[M]):
         if wrong:
             raise ValueError(f"The updates change the shape of parameters: {wrong}.")
 
-        written = [*zip(opt_leaves, new_opt_values), *zip(leaves, new_values)]
+        written = [(self.step, self.step.value + 1), *zip(opt_leaves, new_opt_values)]
+        written += zip(leaves, new_values)
         if not all(map(is_variable, leaves)):
             update_node(model, new_params)
         if not all(map(is_variable, opt_leaves)):  # an array that the user put there
             kept = [x if is_variable(x) else new for x, new in zip(opt_leaves, new_opt_values)]
             self.opt_state = data(opt_treedef.unflatten(kept))
-        written = [pair for pair in written if is_variable(pair[0])]
-        write_together([(self.step, self.step.value + 1), *written])
+        write_together([pair for pair in written if is_variable(pair[0])])
         return updates
 
-    def _nnx_match(self, grads: tp.Any, model: tp.Any, params: tp.Any) -> list[tp.Any]:
-        """The gradients in the order of the parameters."""
+    def _nnx_match(self, grads: tp.Any, model: tp.Any, form: tp.Any) -> list[tp.Any]:
+        """The gradients in the order of the parameters, whose structure is `form`."""
         has_objects = lambda tree: any(isinstance(node, GraphNode) for _, node in iter_graph(tree))
         if not has_objects(model) and has_objects(grads):
             raise TypeError(
@@ -310,14 +310,14 @@ class Optimizer(Pytree, tp.Generic[M]):
             )
         nested = isinstance(grads, tp.Mapping) and not isinstance(grads, State)
         given = State(tp.cast(tp.Any, grads)) if nested else grads
-        (leaves, structure), (_, treedef) = flatten(given), flatten(params)
-        if structure != treedef:
+        leaves, structure = flatten(given)
+        if structure != form:
             frozen = dict(pairs(state_of(model, Frozen(), graph=self.graph)))
             given = state_of(given, All(self.wrt, Not(PathIn(*frozen))), graph=self.graph)
             leaves, structure = flatten(given)
-        if structure == treedef:
+        if structure == form:
             return [content(leaf) for leaf in leaves]
-        wrong = compare(params, grads, "gradients", "parameters")
+        wrong = compare(form.unflatten(range(form.num_leaves)), grads, "gradients", "parameters")
         raise ValueError(
             "The structure of the gradients is not that of the parameters that "
             f"wrt={filter_text(self.wrt)} selects: {wrong or 'the containers differ'}. "
