@@ -10,10 +10,10 @@ its Variables from the attribute of the parent that it is assigned to.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import enum
 import functools
+import threading
 import typing as tp
 from collections import Counter
 
@@ -104,9 +104,19 @@ class ModuleStackEntry:
     in_setup: bool = False
 
 
-_RUNNING: contextvars.ContextVar[ModuleStackEntry | None] = contextvars.ContextVar(
-    "bridge_module", default=None
-)
+class ModuleContext(threading.local):
+    """What runs in this thread, the innermost last; None stands for nothing.
+
+    >>> import nnxlite as nnx
+    >>> nnx.bridge.module.MODULE_CONTEXT.module_stack
+    [None]
+    """
+
+    def __init__(self) -> None:
+        self.module_stack: list[ModuleStackEntry | None] = [None]
+
+
+MODULE_CONTEXT = ModuleContext()
 
 
 def current_context() -> ModuleStackEntry | None:
@@ -115,7 +125,7 @@ def current_context() -> ModuleStackEntry | None:
     >>> import nnxlite as nnx
     >>> nnx.bridge.current_context()
     """
-    return _RUNNING.get()
+    return MODULE_CONTEXT.module_stack[-1]
 
 
 def current_module() -> Module | None:
@@ -130,11 +140,11 @@ def current_module() -> Module | None:
 
 @contextlib.contextmanager
 def _entered(entry: ModuleStackEntry) -> tp.Iterator[None]:
-    token = _RUNNING.set(entry)
+    MODULE_CONTEXT.module_stack.append(entry)
     try:
         yield
     finally:
-        _RUNNING.reset(token)
+        MODULE_CONTEXT.module_stack.pop()
 
 
 def compact(f: F) -> F:

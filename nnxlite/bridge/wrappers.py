@@ -27,6 +27,7 @@ from nnxlite.bridge.variables import (
 from nnxlite.graph._kinds import Kind, is_graph_node, kind_of
 from nnxlite.objects._fields import static
 from nnxlite.objects._module import Module, iter_modules
+from nnxlite.objects._pytree import INITIALIZING, set_initializing
 from nnxlite.objects._rngs import Rngs
 from nnxlite.transforms._compiles import eval_shape
 from nnxlite.wrappers import Functional as Functional
@@ -37,9 +38,8 @@ __all__ += ["nnx_in_bridge_mdl", "to_linen"]
 
 M = tp.TypeVar("M", bound=Module)
 
-_INITIALIZING = "to_nnx__initializing"
 _LEAVES = frozenset({Kind.ARRAY, Kind.VARIABLE})
-_OWN = frozenset({"to_nnx__module", "to_nnx__rngs", _INITIALIZING})
+_OWN = frozenset({"to_nnx__module", "to_nnx__rngs", INITIALIZING})
 
 
 def _keys(rngs: tp.Any) -> dict[str, jax.Array]:
@@ -82,15 +82,14 @@ def lazy_init(fn: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
             f"lazy_init: fn = {fn!r} needs to be an nnx.Module or one of its methods: the call "
             "initializes the ToNNX modules in it."
         )
-    wrapped = [m for _, m in iter_modules(module) if isinstance(m, ToNNX)]
+    modules = [m for _, m in iter_modules(module)]  # of any class: others wrap Linen as well
     try:
-        for each in wrapped:
-            setattr(each, _INITIALIZING, True)
+        for each in modules:
+            set_initializing(each, True)
         fn(*args, **kwargs)
     finally:
-        for each in wrapped:
-            if _INITIALIZING in vars(each):
-                delattr(each, _INITIALIZING)
+        for each in modules:
+            set_initializing(each, False)
     return fn
 
 
@@ -113,8 +112,6 @@ class ToNNX(Module):
     >>> nnx.grad(lambda m: m(x).sum())(layer)["bias"].value.tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-
-    to_nnx__initializing: bool  # while `lazy_init` runs, else missing
 
     def __init__(self, module: linen.Module, rngs: Rngs | jax.Array | int | None = None) -> None:
         bound = isinstance(module, linen.Module) and module.scope is not None
@@ -165,7 +162,7 @@ class ToNNX(Module):
             flax.errors.FlaxError: as `apply` of the Linen module.
         """
         module, keys = self.to_nnx__module, _keys(self.to_nnx__rngs if rngs is None else rngs)
-        if vars(self).get(_INITIALIZING):
+        if vars(self).get(INITIALIZING):
             out, updates = module.init_with_output(keys, *args, method=method, **kwargs)
         else:
             named = vars(self).items()
@@ -377,8 +374,7 @@ def linen_in_bridge_mdl(linen_module: linen.Module, name: str | None = None) -> 
 
     def make(scope: Scope) -> ToNNX:
         module = ToNNX(linen_module, scope.rngs)
-        if scope.initializing:
-            module.to_nnx__initializing = True
+        set_initializing(module, scope.initializing)
         return module
 
     return _add(make, name, "linen_in_bridge_mdl", type(linen_module))

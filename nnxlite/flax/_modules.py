@@ -48,7 +48,9 @@ OWN: dict[str, str] = dict.fromkeys(("ids", "deprecations"), "flax._former")
 def _target(path: str) -> types.ModuleType | None:
     """Nnxlite's module of a path; None where there is none."""
     name = f"nnxlite.{OWN.get(path, path)}".rstrip(".")
-    if any(part.startswith("_") for part in path.split(".")) or path.partition(".")[0] == "flax":
+    # `nnx.variables` is the function of that name, not the package.
+    hidden = path.partition(".")[0] == "flax" or callable(vars(_root).get(path))
+    if hidden or any(part.startswith("_") for part in path.split(".")):
         return None
     try:
         found = name in sys.modules or importlib.util.find_spec(name) is not None

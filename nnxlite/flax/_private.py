@@ -9,6 +9,7 @@ through the others, and plans notice it.
 from __future__ import annotations
 
 import collections
+import operator
 import typing as tp
 
 from nnxlite._base.interning import LOCK
@@ -16,7 +17,7 @@ from nnxlite._base.jax import trace_state
 from nnxlite.graph import _walk
 from nnxlite.graph._defs import KeptElsewhere, definition, own_status, set_definition
 from nnxlite.graph._rebuild import Path, check_trace
-from nnxlite.objects._pytree import Pytree
+from nnxlite.objects._pytree import INITIALIZING, Pytree, set_initializing
 from nnxlite.tracers import TraceState
 from nnxlite.variables._variable import Variable
 
@@ -47,23 +48,28 @@ class PytreeState:
     Put into the `__dict__` of an object under `_pytree__state`, it gives the object its trace.
     """
 
-    def __init__(self, initializing: bool = False, is_setup: bool = False) -> None:
-        self.initializing, self.is_setup = initializing, is_setup
-        self._trace_state = TraceState()
+    initializing = property(operator.attrgetter("_initializing"))
+    is_setup = property(operator.attrgetter("_is_setup"))
+    trace_state = property(operator.attrgetter("_trace_state"))
 
-    @property
-    def trace_state(self) -> TraceState:
-        """The trace."""
-        return self._trace_state
+    def __init__(self, initializing: bool = False, is_setup: bool = False) -> None:
+        self._initializing, self._is_setup = initializing, is_setup
+        self._trace_state = TraceState()
 
     def __repr__(self) -> str:
         return f"PytreeState(trace_state={self._trace_state})"
 
 
-def _state_of(node: tp.Any) -> PytreeState:
-    state = PytreeState()
-    state._trace_state = _Trace(node, "_nnx_trace")
-    return state
+class _StateOf(PytreeState):
+    """That of an object. What is being made has an attribute more, so clones and traces agree."""
+
+    def __init__(self, node: tp.Any) -> None:
+        self._node, self._is_setup, self._trace_state = node, False, _Trace(node, "_nnx_trace")
+
+    _initializing = property(
+        lambda self: INITIALIZING in vars(self._node),
+        lambda self, value: set_initializing(self._node, value),
+    )
 
 
 def _set_state(node: tp.Any, state: tp.Any) -> None:
@@ -186,7 +192,7 @@ class _IsPytree:
 
 def install() -> None:
     """Give the classes these names."""
-    state, statuses = KeptElsewhere(_state_of, _set_state), KeptElsewhere(_statuses, _set_statuses)
+    state, statuses = KeptElsewhere(_StateOf, _set_state), KeptElsewhere(_statuses, _set_statuses)
     variable, pytree = tp.cast(tp.Any, Variable), tp.cast(tp.Any, Pytree)
     variable._raw_value = property(lambda self: self._box.value, _set_raw)
     variable._trace_state = property(lambda self: _Trace(self._box, "trace"), _set_trace)
@@ -206,7 +212,7 @@ def iter_graph(node: tp.Any, /, *, graph: bool | None = None) -> tp.Iterator[tup
     for path, value in _walk.iter_graph(node, graph=graph):
         if isinstance(value, Pytree):
             yield (*path, "_pytree__nodes"), _statuses(value)
-            yield (*path, "_pytree__state"), _state_of(value)
+            yield (*path, "_pytree__state"), _StateOf(value)
         yield path, value
 
 

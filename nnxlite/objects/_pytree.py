@@ -584,3 +584,15 @@ def _replaced(self: tp.Any, assigned: Assigned) -> tp.Any:
 def _edit(self: tp.Any, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:
     _check_open(self, next(iter((*assigned, *removed))))
     Pytree._nnx_edit(self, writes, assigned, removed)
+
+
+INITIALIZING = "_pytree__initializing"
+"""Name of an attribute that objects have while `lazy_init` runs; wrapped modules of Linen read it."""
+
+
+def set_initializing(node: Pytree, value: bool) -> None:
+    """Give an object this attribute, or take it away."""
+    if value:
+        Pytree.__setattr__(node, INITIALIZING, True)
+    elif INITIALIZING in vars(node):
+        Pytree.__delattr__(node, INITIALIZING)

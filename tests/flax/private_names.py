@@ -77,10 +77,7 @@ class Layer(nnx.Module, pytree=False):
 class Tracked(list): ...
 
 
-def numbers(array):
-    return np.asarray(array).tolist()
-
-
+numbers = lambda array: np.asarray(array).tolist()
 layer = Layer([1.0, 2.0], "w")
 x = jnp.ones(2)
 print("attributes", layer.weight.name, layer.weight._var_metadata["_name"], layer.weight.trainable)
@@ -105,12 +102,10 @@ for name, write in WRITES.items():
     weight = layer.weight
     reads = (weight._raw_value, weight.value, weight[...], weight.get_value(), nnx.state(layer))
     print(name, *[numbers(value) for value in jax.tree.leaves(reads)], numbers(layer(x)))
-wrt = nnx.DiffState(0, Weight)
-grads = nnx.grad(lambda m: m(x).sum(), argnums=wrt)(layer)
+grads = nnx.grad(lambda m: m(x).sum(), argnums=nnx.DiffState(0, Weight))(layer)
 print("grad", *map(numbers, jax.tree.leaves(grads)))
 
 # Attributes survive whatever makes another Variable.
-weight = layer.weight
 weight.trainable = False
 COPIES = {
     "copy": copy.copy,
@@ -192,19 +187,23 @@ class Plain(nnx.Module):
     def __init__(self):
         self.w, self.n = nnx.Param(1.0), 2
 
+    def __call__(self):  # a `ToNNX` of one's own asks both
+        print(self._pytree__state.initializing, nnx.bridge.module.MODULE_CONTEXT.module_stack)
 
-plain = Plain()
-state = plain._pytree__state
+
+plain = nnx.bridge.lazy_init(Plain())
+for plain._pytree__state._initializing in (True, False):
+    nnx.clone(plain)()
+print(sorted(nnx.variables(plain)))
 print(plain._pytree__nodes["w"], plain._pytree__nodes["n"], plain._object__nodes["w"])
-print(Plain._pytree__is_pytree, Layer._pytree__is_pytree, state.initializing, state.is_setup)
+print(Plain._pytree__is_pytree, Layer._pytree__is_pytree, plain._pytree__state.is_setup)
 print(sorted(path for path, _ in nnx.iter_graph(nnx.Dict(m=plain))))
 print(sorted(path for path, _ in nnx.graph.iter_graph([plain, plain])))
 
 linear, normalization = nnx.nn.linear, nnx.nn.normalization
 print(linear._conv_dimension_numbers((2, 3, 4, 5)), linear._canonicalize_tuple(3))
 print(linear._normalize_axes((-1, 0), 3))
-for axes in (1, -1, (0, -1), [2, 0], (1, 1)):
-    print(normalization._canonicalize_axes(4, axes))
+print(*(normalization._canonicalize_axes(4, axes) for axes in (1, -1, (0, -1), [2, 0], (1, 1))))
 x = jnp.sin(jnp.arange(40.0)).reshape(2, 5, 4)
 mask = jnp.arange(40).reshape(2, 5, 4) % 3 > 0
 for axes in ((0, 1), -1, [2], (-2, -1)):
