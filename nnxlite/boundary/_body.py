@@ -425,10 +425,8 @@ class _Comparison:
         if is_variable and (not isinstance(kind, VariableDef) or kind.is_ref):
             what = "a new Variable that lives in a reference"
             return self.puts(what, path, references=False)
-        inside = [c.number for _, c in self.after.below(NodeCode(new)) if isinstance(c, NodeCode)]
-        moves = self.by_reference and any(self.left.origin[n] is not None for n in inside)
         is_object = isinstance(known, ObjectDef) and isinstance(kind, ObjectDef)
-        if moves or (is_carry and is_object and self.is_scan and self.updates):
+        if is_carry and is_object and self.updates and self.name != "fori_loop":
             return self.puts(f"a new {kind.type.__name__}", path)
         # In `scan` static attributes may differ.
         form = lambda definition: (definition.type, definition.names.data)

@@ -125,7 +125,7 @@ def _carry_part(axes: tp.Any, parts: tp.Any, whole: bool = False) -> tp.Any:
     """The part of the arguments, or of the result as a whole, that is the carry; None without one."""
     if axes is Carry:
         return parts if whole else next(iter(parts), None)
-    pairs = zip(axes, parts) if isinstance(axes, tuple) else ()
+    pairs = zip(axes, parts) if isinstance(axes, tuple) and isinstance(parts, tuple) else ()
     return next((part for axis, part in pairs if axis is Carry), None)
 
 

@@ -421,6 +421,8 @@ def test_mapped(line, message):
         ValueError: such as in_axes=(nnx.Carry, None)
     nnx.scan(count)(m, {"k": m})
         ValueError: different in_axes for a shared Param: at 'c.y' it is Carry, at 'x.k.y' it is 0
+    nnx.scan(lambda c, x: c)(m, XS)
+        ValueError: out_axes is not a prefix of the result: out_axes=(Carry, 0) has the structure
     nnx.scan(lambda c, x: ((c[1], c[1]), x))((nnx.state(m), m), XS)
         ValueError: 'c.0': ... became Foo
 """)
@@ -440,6 +442,8 @@ def test_scan(line, message):
         TypeError: the body changes metadata of 'c.x' ... Do this before
     nnx.fori_loop(0, 4, lambda i, c: stack, m)
         TypeError: 'c': Foo became Dict
+    nnx.while_loop(always, lambda m: nnx.clone(m), m)
+        ValueError: same reference and pytree structure, ... puts a new Foo in the place of 'm'
     nnx.while_loop(always, lambda m: m.x * 1, m)
         ValueError: at 'm' the input is an object, the output an array
     nnx.while_loop(always, lambda m: None, m)
