@@ -297,15 +297,15 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         Raises ValueError for a value that it cannot get: data where it is static, or marks inside.
         """
         if type(value) is Tagged:
-            value, known = value.value, value.is_data
-            if not known and has_data(value):
+            value, known = value.value, value.is_data if self._nnx_is_pytree else None
+            if known is False and has_data(value):
                 raise ValueError(
                     f"Found data in value of type '{type(value).__name__}' annotated with "
                     f"nnx.static(...) when setting attribute {name!r} of Pytree type "
                     f"'{type(self).__name__}': arrays, Variables or objects. Assign it without "
                     "nnx.static, or wrap it with nnx.data(...)."
                 )
-        elif known is None:
+        if known is None:
             declares = self._nnx_declares()
             if type(value) in _SCALARS and not (declares or self._nnx_frozen):
                 return value, False
@@ -340,7 +340,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         """The statuses declared by annotations and dataclass fields."""
         declared = cls.__dict__.get("_nnx_declared")
         if declared is None:  # computed with the first instance, after class decorators have run
-            declared = cls._nnx_declared = declared_in(cls)
+            declared = cls._nnx_declared = declared_in(cls) if cls._nnx_is_pytree else {}
         return declared
 
     def _nnx_refuse(self, name: tp.Any) -> None:

@@ -304,7 +304,8 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
-        return tp.cast(tp.Any, self._box.value).shape
+        box = self._box
+        return tp.cast(tp.Any, self.get_value() if box.definition.get_hooks else box.value).shape
 
     def _become(self, kind: type[Variable[tp.Any]]) -> None:
         """Change the class: the definition names it."""

@@ -47,6 +47,7 @@ lines(
     m.v = [1]
     m.v = lib.data(42); m.v = 3
     del m.v; m.v = X
+    jax.tree.map(lambda leaf: 'leaf', [Holder(X), Holder(lib.Param(1.0))])
     setattr(Loose(), 'a', [X, X])
     jax.tree_util.all_leaves([type('Off', (lib.Pytree,), {}, pytree=False)()])
     jax.vmap(lambda n: setattr(m, 'v', n))(jnp.arange(3))
@@ -142,6 +143,7 @@ lines(
     one_variable,
     """
     [v.shape, v.ndim, v.sum(), v.T, v.tag, v.has_metadata('tag')]
+    lib.Param(X, on_get_value=lambda variable, value: value[None]).shape
     v.get_metadata('nope', 3)
     v.set_value(3.0, index=0)
     v[0] = 5.0
