@@ -36,13 +36,13 @@ def test_norms_of_numbers_that_are_odd(kind):
         assert finite(both(norm, x))
     x = jnp.asarray(normal(2, 3, 4))
     mask = jnp.ones((2, 3, 1), bool).at[:, 2].set(False)
-    assert finite(norm(x.at[:, 2].set(jnp.nan), mask=mask)[:, :2])
+    assert finite(both(norm, x.at[:, 2].set(jnp.nan), mask)[0][:, :2])
     for norm in (
         make(),
         make(use_fast_variance=False),
     ):  # an example of padding only is not magnified
         assert finite(both(norm, x, mask.at[1].set(False)))
-        np.testing.assert_allclose(norm(x, mask=mask & False), x, rtol=1e-5)
+        np.testing.assert_allclose(both(norm, x, mask & False)[0], x, rtol=1e-5)
     # Squares of 30,000 overflow in float16; the moments are in float32.
     large = jnp.asarray(30000 + 64 * np.sign(normal(8, 3, 4)), jnp.float16)
     assert finite(make(dtype=jnp.float16, use_fast_variance=False)(large))
@@ -66,13 +66,13 @@ def test_what_is_masked_has_no_gradient():
     x = jnp.asarray(normal(2, 4, 1, 4))
     mask = jnp.array([[True, True, False, False], [False] * 4])[:, None, None]
     loss = lambda key: (nnx.dot_product_attention(x, key, x, mask=mask) ** 2).sum()
-    gradient = jax.grad(loss)(x)
+    gradient = jax.jit(jax.grad(loss))(x)
     assert finite(gradient) and gradient[0, :2].any()
     assert not gradient[0, 2:].any() and not gradient[1].any()
     cell = nnx.LSTMCell(4, 3, rngs=nnx.Rngs(0))
     rnn = nnx.RNN(cell, return_carry=True, reverse=True, rngs=False)
     loss = lambda x: rnn(x, seq_lengths=jnp.array([0, 2]))[0][1].sum()
-    gradient = jax.grad(loss)(jnp.asarray(normal(2, 3, 4)) * 1e30)
+    gradient = jax.jit(jax.grad(loss))(jnp.asarray(normal(2, 3, 4)) * 1e30)
     assert finite(gradient) and not gradient[0].any() and not gradient[1, 2:].any()
 
 
