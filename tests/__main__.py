@@ -15,6 +15,6 @@ import environment  # noqa: E402
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    pytest = ["-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "8"]
+    pytest = ["-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "8", "--dist", "worksteal"]
     tier = [] if "-m" in sys.argv else ["-m", "not slow"]
     environment.run(["test", "examples"], [*pytest, *tier, *sys.argv[1:]])
