@@ -84,7 +84,7 @@ def main() -> None:
     first = jnp.arange(0, counts.shape[1] - STRETCH, STRETCH)  # stretches share an end
     pieces = counts[:, first[:, None] + jnp.arange(STRETCH + 1)].reshape(-1, STRETCH + 1, 2)
 
-    steps = 400 if run.quick else 1500
+    steps = 240 if run.quick else 1500
     schedule = optax.cosine_decay_schedule(5e-3, steps)
     optimizer = nnx.Optimizer(model, optax.adam(schedule), wrt=nnx.Param)
     for step in nnx.training.loop(steps):
