@@ -261,11 +261,11 @@ def _edits(
 
 
 def refuse_captured(nodes: list[tp.Any], origin: tuple[int | None, ...], decoded: Decoded) -> None:
-    """Raise ValueError where the outputs contain an object from outside the transform."""
+    """Raise ValueError where the outputs contain an object from outside that can change."""
     here = trace_state.value
     for number, (node, old) in enumerate(zip(nodes, origin)):
         trace = node._box.trace if isinstance(node, Variable) else getattr(node, "_nnx_trace", here)
-        if old is None and trace is not here:
+        if old is None and trace is not here and not getattr(node, "_nnx_frozen", False):
             root, *path = decoded.path(decoded.node_frames[number])
             copy = "nnx.clone(captured)"
             if isinstance(node, Variable):

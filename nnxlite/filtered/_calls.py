@@ -397,8 +397,8 @@ def filter_eval_shape(fun: tp.Callable[..., R], /, *args: tp.Any, **kwargs: tp.A
     """
     call = call_of("filter_eval_shape", fun, args, kwargs)
     call.tracing(map(has_shape, call.leaves))
-    crossed = jax.eval_shape(call.run_out, call.leaves)
-    return replay(Inputs(call.definition.build(call.leaves), trees=True), crossed)
+    crossed, leaves = jax.eval_shape(lambda leaves: (call.run_out(leaves), leaves), call.leaves)
+    return replay(Inputs(call.definition.build(leaves), trees=True), crossed)
 
 
 @both_forms

@@ -159,7 +159,7 @@ SIMPLE = templates("""
     lambda t: (total(t), t)
     lambda t: {'y': total(t), 'n': 3, 's': 'a', 'z': None}
     lambda t: [first(t), 1.5, np.ones(2, np.float32)]
-    lambda t: (first(t) * shared, jnp.arange(2))
+    lambda t: (first(t) * shared, <<jnp.arange(2)|held>>)
     lambda t: Layer(first(t), data(t))
     lambda t: Tagged(Layer(first(t)))(2.0)
     Layer(jnp.ones(3), shared)
@@ -186,7 +186,7 @@ COMPOSED = templates("""
     lambda t: lib.filter_vjp($fun, t)[0]
     lambda t: lib.filter_vjp($scalar, t)[1](jnp.ones(()))
     lambda t: (lambda y, pull: pull(ones(y)))(*lib.filter_vjp($fun, t))
-    lambda t: lib.filter_eval_shape(lambda t: jax.tree.leaves(($fun)(t)), t)
+    lambda t: lib.filter_eval_shape(<<lambda t: jax.tree.leaves(($fun)(t))|$fun|lambda t: t>>, t)
     lambda t: lib.filter_make_jaxpr(lambda t: jax.tree.leaves(($fun)(t)))(t)[1:]
     lambda t: len(lib.filter_make_jaxpr($fun)(t)[0].jaxpr.invars)
     lambda t: arrays(lib.filter_closure_convert($fun, t)(t))
@@ -238,13 +238,14 @@ CALLS = templates("""
 """)
 """What a program does with its trees, beside calling a function."""
 
-RULES = r"""
+RULES = templates(r"""
+    held = Layer(shared)
     rule_vjp = lib.filter_custom_vjp(lambda t, *a, **k: total(t, a, k))
     rule_vjp.def_fwd(lambda p, t, *a, **k: (total(t, a, k), ('r', p)))
     rule_vjp.def_bwd(lambda r, g, p, t, *a, **k: $cotangent)
     rule_jvp = lib.filter_custom_jvp(lambda *t, k=1.0: total(t) * 2)
     rule_jvp.def_jvp(lambda p, d, k=1.0: (total(p) * 2, <<total(d) + 0.0|2.0|total(p) * 0 + 1>>))
-"""
+""")
 COTANGENTS = templates("""
     scaled(jax.tree.map(jnp.asarray, lib.filter(t, lib.is_inexact_array)), 3.0)
     jax.tree.map(lambda x, p: jnp.asarray(2 * x) if p else None, t, p)
@@ -297,8 +298,7 @@ class Writer(Chance):
 
 def program_of(seed):
     w = Writer(seed)
-    lines = ["shared = jnp.array([1.0, -2.0, 0.5])", *map(w.text, RULES.strip().splitlines())]
-    lines = [line.strip() for line in lines]
+    lines = ["shared = jnp.array([1.0, -2.0, 0.5])", *map(w.text, RULES)]
     for number in range(w.one([1, 2])):
         lines.append(f"t{number} = {w.tree()}")
         w.trees.append(f"t{number}")
