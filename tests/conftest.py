@@ -70,7 +70,7 @@ QUICK = frozenset(
     distributed/test_local.py filtered/test_trees.py
     graph/test_graphdef.py graph/test_plans.py inspect/test_tabulate.py
     laws/test_nothing_lost.py laws/test_order.py migrate/test_rules.py nn/test_layers.py
-    nn/test_modes.py numerics/test_edges.py objects/test_capture.py
+    numerics/test_edges.py::test_sequences_without_positions objects/test_capture.py
     objects/test_containers.py objects/test_module.py reliability/test_checks.py
     serving/test_export.py sharding/test_annotations.py sharding/test_plans.py
     test_architecture.py test_config.py test_filters.py test_names.py
@@ -98,9 +98,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         name = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
-        if name in QUICK:
-            item.add_marker(pytest.mark.quick)
         function = f"{name}::{getattr(item, 'originalname', item.name)}"
+        if {name, function} & QUICK:
+            item.add_marker(pytest.mark.quick)
         if {name, function} & SLOW or name.startswith(("examples/", "benchmarks/")):
             item.add_marker(pytest.mark.slow)
 
