@@ -12,7 +12,7 @@ import typing as tp
 
 import jax
 
-from nnxlite._base.errors import path_text, short_type
+from nnxlite._base.errors import path_text, short_type, warn_user
 from nnxlite._base.jax import PyTreeDef, describe_trace, in_this_trace, is_ref, trace_state
 from nnxlite._base.outline import array_text
 from nnxlite._base.statics import ById, alike, captures
@@ -279,7 +279,11 @@ def refuse_captured(nodes: list[tp.Any], origin: tuple[int | None, ...], decoded
 
 
 def refuse_dead_tracers(nodes: list[tp.Any], decoded: Decoded, changed: tp.Collection[int]) -> None:
-    """Raise ValueError where a static attribute of an object that changed captures a tracer."""
+    """Raise ValueError where an optimizer that changed captures a tracer; warn for other objects.
+
+    Their function may never run outside, as an initializer that a layer has used.
+    """
+    warning = ""
     for number in sorted(changed):
         node = nodes[number]
         for name, value in node._nnx_dict.items() if isinstance(node, GraphNode) else ():
@@ -288,11 +292,16 @@ def refuse_dead_tracers(nodes: list[tp.Any], decoded: Decoded, changed: tp.Colle
                 continue
             at = path_text((*decoded.path(decoded.node_frames[number])[1:], name))
             advice = getattr(node, "_nnx_captures_advice", "")
-            raise ValueError(
+            message = (
                 f"The {type(node).__name__} that leaves the transform captures a tracer "
                 f"{short_type(tracer)} in its static attribute '{at}', which is dead outside. "
-                + (advice or "Store the value in an nnx.Variable of the object, and read it there.")
             )
+            if advice:
+                raise ValueError(message + advice)
+            message += "Store the value in an nnx.Variable of the object, and read it there."
+            warning = warning or message  # the first of many layers
+    if warning:
+        warn_user(warning)
 
 
 def _captured_tracer(value: tp.Any) -> tp.Any:
@@ -300,9 +309,8 @@ def _captured_tracer(value: tp.Any) -> tp.Any:
     todo, seen = [value], dict[int, tp.Any]()
     while todo:
         item = todo.pop()
-        if id(item) in seen or isinstance(item, (str, jax.Array, Variable, GraphNode)):
-            continue
-        if is_ref(item):
+        leaf = isinstance(item, (str, jax.Array, Variable, GraphNode))
+        if leaf or id(item) in seen or is_ref(item):
             continue
         seen[id(item)] = item
         if isinstance(item, dict):  # an element that is an array is data

@@ -463,8 +463,8 @@ class GRUCell(_GatedCell):
         """
         h = carry
         _check_batch(self, inputs, h)
-        i_r, i_z, i_n = jnp.split(self.dense_i(inputs), 3, axis=-1)
-        h_r, h_z, h_n = jnp.split(self.dense_h(h), 3, axis=-1)
+        gates = self.dense_i(inputs), self.dense_h(h)
+        (i_r, i_z, i_n), (h_r, h_z, h_n) = (jnp.split(each, 3, axis=-1) for each in gates)
         r = self.gate_fn(i_r + h_r)
         z = self.gate_fn(i_z + h_z)
         n = self.activation_fn(i_n + r * h_n)

@@ -396,8 +396,8 @@ def test_law_9_a_traced_learning_rate_does_not_leave(leave):
 
 def test_law_9_any_function_that_captures_a_tracer():
     expected = "The Scaled .* static attribute 'schedule', .* Store the value in an nnx.Variable"
-    with pytest.raises(ValueError, match=expected):
-        nnx.jit(Scaled)(1.0)
+    with pytest.warns(UserWarning, match=expected):  # it may never be called
+        assert callable(nnx.jit(Scaled)(1.0).schedule)
     assert nnx.jit(lambda rate: Scaled(rate).schedule(2.0))(3.0) == 6
     outer = nnx.jit(lambda rate: nnx.jit(lambda: Scaled(rate))().schedule(2.0))
     assert outer(3.0) == 6  # alive where it is used
