@@ -142,7 +142,7 @@ nnx.spmd.remove_axis([layers, stages], 0, LAYERS)
 nnx.vmap(lambda m: None, transform_metadata={nnx.PARTITION_NAME: 'stages'})(layers)
     ValueError: axis 0 is 'layers', not 'stages'
 over(lambda *args: 1 // 0)(layers)
-    ZeroDivisionError: integer
+    ZeroDivisionError: by zero
 over(id)(layers, stages)
     ValueError: axis 0 is 'stages', not 'layers'
 over(id, in_axes=(0, 0))(layers)
@@ -200,7 +200,7 @@ call((whole, columns), layer, layer)
 call(columns, on("data"))
     ValueError: does not match the sharding on the respective arg
 nnx.jit(lambda m: setattr(m, 'w', 1) or 1 // 0, in_shardings=whole)(layer)
-    ZeroDivisionError: integer
+    ZeroDivisionError: by zero
 """
 
 
