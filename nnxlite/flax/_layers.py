@@ -23,10 +23,6 @@ def _canonicalize_axes(rank: int, axes: Axes) -> tuple[int, ...]:
     return tuple({rank + axis if axis < 0 else axis for axis in _as_tuple(axes)})
 
 
-def _normalize_axes(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
-    return tuple(sorted(ax if ax >= 0 else ndim + ax for ax in axes))
-
-
 def _compute_stats(
     x: jax.Array,
     axes: Axes,
@@ -74,7 +70,7 @@ NAMES = {
     "nn.linear": {
         "_canonicalize_tuple": _as_tuple,
         "_conv_dimension_numbers": lambda input_shape: conv._dimension_numbers(len(input_shape)),
-        "_normalize_axes": _normalize_axes,
+        "_normalize_axes": lambda axes, ndim: tuple(sorted(_canonicalize_axes(ndim, axes))),
     },
     "nn.normalization": {
         "_abs_sq": _normalizing.abs_squared,

@@ -61,10 +61,9 @@ def _target(path: str) -> types.ModuleType | None:
 
 def exists(name: str) -> bool:
     """Whether there is a module of this name, which is recorded where there is none."""
-    found = _target(_path(name)) is not None
-    if not found:
+    if (found := _target(_path(name))) is None:
         _record(name)
-    return found
+    return found is not None
 
 
 def fill(module: types.ModuleType) -> None:
@@ -90,10 +89,8 @@ def fill(module: types.ModuleType) -> None:
         names.update(__doc__=target.__doc__, __file__=target.__file__, __dir__=_public)
         without = {"bridge"} if sys.modules["nnxlite_flax_finder"].version() is None else set()
         names["__all__"] = [n for n in _public() if not n.startswith("_") and n not in without]
-    extra = importlib.import_module(
-        f"nnxlite.flax.{'_layers' if path[:3] == 'nn.' else '_private'}"
-    )
-    names.update(extra.NAMES.get(path, {}))  # what libraries reach for and is not there otherwise
+    file = "_layers" if path.startswith("nn.") else "_private"  # what libraries reach for as well
+    names.update(importlib.import_module(f"nnxlite.flax.{file}").NAMES.get(path, {}))
     names.setdefault("__getattr__", functools.partial(_look_up, module.__name__))
     if not path:
         for loaded in sorted(n for n in sys.modules if n.startswith("nnxlite.")):
