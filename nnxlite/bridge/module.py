@@ -104,16 +104,19 @@ class ModuleStackEntry:
     in_setup: bool = False
 
 
+@dataclasses.dataclass
 class ModuleContext(threading.local):
-    """What runs in this thread, the innermost last; None stands for nothing.
+    """What runs in this thread.
+
+    Args:
+        module_stack: the modules, the innermost last; None stands for nothing.
 
     >>> import nnxlite as nnx
     >>> nnx.bridge.module.MODULE_CONTEXT.module_stack
     [None]
     """
 
-    def __init__(self) -> None:
-        self.module_stack: list[ModuleStackEntry | None] = [None]
+    module_stack: list[ModuleStackEntry | None] = dataclasses.field(default_factory=lambda: [None])
 
 
 MODULE_CONTEXT = ModuleContext()

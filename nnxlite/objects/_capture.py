@@ -191,12 +191,11 @@ def _recording(
     outputs: Kind | None,
 ) -> tp.Iterator[list[tuple[Path, Module]]]:
     """Give every module of `subject` a record while the block runs, then the one that it had before."""
-    outer: dict[int, tuple[Record]] = {}
     with LOCK:  # two threads neither edit nor walk the same modules
         modules = _to_record(subject, first)
-        outer.update((id(m), m._nnx_dict[CAPTURES]) for _, m in modules if CAPTURES in m._nnx_dict)
-        for _, module in modules:
-            _capturing.setdefault(id(module), threading.get_ident())
+        outer = {id(m): m._nnx_dict[CAPTURES] for _, m in modules if CAPTURES in m._nnx_dict}
+        mine = {id(m) for _, m in modules} - _capturing.keys()
+        _capturing.update(dict.fromkeys(mine, threading.get_ident()))
     try:
         with LOCK:
             for path, module in modules:
@@ -212,10 +211,10 @@ def _recording(
             for number, module in {id(m): m for _, m in (*modules, *iter_modules(subject))}.items():
                 if number in outer:
                     module._nnx_assign(CAPTURES, outer[number])
-                    continue
-                _capturing.pop(number, None)
-                if CAPTURES in module._nnx_dict:
+                elif CAPTURES in module._nnx_dict:
                     module._nnx_discard(CAPTURES)
+            for number in mine:
+                _capturing.pop(number, None)
 
 
 def _to_record(subject: tp.Any, first: dict[Path, Variable[tp.Any]]) -> list[tuple[Path, Module]]:

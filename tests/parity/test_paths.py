@@ -78,7 +78,7 @@ test_line = lines.test()
 
 LEFT_OUT = {
     "the bridge's files among themselves": """
-        MODULE_CONTEXT ModuleBase ModuleContext ModuleState bdg_module bridge_variables bv
+        ModuleBase ModuleState bdg_module bridge_variables bv
         current_linen_module has_setup nnx_eval_shape nnx_jit nnx_module to_linen_class""",
     "type variables": "A B C F G HA HB K KeyT M MA N P R S T TS W Fargs StrInt",
     "classes of the transforms' own, which annotate nothing": """

@@ -166,13 +166,10 @@ def test_defaults_of_references():
         with ThreadPoolExecutor(1) as pool:
             assert not pool.submit(now).result()
     assert not now() and not makes_refs()
-    nnx.var_defaults(ref=True)
-    try:
+    with nnx.var_defaults(ref=False):
+        nnx.var_defaults(ref=True)
         given = nnx.var_defaults()
-        assert now() and given.ref and not given.hijax
-        assert dict(given) == {"hijax": False, "ref": True} and "ref=True" in repr(given)
-    finally:
-        nnx.var_defaults(ref=False)
+        assert dict(given) == {"hijax": False, "ref": now()} and "ref=True" in repr(given)
     assert not now()
 
 
