@@ -291,7 +291,6 @@ class _Comparison:
         self.roles, self.fresh = roles, fresh
         self.before, self.after = call.graphdef.decoded, self.left.graphdef.decoded
         self.is_scan = self.name == "scan"
-        self.by_reference = self.name == "while_loop" and self.updates
         self.sources: dict[int, Source] = {}
         self.now: dict[int, int] = {}
         self.was: dict[int, int] = {}
@@ -444,7 +443,7 @@ class _Comparison:
             if not (every or number in self.was):
                 continue
             olds, news = self.attributes(tp.cast(int, left.origin[number]), number)
-            same = number in self.was and not self.by_reference
+            same = number in self.was and not (every and self.name == "while_loop")
             compared = olds.keys() & news.keys() if same else ()
             for name in {*names, *removed}.difference(compared):
                 old, new = olds.get(name), news.get(name)

@@ -152,7 +152,7 @@ def _graph_of(
     before = [source(number, leaf) for number, leaf in enumerate(walk.leaves)]
     edits, moves = _edits(came_in, decoded, origin, before)
     fresh = {number for number, old in enumerate(origin) if old is None}
-    refuse_dead_tracers(walk.nodes, decoded, fresh | {number for number, *_ in edits})
+    check_dead_tracers(walk.nodes, decoded, fresh | {number for number, *_ in edits})
     new, sources = list[tp.Any](), list[Source]()
     refs: dict[int, Source] = {id(x): i for i, x in enumerate(inner.values) if is_ref(x)}
     for number, leaf in enumerate(walk.leaves):
@@ -278,12 +278,12 @@ def refuse_captured(nodes: list[tp.Any], origin: tuple[int | None, ...], decoded
             )
 
 
-def refuse_dead_tracers(nodes: list[tp.Any], decoded: Decoded, changed: tp.Collection[int]) -> None:
+def check_dead_tracers(nodes: list[tp.Any], decoded: Decoded, changed: tp.Collection[int]) -> None:
     """Raise ValueError where an optimizer that changed captures a tracer; warn for other objects.
 
     Their function may never run outside, as an initializer that a layer has used.
     """
-    warning = ""
+    warnings: list[str] = []
     for number in sorted(changed):
         node = nodes[number]
         for name, value in node._nnx_dict.items() if isinstance(node, GraphNode) else ():
@@ -291,17 +291,17 @@ def refuse_dead_tracers(nodes: list[tp.Any], decoded: Decoded, changed: tp.Colle
             if tracer is None:
                 continue
             at = path_text((*decoded.path(decoded.node_frames[number])[1:], name))
-            advice = getattr(node, "_nnx_captures_advice", "")
-            message = (
+            problem = (
                 f"The {type(node).__name__} that leaves the transform captures a tracer "
                 f"{short_type(tracer)} in its static attribute '{at}', which is dead outside. "
             )
-            if advice:
-                raise ValueError(message + advice)
-            message += "Store the value in an nnx.Variable of the object, and read it there."
-            warning = warning or message  # the first of many layers
-    if warning:
-        warn_user(warning)
+            if advice := getattr(node, "_nnx_captures_advice", ""):
+                raise ValueError(problem + advice)
+            warnings.append(
+                f"{problem}Store the value in an nnx.Variable of the object, and read it there."
+            )
+    if warnings:
+        warn_user(warnings[0])  # many layers may be made alike
 
 
 def _captured_tracer(value: tp.Any) -> tp.Any:

@@ -70,7 +70,7 @@ NAMES = {
     "nn.linear": {
         "_canonicalize_tuple": _as_tuple,
         "_conv_dimension_numbers": lambda input_shape: conv._dimension_numbers(len(input_shape)),
-        "_normalize_axes": lambda axes, ndim: tuple(sorted(_canonicalize_axes(ndim, axes))),
+        "_normalize_axes": lambda axes, ndim: tuple(sorted(ax + ndim * (ax < 0) for ax in axes)),
     },
     "nn.normalization": {
         "_abs_sq": _normalizing.abs_squared,

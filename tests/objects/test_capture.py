@@ -217,9 +217,8 @@ def test_a_model_is_captured_by_one_thread_at_a_time():
         done.set()
         thread.join()
     assert plain(seen) == plain(results[0][1]) == plain(capture(net, Mid)(X)[1])
-    copies = []  # with a record of their own, which does not say that this thread captures them
-    capture(lambda model, x: copies.append(nnx.clone(model)), Mid)(net, X)
-    again = capture(copies[0], Mid)
+    copied = capture(lambda model, x: nnx.clone(model), Mid)(net, X)[0]  # has a record of its own
+    again = capture(copied, Mid)
     with ThreadPoolExecutor(1) as pool:
         assert plain(again(X)[1]) == plain(pool.submit(again, X).result()[1])
     assert nnx.graphdef(net) is before and attributes(net) == names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -43,14 +42,14 @@ class Settings:
 
 
 # A new class each time: without weak references to its instances, `nnx.static` marks the class.
-slots = functools.partial(dataclasses.make_dataclass, "Slots", ["t"], slots=True)
+slots = lambda: dataclasses.make_dataclass("Slots", ["t"], slots=True)(jnp.ones(1))
 
 FORGOTTEN = {
     "module": (Block, "'held.layer' is a Linear in a Block"),
     "list": (lambda: [Block()], "'held.0.layer' is a Linear in a Block"),
     "dict": (lambda: {"a": (Block(),)}, "'held.a.0.layer' is a Linear in a Block"),
     "array": (lambda: Temps(jnp.ones(1)), r"'held.t' is a float32\[1\] in a Temps"),
-    "slots": (lambda: slots()(jnp.ones(1)), r"'held.t' is a float32\[1\] in a Slots"),
+    "slots": (slots, r"'held.t' is a float32\[1\] in a Slots"),
     "variable": (lambda: Temps(nnx.Param(jnp.ones(1))), "'held.t' is a .* in a Temps"),
     "nested": (lambda: Settings(inner=Temps(jnp.ones(1))), r"'held.inner.t' is a .* in a Temps"),
 }

@@ -102,6 +102,8 @@ class Unknown(nnx.Variable): ...
         ValueError: Name test_none is not registered in the registry ... allow_register=True
     nnx.variable_name_from_type(Unknown)
         ValueError: Type Unknown is not registered in the registry ... allow_register=True
+    nnx.variable_name_from_type(nnx.Variable)
+        ValueError: is not registered in the registry
 """)
 def test_a_refusal_says_why_and_changes_nothing(line, message):
     hooks: list = []

@@ -329,7 +329,7 @@ variable_methods 0.7
     $r = $var.<<copy()|replace(jnp.ones(2))|replace(note=3)|to_state()|get_metadata()|has_metadata('tag')|get_metadata('tag', None)|type>>
     $r = $var.shape, $var.ndim, str($var.dtype)
     $r = <<$var * 2 + $var|-$var, abs($var)|jnp.sum($var[...])|nnx.is_data($var)>>
-    $r = nnx.variable_name_from_type(type($var), allow_register=True)
+    $r = nnx.variable_name_from_type(type($var), allow_register=type($var) is not nnx.Variable)
 sow 0.5 body structural
     $module.sow(nnx.Intermediate, 'seen', $pair)
     $y = $module.perturb('inner', $pair)
