@@ -6,8 +6,6 @@ prints lines of code by package (without docstrings, comments and blank lines), 
 classes, and the files that one call of a jitted step runs through.
 """
 
-from __future__ import annotations
-
 import ast
 import collections
 import importlib.util

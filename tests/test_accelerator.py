@@ -4,8 +4,6 @@ Skipped on a CPU.  `NNXLITE_TEST_PLATFORM=cuda,cpu pytest tests/test_accelerator
 GPU, and `NNXLITE_TEST_PLATFORM=any` runs on a CPU what makes sense there.
 """
 
-from __future__ import annotations
-
 import os
 import typing as tp
 

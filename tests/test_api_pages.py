@@ -1,7 +1,5 @@
 """`docs/build.py`: every public name has an entry in `docs/api`, and the build of the site is strict."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Exceptions of the package cross process pools, with their fields; docs/errors.md shows messages."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import os

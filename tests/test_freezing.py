@@ -1,7 +1,5 @@
 """`freeze` and `unfreeze`: one statement that gradients and optimizers respect."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import optax

@@ -1,7 +1,5 @@
 """Arrays as references, over single values and whole graphs."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

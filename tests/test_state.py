@@ -1,7 +1,5 @@
 """States: the mapping, its algebra, its flat form, its pytree, and the functions on it."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

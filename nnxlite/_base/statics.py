@@ -140,9 +140,7 @@ def facts(value: tp.Any) -> Facts:
     return Facts(key, reader.exact, reader.mutable, reader.hashable)
 
 
-_OWN_KEY: frozenset[type] = frozenset(
-    {str, type(None), type, bytes, type(...), types.BuiltinFunctionType}
-)
+_OWN_KEY = frozenset({str, type(None), type, bytes, type(...), types.BuiltinFunctionType})
 """Types whose values are their own keys."""
 _FUNCTIONS = frozenset({types.FunctionType, types.MethodType, functools.partial})
 _SIMPLE = frozenset({*_OWN_KEY, int, bool})
@@ -157,18 +155,14 @@ Read = tp.Callable[[tp.Any, Inside], tp.Any]
 class _Reader:
     """One reading of a static value; notes what `Facts` says."""
 
-    def __init__(self) -> None:
-        self.exact = True
-        self.mutable = False
-        self.hashable = True
+    exact, mutable, hashable = True, False, True
 
     def key(self, value: tp.Any, inside: Inside) -> tp.Any:
         """The key of a value."""
         kind = type(value)
         if kind in _OWN_KEY:
             return value
-        plain = self._plain(value, inside, self.key)
-        if plain is not None:
+        if (plain := self._plain(value, inside, self.key)) is not None:
             return plain
         if kind in COPIED:
             self.exact, self.mutable = False, True
@@ -193,7 +187,7 @@ class _Reader:
     def _content(self, value: tp.Any, kind: type, inside: Inside) -> tp.Any:
         """The key of a value with an equality of its own."""
         try:
-            as_seen = hash(value)
+            as_seen = None if kind.__hash__ is None else hash(value)
         except TypeError:
             as_seen = None
         if as_seen is not None and (isinstance(value, VALUES) or is_trusted(kind.__module__)):
@@ -205,14 +199,21 @@ class _Reader:
         inside = (*inside, value)
         self.hashable &= as_seen is not None
         if dataclasses.is_dataclass(kind):
-            self.mutable |= not kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-            names = [field.name for field in dataclasses.fields(kind) if field.compare]
-            return (kind, *[self.key(getattr(value, name, None), inside) for name in names])
-        self.mutable |= as_seen is None or hasattr(value, "__dict__")
+            fields = dataclasses.fields(kind)
+            own = kind.__dict__.get("__dataclass_params__")  # other classes inherit it
+            keys = [self.key(getattr(value, f.name, None), inside) for f in fields if f.compare]
+            if own is None or not own.frozen:
+                self.mutable = True
+                keys += [(n, self.key(getattr(value, n), inside)) for n in _beside(value, fields)]
+            return (kind, *keys)
+        is_object = hasattr(value, "__dict__") or hasattr(kind, "__slots__")
+        self.mutable |= as_seen is None or is_object
         if as_seen is not None:  # an object that is edited may get another hash
-            return _AsSeen((kind, as_seen, value)) if hasattr(value, "__dict__") else (kind, value)
+            return _AsSeen((kind, as_seen, value)) if is_object else (kind, value)
         if isinstance(value, np.ndarray):
             return _of_array(value) or ById(value)
+        if kind is types.MappingProxyType:  # it cannot be pickled
+            return (kind, self.key(dict(value), inside))
         try:
             _, arguments, *state = value.__reduce_ex__(2)
             parts = [arguments, *(list(p) if hasattr(p, "__next__") else p for p in state)]
@@ -221,16 +222,21 @@ class _Reader:
         return (kind, *[self.key(part, inside) for part in parts])
 
     def _plain(self, value: tp.Any, inside: Inside, read: Read) -> tp.Any:
-        """The key of a number, a range, or a tuple or frozenset of readable values; else None."""
+        """The key of a number (a time with its unit), slice, tuple or frozenset; else None."""
         kind = type(value)
         if kind in _NUMBERS:
             return _NUMBERS[kind](value)
         if kind.__hash__ is tuple.__hash__ or kind is frozenset:
-            return self._collection(kind, value, inside, read)
+            items = self._collection(kind, value, inside, read)
+            own = hasattr(value, "__dict__") and not is_trusted(kind.__module__)
+            if not own or not (names := _beside(value)):
+                return items
+            self.exact, self.mutable = False, True
+            return (items, *names, *[read(getattr(value, name), inside) for name in names])
         if kind is slice:
             bounds = (value.start, value.stop, value.step)
             return (slice, *[read(part, inside) for part in bounds])
-        return (kind, value.tobytes()) if isinstance(value, np.generic) else None
+        return (kind, value.dtype, value.tobytes()) if isinstance(value, np.generic) else None
 
     def _collection(self, kind: type, value: tp.Any, inside: Inside, read: Read) -> tp.Any:
         if kind is set or kind is frozenset:
@@ -255,8 +261,7 @@ class _Reader:
         if kind in (str, bytes, type(None), type(...)):
             return value
         read: Read = lambda v, inside: self.known(v, inside, live)
-        plain = self._plain(value, inside, read)
-        if plain is not None:
+        if (plain := self._plain(value, inside, read)) is not None:
             return plain
         if (depth := _depth(value, inside)) is not None:
             return depth
@@ -340,6 +345,15 @@ class _Reader:
             raise Unknown
         self.exact &= exact
         return key
+
+
+def _beside(value: tp.Any, fields: tp.Sequence[tp.Any] = ()) -> list[str]:
+    """The attributes of a dataclass or tuple beside its content, but for those that it caches."""
+    names = getattr(value, "__dict__", {}).keys() - {field.name for field in fields}
+    if not names:
+        return []
+    is_cached = lambda name: isinstance(getattr(type(value), name, None), functools.cached_property)
+    return sorted(name for name in names if not is_cached(name))
 
 
 def _depth(value: tp.Any, inside: Inside) -> tp.Any:
@@ -431,11 +445,8 @@ def _is_still(value: tp.Any, key: tp.Any) -> bool:
 
 def _is_object_of_optax(value: tp.Any, kind: type) -> bool:
     """Whether a value is an object of optax that has no equality of its own."""
-    return (
-        kind.__hash__ is object.__hash__
-        and kind.__module__.partition(".")[0] == "optax"
-        and hasattr(value, "__dict__")
-    )
+    by_identity = kind.__hash__ is object.__hash__ and hasattr(value, "__dict__")
+    return by_identity and kind.__module__.partition(".")[0] == "optax"
 
 
 def _of_array(array: np.ndarray) -> tp.Any:
@@ -495,7 +506,9 @@ def _rebuilt(value: tp.Any, change: tp.Callable[[tp.Any], tp.Any]) -> tp.Any:
     parts = [_rebuilt(v, change) for v in value]
     if all(map(operator.is_, parts, value)):
         return value
-    return tuple.__new__(kind, parts)  # named tuples included
+    new = tuple.__new__(kind, parts)  # named tuples included
+    getattr(new, "__dict__", {}).update(getattr(value, "__dict__", {}))
+    return new
 
 
 def own_copy(value: tp.Any) -> tp.Any:
@@ -538,8 +551,7 @@ def with_atoms(value: tp.Any, instead: tp.Mapping[int, tp.Any]) -> tp.Any:
 # What functions capture ------------------------------------------------------------------------
 
 
-MOST = 2_000
-"""How many values are looked at."""
+MOST = 2_000  # values that are looked at
 
 
 def captures(value: tp.Any) -> Iterator[tp.Any]:
@@ -576,10 +588,9 @@ def captures(value: tp.Any) -> Iterator[tp.Any]:
                 todo += item
             case dict():
                 todo += item.values()
-            case _ if type(item).__module__.partition(".")[0] == "optax":
-                todo += getattr(item, "__dict__", {}).values()
             case _:
-                pass
+                is_of_optax = type(item).__module__.partition(".")[0] == "optax"
+                todo += getattr(item, "__dict__", {}).values() if is_of_optax else ()
 
 
 def _content(cell: types.CellType) -> tp.Any:

@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 import typing as tp
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -196,7 +197,9 @@ def export(
     graphdef, state = split(roots)
     values, structure = jax.tree.flatten(state)
     ours = slice(1 if len(roots) == 1 else 0, None)  # the name of a single root says nothing
-    paths = [path_text(path[ours]) for path, _ in flat_pairs(state)]
+    whole = {path: path_text(path[ours]) for path, _ in flat_pairs(state)}
+    times = Counter(whole.values())  # the keys "a.b" and 0 look like others
+    paths = [text if times[text] == 1 else str(path[ours]) for path, text in whole.items()]
     weights = {path: jnp.asarray(x) for path, x in zip(paths, values, strict=True)}
     per_argument = shapes if isinstance(shapes, (list, tuple)) else [shapes] * len(given)
     if len(per_argument) != len(given) or (isinstance(shapes, str) and len(given) != 1):

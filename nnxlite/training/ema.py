@@ -131,7 +131,7 @@ def _wide(value: tp.Any) -> jax.Array | None:
 
 
 def _copied(value: tp.Any) -> tp.Any:
-    """A value to begin an average with."""
+    """A value of a model as one of the average: another array."""
     wide = _wide(value)
     if wide is None and not isinstance(value, (jax.Array, np.ndarray, numbers.Number)):
         return value
@@ -140,7 +140,7 @@ def _copied(value: tp.Any) -> tp.Any:
 
 def _average(decay: tp.Any, average: tp.Any, value: tp.Any) -> tp.Any:
     if (wide := _wide(value)) is None:
-        return value
+        return _copied(value)  # a call that donates may take the array of the model
     stored = jnp.asarray(average)
     new = decay * stored + (1 - decay) * wide
     return new if new.dtype == stored.dtype else new.astype(stored.dtype)

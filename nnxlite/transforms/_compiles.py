@@ -16,6 +16,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import inspect
 import sys
 import time
 import types
@@ -273,8 +274,9 @@ class Traces:
         self.count = 0
         self.seconds = 0.0
         self.log: collections.deque[Trace] = collections.deque(maxlen=RECORDS_PER_FUNCTION)
-        self._fun = weakref.ref(fun) if isinstance(fun, types.FunctionType) else lambda: None
-        self._former = self._find_former(getattr(fun, "__code__", None))
+        inner = inspect.unwrap(fun) if isinstance(fun, types.FunctionType) else None
+        self._fun = weakref.ref(fun) if inner else lambda: None
+        self._former = self._find_former(getattr(inner, "__code__", None))
 
     def _find_former(self, code: types.CodeType | None) -> weakref.ReferenceType[Traces] | None:
         """The traces of another function that was defined before on the same line, if there was one."""

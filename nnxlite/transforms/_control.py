@@ -212,7 +212,7 @@ def _content(value: tp.Any) -> tp.Any:
         return value
     module = kind.__module__.partition(".")[0]
     if isinstance(value, types.FunctionType):
-        if value.__module__.partition(".")[0] != "jax" or value.__closure__ is not None:
+        if str(value.__module__).partition(".")[0] != "jax" or value.__closure__ is not None:
             raise Incomparable
         return value
     if module not in ("jax", "jaxlib") or isinstance(value, jax.tree_util.PyTreeDef | jax.Array):

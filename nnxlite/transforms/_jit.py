@@ -130,9 +130,10 @@ class JitProgram:
 
     def named(self, operands: Operands, *groups: tp.Any) -> tp.Iterator[tuple[str, tp.Any]]:
         """The leaves that JAX is given, by name."""
-        call = operands.call
-        for names, group in zip(self.groups(call, leaf_names(call)), (operands, *groups)):
-            yield from zip(names, group)
+        names = leaf_names(operands.call)
+        parts = self.labels(operands.call)[0].split(names) if groups else [names]
+        for part, group in zip(parts, (operands, *groups)):
+            yield from zip(part, group)
 
     def run(self, operands: Operands, *groups: list[tp.Any]) -> tp.Any:
         """What JAX traces: enter, run, leave."""
@@ -225,9 +226,10 @@ class JitProgram:
     # labels ------------------------------------------------------------------------------------
 
     def groups(self, call: CallDef, leaves: list[tp.Any]) -> tuple[tp.Any, ...]:
-        """What JAX is given for these leaves."""
+        """What JAX is given for these leaves of a call, before it runs."""
         if not self.donate and self.options.in_shardings is None:
             return (Operands(call, leaves),)
+        self._traced = None  # of a call that failed: what the function reads may have changed
         first, *others = self.labels(call, leaves)[0].split(leaves)
         return Operands(call, first), *others
 

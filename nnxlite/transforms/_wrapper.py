@@ -31,6 +31,7 @@ from nnxlite._base.jax import (
 from nnxlite._state._definition import State
 from nnxlite.boundary._call_def import StaticArgument, boxed, parameter_names, parameters_of
 from nnxlite.boundary._inputs import is_root
+from nnxlite.graph._kinds import GraphNode
 from nnxlite.objects._module import Module, called
 from nnxlite.objects._pytree import BoundMethod, Pytree
 from nnxlite.variables._definition import MISSING
@@ -285,9 +286,7 @@ def _unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
     if isinstance(fun, functools.partial):
         return _unbind_partial(fun)
     if is_root(fun) and not isinstance(fun, type):
-        # The function of the class, if it is one, so that each class has its own programs.
-        called = type(fun).__call__
-        return Unbound(called if inspect.isfunction(called) else call_object, (fun,), {})
+        return Unbound(_caller_of(type(fun)), (fun,), {})
     inner, layers = unwrapped(fun)
     unbound = _unbind(inner) if layers else None
     return (
@@ -362,6 +361,19 @@ _OF_A_CALL = frozenset({"lower", "trace", "eval_shape"})
 
 def call_object(fun: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
     return fun(*args, **kwargs)
+
+
+def _caller_of(cls: type) -> tp.Any:
+    """`call_object` for one class, which has its own programs, and whose method gives the names.
+
+    It calls the method that the class has then: `capture`, say, replaces methods for a while.
+    """
+    if not issubclass(cls, GraphNode) or not inspect.isfunction(cls.__call__):
+        return call_object
+    if "_nnx_caller" not in vars(cls):
+        copy = types.FunctionType(call_object.__code__, globals())
+        cls._nnx_caller = functools.wraps(cls.__call__)(copy)
+    return cls._nnx_caller
 
 
 def decorated(kind: type[Transform[..., tp.Any]], fun: tp.Any, options: tp.Any) -> tp.Any:

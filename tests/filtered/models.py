@@ -1,7 +1,5 @@
 """Models that the tests of filtered trees and transforms share."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 
 import nnxlite as nnx

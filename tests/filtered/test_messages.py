@@ -1,7 +1,5 @@
 """What the filtered functions refuse, in one table, and that the call changed nothing."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

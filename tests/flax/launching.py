@@ -1,7 +1,5 @@
 """Programs in processes of their own: what `nnxlite.flax` replaces stays replaced."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -61,8 +61,24 @@ class Frozen:
     sizes: list[int]
 
 
+class Beside(Frozen):
+    """May have attributes that are no fields."""
+
+
+class Sized(tuple):
+    """May have attributes beside its items."""
+
+
+def beside(kind, scale=2.0):
+    value = kind([[1]])
+    value.scale = scale
+    return value
+
+
 class Compared:
     """Something with `==` and no hash."""
+
+    __slots__ = ("scale",)
 
     def __init__(self, scale=2.0):
         self.scale = scale
@@ -74,8 +90,14 @@ class Compared:
 
 
 class ComparedWithHash(Compared):
+    __slots__ = ()
+
     def __hash__(self):
         return hash(self.scale)
+
+
+class WithDict(ComparedWithHash):
+    """Not only slots."""
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -116,9 +138,11 @@ def namespace():
     return types.SimpleNamespace(scale=2.0, more={"a": [1]})
 
 
+BESIDE = [functools.partial(beside, kind) for kind in (Beside, Sized)]
 MAKERS = [
     *(Settings, Slotted, Compared, ComparedWithHash, Hashed, Around, namespace, cyclic),
-    lambda: Frozen([1]),
+    *(*BESIDE, WithDict, lambda: Frozen([1])),
+    lambda: types.MappingProxyType({"a": [1]}),
     lambda: Settings(inner={Hashed(): (1, Hashed(inner=Hashed()))}),
     lambda: Settings(inner=(Settings(), {"a": Compared()}, np.arange(3))),
     lambda: argparse.Namespace(scale=2.0),
@@ -129,25 +153,13 @@ MAKERS = [
 
 LARGE, LOCKED = np.arange(2000), types.SimpleNamespace(lock=threading.Lock())
 SAME = [
-    (3, 3),
-    ("x", "x"),
-    ((1, (2, "a")), (1, (2, "a"))),
-    ([1, 2], [1, 2]),
-    ({"a": 1}, {"a": 1}),
-    (float("nan"), float("nan")),
-    (functools.partial(double, 1), functools.partial(double, 1)),
+    *((x, copy.deepcopy(x)) for x in (3, "x", (1, (2, "a")), [1, 2], {"a": 1}, float("nan"))),
+    *((x, copy.deepcopy(x)) for x in (jnp.float32, np.dtype("float32"), np.float32(1), Size(1))),
+    *((x, copy.deepcopy(x)) for x in (functools.partial(double, 1), Pair(1, 2), slice(1, None))),
     (lambda x, y=(1, 2): x, None),
-    (jnp.float32, jnp.float32),
-    (np.dtype("float32"), np.dtype("float32")),
-    (np.float32(1), np.float32(1)),
-    (Size(1), Size(1)),
-    (Pair(1, 2), Pair(1, 2)),
     ({1, 2}, {2, 1}),
-    (slice(1, None), slice(1, None)),
     (Settings(note="a"), Settings(note="b")),
-    (Settings(inner=ONE), Settings(inner=ONE)),
-    (Settings(inner=LARGE), Settings(inner=LARGE)),
-    (LOCKED, copy.copy(LOCKED)),
+    *((x, copy.copy(x)) for x in (Settings(inner=ONE), Settings(inner=LARGE), LOCKED)),
     (Secret(), None),
     *((make(), make()) for make in MAKERS),
 ]
@@ -173,6 +185,8 @@ DIFFERENT = [
     (functools.partial(double, 1), functools.partial(double, 1.0)),
     (np.float32(0.0), np.float32(-0.0)),
     (np.float32(1), np.float64(1)),
+    (np.timedelta64(1, "s"), np.timedelta64(1, "m")),
+    *((make(), make(3.0)) for make in BESIDE),
     ("a", b"a"),
     (None, False),
     (jnp.float32, np.dtype("float32")),
@@ -214,7 +228,7 @@ def test_different_static_values_make_different_definitions(a, b):
             assert held[0] != held[1]
 
 
-@pytest.mark.parametrize("make", [Settings, Slotted, Compared, namespace, Hashed, ComparedWithHash])
+@pytest.mark.parametrize("make", [*MAKERS[:5], namespace, WithDict, *BESIDE])
 def test_an_edit_is_noticed(make):
     traces = []
 
@@ -233,7 +247,7 @@ def test_an_edit_is_noticed(make):
 
 
 def test_an_edit_far_inside_is_noticed():
-    settings = Settings(inner={"a": [Settings()]})
+    settings = Settings(inner=types.MappingProxyType({"a": [Settings()]}))
     call = nnx.jit(lambda layer: layer.size.inner["a"][0].sizes[0] * layer.kernel)
     for size in (1, 10):
         settings.inner["a"][0].sizes[0] = size

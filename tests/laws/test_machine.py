@@ -6,8 +6,6 @@ runs so many. After each step it compares values, types, statics, sharing and id
 often a function was traced (L6), what a failed call left (L8), and now and then what is alive (L9).
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import os

@@ -1,7 +1,5 @@
 """Random streams: keys, counters, lookup by name, samplers, and the functions on whole models."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -76,6 +76,8 @@ def test_methods_functions_and_several_objects(net):
     exported = nnx.export(both, net, X, net.linear, shapes=["b, ..."])
     assert "one.norm.mean" in exported.weights and len(exported.weights) == 8
     near(exported(X[:2]), net(X[:2]) - net.linear(X[:2]))
+    alike = nnx.Dict({"a.b": nnx.Param(X), "a": nnx.Dict(b=nnx.Param(2 * X))})
+    near(nnx.export(lambda d, x: x + d["a"]["b"], alike, X)(X), 3 * X)
     assert nnx.export(lambda x: {"twice": 2 * x}, X)(X)["twice"].shape == (5, 2)
 
 

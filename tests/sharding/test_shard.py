@@ -1,7 +1,5 @@
 """Models on a mesh, by plans and by annotations: built there, trained there; shardings of `jit`."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 import re

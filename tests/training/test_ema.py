@@ -20,11 +20,13 @@ def mixed(n):
 
 def test_integers_flags_and_keys_take_the_latest():
     ema = nnx.EMA(mixed(3), 0.5)
-    ema.update(mixed(6))
+    model = mixed(6)
+    ema.update(model)
     found = nnx.to_pure_dict(ema.params)
     assert (found["half"] == 4.5).all() and found["table"] == {"a": 6} and found["flag"]
     assert found["number"] == 6 and found["number"].dtype == jnp.int32
     assert found["key"] == jax.random.key(6)
+    assert found["key"] is not model.key.value and found["number"] is not model.number.value
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float32", "complex64"])

@@ -253,6 +253,19 @@ def test_clear_cache(jit):
     assert len(traces) == 2
 
 
+def test_a_refused_call_leaves_no_trace_for_the_next_one():
+    def by_factor(m):
+        m.x.value = m.y.value * factor[0]
+
+    factor, shared, jitted = [2.0], X + 0, DONATING(by_factor)
+    m = nnx.Dict(x=nnx.Param(shared), y=nnx.Param(shared))
+    with refuses(ValueError, "the same array buffer is donated"):
+        jitted(m)
+    factor[0], m.y.value = 3.0, X + 1
+    jitted(m)
+    assert m.x.value.tolist() == (3 * m.y.value).tolist()
+
+
 # Modes --------------------------------------------------------------------------------------------
 
 

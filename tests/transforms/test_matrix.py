@@ -7,8 +7,6 @@ must agree: values (gradients are among them), the state that is left, the struc
 leaves, the identity of every object that was there, and how often the Python function runs.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Every refusal of Variables and of their registry, in one table."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 
 import nnxlite as nnx

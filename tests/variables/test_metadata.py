@@ -1,7 +1,5 @@
 """Metadata of Variables, the callbacks among it, and the names of their kinds."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 
 import nnxlite as nnx
