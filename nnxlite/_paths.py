@@ -53,7 +53,7 @@ PATHS: dict[str, str] = {
 """For each submodule, further names in it; a submodule that does not exist is made of these."""
 
 SOURCES = (
-    "_base.jax transforms._shapes transforms._compiles transforms._jit sharding._annotations "
+    "_base.jax transforms._trees transforms._compiles transforms._jit sharding._annotations "
     "boundary._context graph._kinds graph._graphdef graph._walk variables._definition "
     "objects._module objects._pytree objects._rngs nn.conv nn.embed nn.linear"
 ).split()

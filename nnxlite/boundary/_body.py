@@ -372,10 +372,10 @@ class _Comparison:
             raise (TypeError if is_type else ValueError)(*error.args)
         for old, new in zip(*positions):
             if (old in where[0]) != (new in where[1]):
-                sides = ["an object", "an array"][:: 1 if old in where[0] else -1]
+                word = lambda is_object: "an object" if is_object else "an array"
                 raise self.differ(
-                    f"at '{path_text(call.paths()[old])}' the input is {sides[0]}, the output "
-                    f"{sides[1]}. Return objects and Variables where they came in.",
+                    f"at '{path_text(call.paths()[old])}' the input is {word(old in where[0])}, the "
+                    f"output {word(new in where[1])}. Return objects and Variables where they came in.",
                     references=True,
                 )
         return [(where[0].index(a), where[1].index(b)) for a, b in zip(*positions) if a in where[0]]
@@ -437,8 +437,8 @@ class _Comparison:
 
         Without updates only the changes of the carry leave, and metadata.
         """
-        left, every = self.left, self.updates
-        changed = any(self.roles[self.before.node_leaves[old]] is Carry for old, _ in left.kinds)
+        left, every, leaf_of = self.left, self.updates, self.before.node_leaves
+        changed = any(self.roles[leaf_of[old]] is Carry for old, _ in left.redefined)
         for number, names, removed in left.edits:
             if not (every or number in self.was):
                 continue

@@ -428,12 +428,11 @@ def leaf_names(call: CallDef, leaves: tp.Iterable[ArgumentLeaf] | None = None) -
     keys = [path[2:] for path, _ in jax.tree_util.tree_leaves_with_path(call.template())]
     arguments = [path[0] for path in call.paths()]
     starts = [name + jax.tree_util.keystr(inside) for name, inside in zip(arguments, keys)]
-    end = lambda leaf: "".join(
-        [*map(step_text, leaf.below), *(f"[{key!r}]" for key in leaf.inside)]
-    )
-    return [
-        starts[leaf.position] + end(leaf) for leaf in (call.leaves() if leaves is None else leaves)
-    ]
+    names: list[str] = []
+    for leaf in call.leaves() if leaves is None else leaves:
+        inside = [f"[{key!r}]" for key in leaf.inside]
+        names.append("".join([starts[leaf.position], *map(step_text, leaf.below), *inside]))
+    return names
 
 
 def step_text(name: tp.Any) -> str:

@@ -91,7 +91,7 @@ class Inputs:
         self.names = names
         self.roots = tuple(map(leaves.__getitem__, self.where))
         self.arrays = [*map(leaves.__getitem__, others)]
-        self._enter(trees, inside)
+        self._read_graph(trees, inside)
 
     @classmethod
     def of_call(
@@ -113,7 +113,7 @@ class Inputs:
         form = _forms.get(key) or _form_of(key, args, kwargs, leaves)
         return cls((args, kwargs), trees, names, inside, form and (leaves, form))
 
-    def _enter(self, trees: bool, inside: bool = False) -> None:
+    def _read_graph(self, trees: bool, inside: bool = False) -> None:
         self.trees, self.structure, self.static = trees, FLAT, None
         roots = self.roots
         if not roots:
@@ -150,7 +150,7 @@ class Inputs:
         if not graph:
             self.trees = True
             if self.graphdef.has_static_items:
-                self._enter(True, self.structure is not FLAT)
+                self._read_graph(True, self.structure is not FLAT)
             roots = None if self.names is None else lambda: self.define().root_paths()
             refuse_sharing(self.graphdef, caller, roots)
         return self
@@ -204,10 +204,10 @@ class Inputs:
 
     @property
     def definition(self) -> CallDef:
-        """What `defined` gives without anything else in the key."""
-        return self.defined()
+        """What `define_always` gives without anything else in the key."""
+        return self.define_always()
 
-    def defined(self, extra: tp.Any = None) -> CallDef:
+    def define_always(self, extra: tp.Any = None) -> CallDef:
         """Like `define(extra)`, but never refused: unhashable static data of a tree are its own."""
         try:
             return self.define(extra)

@@ -405,7 +405,7 @@ def labels(
     further = () if same and not isinstance(first, _ASK_PATHS) else further_leaves(call)
 
     def variable(leaf: int) -> tp.Any:
-        return seen[leaf] if seen else shown(decoded, tp.cast(int, places[leaf].graph_leaf))
+        return seen[leaf] if seen else filter_view(decoded, tp.cast(int, places[leaf].graph_leaf))
 
     def setting(leaf: int, place: ArgumentLeaf) -> tp.Any:
         part = settings[place.position]
@@ -425,8 +425,8 @@ def labels(
             continue
         one, other = out[leaf], setting(leaf, place)
         if not (other is one or other is MISSING or other == one):
-            texts = (f"at '{x.text()}'" for x in (places[leaf], place))
-            raise conflict(what, variable(leaf), next(texts), one, next(texts), other)
+            before, here = (f"at '{x.text()}'" for x in (places[leaf], place))
+            raise conflict(what, variable(leaf), before, one, here, other)
     every = (*places, *[place for _, place in further])
     for position in call.where if meaning is None else ():
         part = settings[position]
@@ -485,7 +485,7 @@ for _name in _OPERATORS:
         setattr(_Unseen, _name, lambda self, *_, name=_name: self._refuse(name))
 
 
-def shown(decoded: Decoded, leaf: int) -> tp.Any:
+def filter_view(decoded: Decoded, leaf: int) -> tp.Any:
     """What filters see of a leaf: its Variable, or the array; without its value."""
     value, node = tp.cast(tp.Any, _Unseen)(), decoded.leaf_nodes[leaf]
     definition = decoded.node_defs[node] if node >= 0 else None
@@ -517,7 +517,7 @@ def output_settings(
     root_settings: tp.Sequence[tp.Any],
     out_prefix: tp.Any,
     what: str,
-    default: tp.Any,
+    default: tp.Any = None,
     meaning: Meaning | None = None,
 ) -> list[tp.Any]:
     """The setting of each output, from those of the graph leaves and roots of the arguments.
@@ -545,7 +545,7 @@ def output_settings(
             before = None if is_new else pick(source, value_settings, new)
             if not is_new and (part is before or not first <= root < last):
                 continue
-            variable = shown(decoded, leaf)
+            variable = filter_view(decoded, leaf)
             here = part.map_prefix(path, variable) if isinstance(part, PrefixMapping) else part
             if is_new:
                 new[~source] = here
@@ -566,4 +566,4 @@ def new_variables(out: Outputs) -> list[tp.Any]:
     """For each new value what filters see of it."""
     left = out.definition
     leaves = left.new_leaves()
-    return [shown(left.graphdef.decoded, leaves[number]) for number in range(len(out.new))]
+    return [filter_view(left.graphdef.decoded, leaves[number]) for number in range(len(out.new))]

@@ -166,7 +166,7 @@ def _graph_of(
         sources.append(now)
     seen = tuple(map(ById, inner.call.graphdef.atoms()))
     graph = graphdef, origin, tuple(sources), len(arguments)
-    left = OutDef(*result, *graph, edits=edits, kinds=tuple(changed), seen=seen)
+    left = OutDef(*result, *graph, edits=edits, redefined=tuple(changed), seen=seen)
     return left, new, {old: walk.leaves[now] for now, old in moves.items()}
 
 
@@ -203,7 +203,7 @@ def _unchanged(
     """What leaves where the arguments are as they were; `roots` of the result are nodes of theirs."""
     first, graphdef = len(call.where), call.graphdef
     decoded = graphdef.decoded
-    origin, sources = map(tuple, map(range, (len(decoded.node_defs), len(decoded.leaf_nodes))))
+    origin, sources = tuple(range(len(decoded.node_defs))), tuple(range(decoded.num_leaves))
     if roots:
         graphdef = GraphDef((*graphdef.tokens, *roots), first + len(roots))
     seen = tuple(map(ById, call.graphdef.atoms()))
@@ -468,7 +468,7 @@ def edits_text(call: CallDef, left: OutDef) -> str:
     for number, names, removed in left.edits:
         where = node_text(call, tp.cast(int, left.origin[number]))
         out.append(f"attributes {[*names, *removed]} of {where}")
-    out += [f"metadata of {node_text(call, old)}" for old, _ in left.kinds]
+    out += [f"metadata of {node_text(call, old)}" for old, _ in left.redefined]
     return ", ".join(out) or "no structure"
 
 

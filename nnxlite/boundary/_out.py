@@ -85,7 +85,7 @@ class OutDef(TreeForm):
         sources: for each leaf where its value comes from.
         first_result: how many roots of the graph belong to the arguments; they are the first.
         edits: objects of the arguments whose structure changed.
-        kinds: input Variables whose metadata changed: (input node, new definition).
+        redefined: input Variables whose metadata changed: (input node, new definition).
         seen: the objects in the static values of the arguments that the trace saw; see `of_call`.
         static: the structure of all outputs, and the static leaves among them; None if all are arrays.
     """
@@ -98,17 +98,17 @@ class OutDef(TreeForm):
     first_result: int
     written: tuple[int, ...] = ()
     edits: tuple[Edit, ...] = ()
-    kinds: tuple[tuple[int, VariableDef], ...] = ()
+    redefined: tuple[tuple[int, VariableDef], ...] = ()
     seen: tuple[ById, ...] = ()
     static: tuple[PyTreeDef, StaticLeaves] | None = None
 
     def _key(self) -> tp.Any:
-        kinds = [(old, definition.shared) for old, definition in self.kinds]
+        redefined = [(old, definition.shared) for old, definition in self.redefined]
         values = vars(self)
         if not self.restructures:
             # The graph is that of the arguments, in which a static object may have changed by itself.
             values = values | {"graphdef": None, "origin": tuple(self.known_roots)}
-        return (*[values[f.name] for f in _FIELDS], *kinds)
+        return (*[values[f.name] for f in _FIELDS], *redefined)
 
     def __eq__(self, other: tp.Any) -> bool:
         return self is other or (isinstance(other, OutDef) and self._key() == other._key())
@@ -119,7 +119,7 @@ class OutDef(TreeForm):
     @functools.cached_property
     def restructures(self) -> bool:
         """Whether anything but values changed, or the result has new objects."""
-        return bool(self.edits or self.kinds) or any(old is None for old in self.known_roots)
+        return bool(self.edits or self.redefined) or any(old is None for old in self.known_roots)
 
     @functools.cached_property
     def roots(self) -> list[Code]:
@@ -152,15 +152,15 @@ class OutDef(TreeForm):
         if not instead:
             return self
         swap = lambda definition: definition.swapped(instead)
-        kinds = tuple((old, swap(definition)) for old, definition in self.kinds)
-        return dataclasses.replace(self, graphdef=self.graphdef.mapped(swap), kinds=kinds)
+        redefined = tuple((old, swap(definition)) for old, definition in self.redefined)
+        return dataclasses.replace(self, graphdef=self.graphdef.mapped(swap), redefined=redefined)
 
     def new_leaves(self) -> dict[int, int]:
         """The leaf of each value that did not come in, by its number."""
         return {~source: leaf for leaf, source in enumerate(self.sources) if source < 0}
 
 
-_FIELDS = [f for f in dataclasses.fields(OutDef) if f.name not in ("kinds", "seen")]
+_FIELDS = [f for f in dataclasses.fields(OutDef) if f.name not in ("redefined", "seen")]
 
 
 class Outputs(tp.NamedTuple):
@@ -257,8 +257,8 @@ def output_names(call: CallDef, definition: OutDef) -> list[str]:
     return names + [f"the new Variable '{path_text(path)}'" for path in new]
 
 
-def refuse_no_room(what: object, call: CallDef, out: Outputs, axes: tp.Sequence[tp.Any]) -> None:
-    """Raise ValueError where an output cannot get its axis, because its slices have too few.
+def refuse_bad_axes(what: object, call: CallDef, out: Outputs, axes: tp.Sequence[tp.Any]) -> None:
+    """Raise ValueError where the axis of an output is out of bounds: its slices have too few.
 
     Args:
         what: the transform and its function, for the message.
@@ -341,7 +341,7 @@ def _replay_graph(inputs: Inputs, left: OutDef, values: tp.Sequence[tp.Any]) -> 
     outer = inputs.nodes()
     decoded = left.graphdef.decoded
     refuse_fixed(outer, left)
-    for old, _ in left.kinds:
+    for old, _ in left.redefined:
         outer[old]._check_level()
     for number, *_ in left.edits:
         check_trace(outer[tp.cast(int, left.origin[number])])
@@ -353,8 +353,8 @@ def _replay_graph(inputs: Inputs, left: OutDef, values: tp.Sequence[tp.Any]) -> 
     _make_refs(left, leaves)
     known = [None if old is None else outer[old] for old in left.origin]
     nodes = build_nodes(decoded, leaves, known)
-    for old, kind in left.kinds:
-        note_definition(writes, outer[old], kind.for_variable().keeping(outer[old]._box.definition))
+    for old, form in left.redefined:
+        note_definition(writes, outer[old], form.for_variable().keeping(outer[old]._box.definition))
     for number, names, removed in left.edits:
         node_def, codes = decoded.node_defs[number], dict(decoded.below(NodeCode(number)))
         changed = {
@@ -439,7 +439,7 @@ def refuse_fixed(outer: list[tp.Any], left: OutDef) -> None:
     if not fixed:
         return
     changes = [(left.origin[number], (*names, *more)) for number, names, more in left.edits]
-    changes += [(old, ("metadata",)) for old, _ in left.kinds]
+    changes += [(old, ("metadata",)) for old, _ in left.redefined]
     for old, names in changes:
         node = outer[tp.cast(int, old)]
         if id(node) in fixed:
@@ -547,7 +547,7 @@ def with_axis_names(
     ]
     decoded, tokens = left.graphdef.decoded, list(left.graphdef.tokens)
     came_in = inner.call.graphdef.decoded.node_defs
-    kinds: list[tuple[int, VariableDef]] = []
+    redefined: list[tuple[int, VariableDef]] = []
     for node, definition in enumerate(decoded.node_defs):
         if not isinstance(definition, VariableDef):
             continue
@@ -563,6 +563,7 @@ def with_axis_names(
                 add_unnamed_axis(carrier, _from_front(axis, slice_), getattr(slice_, "ndim", 0))
             definition = tokens[decoded.node_tokens[node]] = carrier._box.definition
         if old is not None and definition is not came_in[old]:
-            kinds.append((old, definition))
+            redefined.append((old, definition))
     graphdef: GraphDef[tp.Any] = GraphDef(tokens, left.graphdef.num_roots)
-    return out._replace(definition=dataclasses.replace(left, graphdef=graphdef, kinds=tuple(kinds)))
+    left = dataclasses.replace(left, graphdef=graphdef, redefined=tuple(redefined))
+    return out._replace(definition=left)

@@ -175,7 +175,7 @@ def _by_leaf_axes(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) 
     if inputs.static is not None:
         axes = inputs.static.split(axes)
     axes = [axis if is_mapped(axis) else None for axis in axes]
-    call = inputs.defined((*context_key(), ("in_axes", tuple(axes))))
+    call = inputs.define_always((*context_key(), ("in_axes", tuple(axes))))
 
     def settings() -> tuple[list[tp.Any], list[tp.Any]]:
         by_position = parts(call, spec, IN_AXES)
@@ -252,7 +252,7 @@ def _mapped(
         default=ARRAYS,
         order=(0, None),
         axis_of=_axis_of,
-        metadata=(),
+        axis_names=(),
         jax_options=tuple(jax_options.items()),
     )
     return decorated(Mapped if make is jax.pmap else Transform, fun, options)

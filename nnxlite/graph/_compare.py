@@ -47,9 +47,8 @@ __all__ = ["Difference"]
 def graphdef_node(decoded: Decoded) -> Text:
     """One level of a graph definition; a single root is shown as the definition itself."""
     objects, leaves = len(decoded.children), decoded.num_leaves
-    comment = (
-        f"{objects} object{'s' * (objects != 1)}, {leaves} {'leaf' if leaves == 1 else 'leaves'}"
-    )
+    comment = f"{objects} {'object' if objects == 1 else 'objects'}, "
+    comment += f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"
     known: dict[Code, tp.Any] = {}
     roots = [_shown(decoded, code, known) for code in decoded.roots]
     if len(roots) == 1 and isinstance(roots[0], _Place):
@@ -265,8 +264,7 @@ def _walk(
             if partners.get(a.number) == b.number:
                 continue
             if a.number in paths[0] or b.number in paths[1]:
-                shared = paths[0].get(a.number), paths[1].get(b.number)
-                yield Difference(path, "shared", *shared)
+                yield Difference(path, "shared", paths[0].get(a.number), paths[1].get(b.number))
                 continue
             partners[a.number] = b.number
             paths[0][a.number] = paths[1][b.number] = path

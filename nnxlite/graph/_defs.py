@@ -53,8 +53,8 @@ from nnxlite.graph._kinds import (
     build_container,
     flatten_container,
     has_data,
-    is_held,
-    is_setting,
+    is_static_item,
+    is_static_value,
     items_of,
     kind_of,
     warn_of_hidden,
@@ -245,9 +245,8 @@ def set_static(node: GraphNode, name: tp.Any, value: tp.Any) -> None:
             new = None
         move = (setattr, epoch, "now", next_number())
         run_together([(attributes.__setitem__, name, value), (_set_def, node, new), move])
-        if (
-            new is None or next_number() != start + 2
-        ):  # a handler may have edited it since the check
+        # A handler may have edited it since the check.
+        if new is None or next_number() != start + 2:
             set_definition(node, None)
     del before
 
@@ -270,7 +269,7 @@ def _look_up(node: GraphNode) -> ObjectDef:
     if cached is None:
         names = names_of(status)
         for name in names.static:
-            refuse_hidden_data(node, name, by_name[name])
+            refuse_data_in_static(node, name, by_name[name])
         cached = intern_object(type(node), names, names.static_values(by_name))
         if len(status) <= DEFINITIONS_PER_CLASS and all(map(is_constant, statics)):
             if not cache or len(cache) >= DEFINITIONS_PER_CLASS:
@@ -356,7 +355,7 @@ def own_status(node: GraphNode) -> dict[tp.Any, bool]:
     return status
 
 
-def refuse_hidden_data(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
+def refuse_data_in_static(node: tp.Any, name: tp.Any, value: tp.Any) -> None:
     """Raise ValueError where a static attribute contains data."""
     if kind_of(value) not in CONTAINERS or not has_data(value):
         return
@@ -450,7 +449,7 @@ Token: tp.TypeAlias = ObjectDef | VariableDef | ContainerDef | StaticDef | Mark 
 # Children ------------------------------------------------------------------------------------
 
 Assigned = tp.Mapping[tp.Any, tp.Any]
-Names = tp.Collection[tp.Any]
+Removed = tp.Collection[tp.Any]
 
 
 def children_of(value: tp.Any, static: bool = True) -> list[tuple[tp.Any, tp.Any]]:
@@ -479,7 +478,7 @@ def is_static_child(value: tp.Any, name: tp.Any, child: tp.Any) -> bool:
     kind = kind_of(value)
     if kind == Kind.OBJECT:
         return not value._nnx_status.get(name, True)
-    return is_setting(child) if kind == Kind.CUSTOM else child is None
+    return is_static_value(child) if kind == Kind.CUSTOM else child is None
 
 
 def is_edited_in_place(value: tp.Any) -> bool:
@@ -488,14 +487,12 @@ def is_edited_in_place(value: tp.Any) -> bool:
     All of these take children under new names as well, but for lists.
     """
     kind = kind_of(value)
-    return (
-        not value._nnx_closed
-        if kind == Kind.OBJECT
-        else kind in (Kind.CUSTOM, Kind.LIST, Kind.DICT, Kind.STATE)
-    )
+    if kind == Kind.OBJECT:
+        return not value._nnx_closed
+    return kind in (Kind.CUSTOM, Kind.LIST, Kind.DICT, Kind.STATE)
 
 
-def note_edit(writes: Writes, value: tp.Any, assigned: Assigned, removed: Names = ()) -> None:
+def note_edit(writes: Writes, value: tp.Any, assigned: Assigned, removed: Removed = ()) -> None:
     """Note that children of a node are replaced or added, and others removed."""
     kind = kind_of(value)
     if kind == Kind.OBJECT:
@@ -532,7 +529,7 @@ def define_container(
     parts = definition.in_order(children)
     if loose == Leaves.EVERY:
         return definition, parts
-    return definition, [static_def(v) if is_held(v, loose) else v for v in parts]
+    return definition, [static_def(v) if is_static_item(v, loose) else v for v in parts]
 
 
 def define_custom(value: tp.Any) -> tuple[tp.Any, list[tp.Any]]:
@@ -540,7 +537,7 @@ def define_custom(value: tp.Any) -> tuple[tp.Any, list[tp.Any]]:
     custom = CUSTOM_NODES[type(value)]
     pairs, metadata = custom.flatten(value)
     attributes = dict(pairs)
-    status = {k: not is_setting(v) for k, v in attributes.items()}
+    status = {k: not is_static_value(v) for k, v in attributes.items()}
     names = names_of(status)
     definition = intern_object(type(value), names, names.static_values(attributes), metadata)
     return definition, [attributes[name] for name in names.data]

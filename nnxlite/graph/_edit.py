@@ -116,6 +116,7 @@ class _Update:
     A later state takes the place of an earlier one, leaf by leaf.
 
     Attributes:
+        again: whether an earlier state brought something.
         values: the writes of Variables that get another value and nothing else, by their ids.
         others: the Variables with more to be done, their values, and whose metadata they take over.
         bare: the new values of leaves that are not Variables, by path, with the object around each.
@@ -125,6 +126,7 @@ class _Update:
     def __init__(self, root: tp.Any) -> None:
         self.root = root
         self.trace = trace_state.value
+        self.again = False
         self.values: dict[int, tuple[tp.Any, ...]] = {}
         self.others: dict[int, tuple[Variable[tp.Any], tp.Any, Variable[tp.Any] | None]] = {}
         self.bare: dict[Path, tuple[tp.Any, tp.Any]] = {}
@@ -134,7 +136,7 @@ class _Update:
 
     def collect(self, given: tp.Any) -> None:
         """Note and check everything that one state brings."""
-        self.again = bool(self.others or self.values)  # from an earlier state
+        self.again = bool(self.others or self.values)
         if isinstance(self.root, Variable):
             self._variable(self.root, given)
             return

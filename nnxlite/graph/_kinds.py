@@ -149,7 +149,7 @@ def kind_of(value: tp.Any) -> int:
 
 
 def classify(value: tp.Any) -> int:
-    """Work out the kind of a value whose type has not been seen (and remember what is final)."""
+    """Work out the kind of a value whose type has not been seen; cache it where it is final."""
     cls = type(value)
     if issubclass(cls, GraphNode):
         kind = Kind.OBJECT
@@ -276,7 +276,7 @@ def jax_to_nnx_path(jax_path: tp.Iterable[tp.Any], /) -> tuple[tp.Any, ...]:
     return tuple(key_name(key) for key in jax_path)
 
 
-def is_setting(value: tp.Any) -> bool:
+def is_static_value(value: tp.Any) -> bool:
     """Whether a value in a container is static: no data by its type, and nothing that contains any.
 
     A `jax.ShapeDtypeStruct` stands for an array, and so is a leaf. It is not data by itself: as an
@@ -293,7 +293,7 @@ def is_static_part(value: tp.Any) -> bool:
     That is so in a frozen module, and for JAX and the filtered transforms in containers of any object.
     None is not such a part: it has no leaves, and may be where a leaf was.
     """
-    return value is not None and is_setting(value) and not _is_number(value)
+    return value is not None and is_static_value(value) and not _is_number(value)
 
 
 def _is_number(value: tp.Any) -> bool:
@@ -302,11 +302,11 @@ def _is_number(value: tp.Any) -> bool:
     return hasattr(type(value), "__jax_array__")
 
 
-def is_held(value: tp.Any, loose: int) -> bool:
+def is_static_item(value: tp.Any, loose: int) -> bool:
     """Whether a value in a container is static."""
     if loose == Leaves.EVERY:
         return False
-    return is_static_part(value) if loose == Leaves.NUMBERS else is_setting(value)
+    return is_static_part(value) if loose == Leaves.NUMBERS else is_static_value(value)
 
 
 # Containers -------------------------------------------------------------------------------------
@@ -406,11 +406,9 @@ class Part(tp.NamedTuple):
 
 def attributes_of(value: tp.Any) -> dict[str, tp.Any]:
     """The attributes of a plain object; empty for everything else."""
-    if (
-        isinstance(value, NOT_OBJECTS)
-        or kind_of(value) != Kind.OTHER
-        or is_trusted(type(value).__module__)
-    ):
+    if isinstance(value, NOT_OBJECTS) or kind_of(value) != Kind.OTHER:
+        return {}
+    if is_trusted(type(value).__module__):
         return {}
     attributes = dict(getattr(value, "__dict__", ()))
     if dataclasses.is_dataclass(value):  # one with slots
@@ -524,7 +522,7 @@ def take_back(noted: Noted) -> tuple[tp.Any, str, tp.Any] | None:
 
 
 @contextlib.contextmanager
-def hidden_kept(nodes: tp.Iterable[tp.Any]) -> tp.Iterator[None]:
+def hidden_writes_undone(nodes: tp.Iterable[tp.Any]) -> tp.Iterator[None]:
     """Take back the writes of data to plain objects in these objects that the block makes."""
     noted = note_hidden(value for node in nodes for value in getattr(node, "__dict__", {}).values())
     try:

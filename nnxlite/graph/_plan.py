@@ -25,7 +25,7 @@ from nnxlite._base.errors import GRAPH_MODE, path_text
 from nnxlite._base.interning import Bounded, epoch, observe
 from nnxlite.graph._defs import ContainerDef, ObjectDef, StaticDef, define_container
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import GraphNode, Kind, Leaves, flatten_container, is_held, kind_of
+from nnxlite.graph._kinds import GraphNode, Kind, Leaves, flatten_container, is_static_item, kind_of
 from nnxlite.graph._rebuild import ArrayCode, Code, NodeCode, Path, Traversal, traverse
 from nnxlite.variables._definition import VariableDef
 from nnxlite.variables._variable import Variable, store_together, versioned
@@ -195,11 +195,9 @@ class Plan:
         decoded = self.graphdef.decoded
         for number, (new, version) in changed.items():
             old = decoded.node_defs[number]
-            if (
-                new is None
-                or new.mutable
-                or (type(new) is ObjectDef and new.names is not old.names)
-            ):
+            if new is None or new.mutable:
+                return None
+            if type(new) is ObjectDef and new.names is not old.names:
                 return None
             versions[number], tokens[decoded.node_tokens[number]] = version, new
         plan = copy.copy(self)
@@ -322,7 +320,7 @@ def _is_leaf(value: tp.Any, loose: int) -> bool:
     kind = kind_of(value)
     if kind != Kind.OTHER:
         return kind == Kind.ARRAY
-    return value is not None and not is_held(value, loose)
+    return value is not None and not is_static_item(value, loose)
 
 
 def _trace_of(node: tp.Any) -> tp.Any:

@@ -201,11 +201,9 @@ def traverse(
                         version = next_number()
                         _set_version(value, version)
                     token = value._nnx_def
-                    if (
-                        token is None
-                        or len(token.names.status) != len(value._nnx_dict)
-                        or token.mutable
-                    ):
+                    if token is None or token.mutable:
+                        token = define(value)
+                    elif len(token.names.status) != len(value._nnx_dict):
                         token = define(value)
                     if token.mutable:
                         traversal.mutable.append((number, token))
@@ -529,14 +527,10 @@ def resolve(code: Code, nodes: tp.Sequence[tp.Any], leaves: tp.Sequence[tp.Any])
     for box in boxes:  # grows
         boxes += [child for child in box.codes if isinstance(child, ContainerCode)]
     built: dict[Code, tp.Any] = {}
-    for box in reversed(boxes):
-        children = [
-            nodes[part.number]  # most are nodes
-            if isinstance(part, NodeCode)
-            else (built[part] if isinstance(part, ContainerCode) else resolve(part, nodes, leaves))
-            for part in box.codes
-        ]
-        built[box] = box.definition.build(children)
+    other = lambda c: built[c] if isinstance(c, ContainerCode) else resolve(c, nodes, leaves)
+    for box in reversed(boxes):  # most parts are nodes
+        parts = [nodes[c.number] if isinstance(c, NodeCode) else other(c) for c in box.codes]
+        built[box] = box.definition.build(parts)
     return built[code]
 
 

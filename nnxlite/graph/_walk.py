@@ -455,8 +455,8 @@ def _refuse_duplicates(node: tp.Any, wanted: Predicate) -> None:
         chosen = [path for path in paths if wanted(path, value)] if is_node_leaf(value) else []
         found = chosen if kind_of(value) == Kind.ARRAY else paths  # an array may well have others
         if chosen and len(found) > 1:
-            listed = "".join(f"  {path_text(path)}\n" for path in found)
-            raise ValueError(f"Found duplicate at paths:\n  ---\n{listed}  ---")
+            lines = "".join(f"  {path_text(path)}\n" for path in found)
+            raise ValueError(f"Found duplicate at paths:\n  ---\n{lines}  ---")
 
 
 # Freezing ---------------------------------------------------------------------------------------
@@ -513,13 +513,13 @@ def unfreeze(model: tp.Any, filter: Filter = ..., /) -> None:
 
 def _chosen(model: tp.Any, filter: Filter, caller: str) -> list[Variable[tp.Any]]:
     """The Variables that a filter matches, all of the present trace."""
-    chosen = [variable for _, variable in matches(model, filter, is_variable, "Variable", caller)]
+    chosen = [variable for _, variable in matched(model, filter, is_variable, "Variable", caller)]
     for variable in chosen:
         variable._check_level("metadata")
     return chosen
 
 
-def matches(
+def matched(
     model: tp.Any,
     filter: Filter,
     wanted: tp.Callable[[tp.Any], bool],

@@ -29,7 +29,7 @@ from nnxlite._base.text import short
 from nnxlite.boundary._call_def import parameter_names
 from nnxlite.filtered._calls import filter_jit
 from nnxlite.graph._functional import clone, merge, split
-from nnxlite.graph._kinds import GraphNode, hidden_kept
+from nnxlite.graph._kinds import GraphNode, hidden_writes_undone
 from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._capture import observed, public_methods
 from nnxlite.variables._variable import Variable
@@ -188,7 +188,7 @@ def watched(
     with observed([*public_methods(*map(type, nodes.values())), *methods], observe):
         token = _watched.set(this)
         try:
-            with hidden_kept(nodes.values()):
+            with hidden_writes_undone(nodes.values()):
                 yield
         finally:
             _watched.reset(token)
@@ -318,7 +318,7 @@ def _flops(row: _Row, with_gradient: bool) -> int:
 
     def results(arrays: list[tp.Any]) -> list[tp.Any]:
         obj, args, kwargs = row.packed.unpack(arrays)
-        with hidden_kept([node for _, node in iter_graph(obj)]):
+        with hidden_writes_undone([node for _, node in iter_graph(obj)]):
             outputs = row.run(obj, args, kwargs)
         return [x for x in jax.tree.leaves(outputs) if _is_array(x) and not is_ref(x)]
 

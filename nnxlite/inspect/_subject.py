@@ -14,7 +14,7 @@ from nnxlite._base.text import is_array
 from nnxlite._state._definition import State
 from nnxlite.filters import All, Frozen, Not
 from nnxlite.graph._functional import flat_pairs
-from nnxlite.graph._kinds import GraphNode, hidden_kept
+from nnxlite.graph._kinds import GraphNode, hidden_writes_undone
 from nnxlite.graph._plan import view
 from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._calls import PackedCall, Path, Watch, watched
@@ -209,7 +209,7 @@ class TracedCall:
             if path in values:
                 leaf.set_raw_value(values[path])
         nodes = [node for _, node in iter_graph(model)]
-        with hidden_kept(nodes) if watch is None else watched([((), model)], watch):
+        with hidden_writes_undone(nodes) if watch is None else watched([((), model)], watch):
             result = model(*args, **kwargs)
         recorded = [
             leaf

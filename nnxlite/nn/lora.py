@@ -28,7 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nnxlite._base.errors import listed, path_text, short_type
 from nnxlite.filters import All, Filter, Not
 from nnxlite.graph._rebuild import Path
-from nnxlite.graph._walk import freeze, iter_graph, matches
+from nnxlite.graph._walk import freeze, iter_graph, matched
 from nnxlite.nn import _common, initializers
 from nnxlite.nn._common import NO_METADATA, Arguments, Metadata, OutSharding
 from nnxlite.nn.conv import Conv, ConvTranspose
@@ -264,7 +264,7 @@ def inject(
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise ValueError(f"lora.inject: rank must be a whole number, 1 or more, got {rank!r}.")
     _common.check_rate("lora.inject", "dropout", dropout)
-    layers = matches(model, filter, lambda x: _form(x, weight) is not None, "layer", "lora.inject")
+    layers = matched(model, filter, lambda x: _form(x, weight) is not None, "layer", "lora.inject")
     kernels = [
         _Kernel(path, layer, *tp.cast(_Form, _form(layer, weight))) for path, layer in layers
     ]

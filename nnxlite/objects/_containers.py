@@ -18,7 +18,7 @@ import jax
 
 from nnxlite._base.interning import Writes
 from nnxlite._base.text import Text, mapping_node, sequence_node
-from nnxlite.graph._defs import Assigned, Names
+from nnxlite.graph._defs import Assigned, Removed
 from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Module
 
@@ -132,7 +132,7 @@ class List(Module, tp.MutableSequence[T]):
         """The items with their statuses."""
         return [Tagged(value, self._nnx_status[i]) for i, value in enumerate(self)]
 
-    def _nnx_edit(self, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:
+    def _nnx_edit(self, writes: Writes, assigned: Assigned, removed: Removed = ()) -> None:
         items = [item for n, item in enumerate(self._nnx_items()) if n not in removed]
         kept = dict(enumerate(items)) if len(items) < len(self) else {}  # those after them move up
         others = [n for n in removed if not isinstance(n, int)]

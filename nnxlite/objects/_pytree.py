@@ -29,7 +29,7 @@ from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text, object_node
 from nnxlite.graph._defs import (
     Assigned,
-    Names,
+    Removed,
     adopt_unknown,
     define,
     fill_shell,
@@ -254,7 +254,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
         self._nnx_edit(writes, {}, (name,))
         writes.make()
 
-    def _nnx_edit(self, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:
+    def _nnx_edit(self, writes: Writes, assigned: Assigned, removed: Removed = ()) -> None:
         """Note that attributes get other values or are added, and that others are removed."""
         if trace_state.value is not self._nnx_trace:
             self._nnx_refuse(next(iter((*assigned, *removed)), "items"))
@@ -581,7 +581,7 @@ def _replaced(self: tp.Any, assigned: Assigned) -> tp.Any:
     return new
 
 
-def _edit(self: tp.Any, writes: Writes, assigned: Assigned, removed: Names = ()) -> None:
+def _edit(self: tp.Any, writes: Writes, assigned: Assigned, removed: Removed = ()) -> None:
     _check_open(self, next(iter((*assigned, *removed))))
     Pytree._nnx_edit(self, writes, assigned, removed)
 

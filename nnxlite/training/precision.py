@@ -21,7 +21,7 @@ from nnxlite._state._definition import State
 from nnxlite.filters import Filter, Not, to_predicate
 from nnxlite.graph._edit import update as update_node
 from nnxlite.graph._rebuild import Path
-from nnxlite.graph._walk import iter_graph, matches
+from nnxlite.graph._walk import iter_graph, matched
 from nnxlite.nn import BatchNorm, Embed, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
 from nnxlite.objects._pytree import Pytree
 from nnxlite.training.optimizer import OptState
@@ -62,9 +62,9 @@ def cast(model: tp.Any, dtype: Dtype, *, only: Filter = Not(OptState), keep: Fil
     (dtype(bfloat16), dtype('float32'), dtype(bfloat16))
     """
     target = floating_dtype(dtype, "cast")
-    chosen = dict(matches(model, only, _is_float_leaf, "floating array", "cast"))
+    chosen = dict(matched(model, only, _is_float_leaf, "floating array", "cast"))
     if keep not in (None, False):
-        for path, _ in matches(model, keep, _is_float_leaf, "floating array", "cast"):
+        for path, _ in matched(model, keep, _is_float_leaf, "floating array", "cast"):
             chosen.pop(path, None)
     layers = list(_cast_layers(model, set(map(id, chosen.values()))))
     _write(model, [(path, leaf, target) for path, leaf in chosen.items()])
@@ -203,11 +203,11 @@ class Policy:
         Raises:
             ValueError: if the filter, or `keep`, unless it is the default, matches no layer.
         """
-        chosen = matches(model, filter, _is_layer, "layer", "Policy.apply")
+        chosen = matched(model, filter, _is_layer, "layer", "Policy.apply")
         full = {path for path, layer in chosen if isinstance(layer, NORMS)}
         if self.keep not in (None, False):
             called = "Policy.apply with `keep`"
-            full |= {path for path, _ in matches(model, self.keep, _is_layer, "layer", called)}
+            full |= {path for path, _ in matched(model, self.keep, _is_layer, "layer", called)}
         layers = {()} if filter is ... else {path for path, _ in chosen}
         leaves = [
             (path, leaf, _FULL if _within(path, full) else self.param)

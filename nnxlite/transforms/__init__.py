@@ -8,4 +8,4 @@ from nnxlite.transforms._grad import *
 from nnxlite.transforms._jit import *
 from nnxlite.transforms._loops import *
 from nnxlite.transforms._mapped import *
-from nnxlite.transforms._shapes import *
+from nnxlite.transforms._trees import *

@@ -35,7 +35,7 @@ from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._plan import view
 from nnxlite.transforms._checks import raise_failed
 from nnxlite.transforms._wrapper import Options, Unbound, holds_object, name_of
-from nnxlite.variables._definition import PLACEMENT
+from nnxlite.variables._definition import PARTITION_NAME, PLACEMENT
 from nnxlite.variables._variable import Variable
 
 Selection: tp.TypeAlias = frozenset[int | str]
@@ -281,8 +281,9 @@ def owners(call: CallDef, num_bound: int) -> list[Owner]:
     """For each leaf of a call its argument."""
 
     def owner(by_name: int, key: tp.Any, *_: tp.Any) -> Owner:
-        number = key if by_name else key - num_bound
-        return number if by_name or number >= 0 else None
+        if by_name:
+            return key
+        return key - num_bound if key >= num_bound else None
 
     paths = paths_of(call.treedef)
     return [owner(*paths[leaf.position]) for leaf in call.leaves()]
@@ -299,7 +300,7 @@ class Call:
         definition: their static side.
         options: of the transform.
         captured: whether objects that the function captured may leave it; see `leave` of the boundary.
-        look: whether the arguments stay as they are: structure leaves only where objects are returned.
+        read_only: whether the arguments stay as they are: structure leaves with returned objects alone.
     """
 
     def __init__(
@@ -311,7 +312,7 @@ class Call:
         *,
         static_argnums: tuple[int, ...] = (),
         captured: bool = False,
-        look: bool = False,
+        read_only: bool = False,
         inside: bool = False,
     ) -> None:
         """A call under a transform with these options.
@@ -319,16 +320,18 @@ class Call:
         Args:
             options, bound, args, kwargs: the transform, the function, and the arguments.
             static_argnums: which of the arguments are static.
-            captured, look: see the class.
+            captured, read_only: see the class.
             inside: whether the leaves inside the values of Variables count, see `Inputs`.
 
         Raises ValueError for a static argument that is not given, or with `graph=False` for an object
         in several places.
         """
         self.fun, self.num_bound, self.options = bound.fun, len(bound.args), options
-        self.captured, self.look = captured, look
-        static = frozenset(static_argnums), "static_argnums", True
-        self.inputs = inputs_in_mode(bound, args, kwargs, options, inside, *static)
+        self.captured, self.read_only = captured, read_only
+        static = frozenset(static_argnums)
+        self.inputs = inputs_in_mode(
+            bound, args, kwargs, options, inside, static, "static_argnums", any_value=True
+        )
         self.leaves, self.definition = self.inputs.leaves, self.inputs.definition
 
     def tracing(self, traced: tp.Iterable[tp.Any]) -> tp.Self:
@@ -374,7 +377,7 @@ class Call:
     def leave(self, inner: Inner, result: tp.Any, **more: tp.Any) -> Outputs:
         """What leaves the function with this result; `more` is for `leave` of the boundary."""
         modes, is_array = self.options.modes, self.options.is_array
-        structure = modes.updates and (not self.look or holds_object(result))
+        structure = modes.updates and (not self.read_only or holds_object(result))
         more |= {"structure": structure, "captured": self.captured}
         out = leave(inner, result, name=self.name, graph=modes.graph, **more)
         return out if is_array is None else out.as_arrays(is_array)
@@ -493,6 +496,11 @@ def argument_settings(
     for position in without:
         settings.insert(position, None)
     return labels(call, settings, label or what), [settings[i] for i in call.where]
+
+
+def axis_names_of(metadata: tp.Mapping[str, tp.Any]) -> tuple[tuple[str, tp.Any], ...]:
+    """The names that `transform_metadata` gives to the mapped axis, as an option."""
+    return tuple(metadata.items()) if PARTITION_NAME in metadata else ()
 
 
 def axis_complaint(

@@ -230,7 +230,8 @@ class Explanation(tp.NamedTuple):
         count = f"; traces so far: {self.traces}" if self.traces > 1 else ""  # 1: defined again
         head = f"{self.function} was compiled again ({took}{count}):"
         weak = any("weakly typed" in cause for cause in self.causes)
-        return "\n".join([head, *(f"  {cause}" for cause in self.causes), *[_WEAK] * weak])
+        lines = [head, *(f"  {cause}" for cause in self.causes), *([_WEAK] if weak else [])]
+        return "\n".join(lines)
 
 
 _WEAK = (
@@ -542,8 +543,8 @@ def eval_shape(
     >>> model.kernel.value
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     """
-    options = Options.of("eval_shape", Modes.of(graph, graph_updates), eval_shape)
-    call = Call(options, unbind(f), args, kwargs, captured=True, look=True)
+    options = Options.of("eval_shape", Modes.of(graph, graph_updates))
+    call = Call(options, unbind(f), args, kwargs, captured=True, read_only=True)
     with call.naming_arguments():
         left = jax.eval_shape(call.run_out, call.leaves)
     return with_shapes(call.definition, call.leaves, left)

@@ -147,7 +147,7 @@ def _compiled(run: Run[S], settings: S, bodies: tp.Sequence[Body]) -> tp.Any:
 
 
 class Incomparable(Exception):
-    """A program contains something of which nobody knows whether it is the same."""
+    """A program contains something that cannot be compared with that of another program."""
 
 
 _MOST_BYTES = 1024
@@ -263,7 +263,7 @@ def _run_choice(
     unbound = {label: unbind(fun) for label, fun in branches.items()}
 
     def names(fun: tp.Any) -> tuple[str, ...]:
-        """The names of the arguments in a branch, of which the chooser is none."""
+        """The names of the call's arguments: the chooser, then the parameters of a branch."""
         known, count = parameter_names(fun)[: len(operands)], len(operands)
         return chooser, *known, *[f"args[{number}]" for number in range(len(known), count)]
 
@@ -293,7 +293,7 @@ def _run_choice(
             )
         bodies = [traced(call, leaves, label, u.fun) for label, u in unbound.items()]
         written = tuple(sorted({leaf for b in bodies for leaf in b.definition.written}))
-        # What a branch does not write it leaves as it is: an output is one of the body's, or an input.
+        # A branch leaves as it is what it does not write: an output is one of the body's, or an input.
         before = call.by_side(leaves)[1]
         first, *others = [_completed(body.shapes, written, before) for body in bodies]
         shown, *more = [f"{label} ({name_of(u.fun)})" for label, u in unbound.items()]

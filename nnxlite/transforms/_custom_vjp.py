@@ -150,8 +150,7 @@ class _Call(Call):
                 "rules take arguments by position."
             )
         title, entries, first = f"custom_vjp({name})", options.nondiff_argnums, len(bound.args)
-        counts = first, len(args) - first
-        states = numbered_arguments(title, "nondiff_argnums", entries, *counts, ValueError)
+        states = numbered_arguments(title, "nondiff_argnums", entries, first, len(args) - first)
         self.rules, self.shown = rules, name
         self.nondiff = sorted(number for number, state in states.items() if state is None)
         self.diff = [n for n in range(first, len(args)) if n not in self.nondiff]

@@ -64,7 +64,7 @@ def argument_numbers(option: str, given: tp.Any, updates: bool) -> tuple[int | D
 
 
 def numbered_arguments(
-    name: str, option: str, entries: tp.Any, first: int, visible: int, error: type[Exception]
+    name: str, option: str, entries: tp.Any, first: int, visible: int
 ) -> dict[int, DiffState | None]:
     """The arguments that an option names, by their positions behind those that the function carries.
 
@@ -73,16 +73,17 @@ def numbered_arguments(
         option, entries: the option, and what it contains.
         first: how many arguments the function carries.
         visible: how many others there are.
-        error: the class of the error for a number that is too large.
 
-    Raises ValueError where a number is too small, or an argument is named twice.
+    Raises ValueError where a number is out of range, or an argument is named twice; TypeError, as JAX
+    does, for a number in `argnums` that is too large.
     """
     out: dict[int, DiffState | None] = {}
     for entry in entries:
         number = getattr(entry, "argnum", entry)
         if not -visible <= number < visible:
-            of = "differentiating with respect to " if option == "argnums" else ""  # JAX's words
-            raise (ValueError if number < 0 else error)(
+            as_jax = option == "argnums"
+            of = "differentiating with respect to " if as_jax else ""
+            raise (TypeError if as_jax and number >= 0 else ValueError)(
                 f"{name}: {of}{option}={number} requires at least {max(number + 1, -number)} positional "
                 f"arguments, but the function was called with {visible}."
             )
@@ -208,9 +209,7 @@ class Tangents(tp.NamedTuple):
         return {leaf: values[other] for leaf, (other, _) in source.items()}
 
     def _is_wanted(self, leaf: int, value: tp.Any) -> bool:
-        if self.wanted is not None and not self.wanted[leaf]:
-            return False
-        return has_derivative(value)
+        return (self.wanted is None or self.wanted[leaf]) and has_derivative(value)
 
     def _checked(self, call: CallDef, leaf: int, value: tp.Any, tangent: tp.Any) -> tp.Any:
         """The tangent of a leaf, as an array; a Python float is one of any floating-point dtype."""

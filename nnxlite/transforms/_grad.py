@@ -57,8 +57,7 @@ def _run(t: Transform[..., tp.Any], args: tuple[tp.Any, ...], kwargs: dict[str, 
         wanted = max(getattr(a, "argnum", a) for a in options.argnums) + 1
         args, kwargs = positional(bound.fun, args, kwargs, wanted, bound)
     call = Call(options, bound, args, kwargs, captured=options.modes.updates)
-    counts = call.num_bound, len(args)
-    states = numbered_arguments(call.name, "argnums", options.argnums, *counts, TypeError)  # as JAX
+    states = numbered_arguments(call.name, "argnums", options.argnums, call.num_bound, len(args))
     selected = _select(call, states)
 
     def shown(grads: list[tp.Any]) -> tp.Any:
@@ -91,14 +90,15 @@ def _select(given: Call, states: dict[int, DiffState | None]) -> Partition:
     if known is not None:
         return known
     kinds = {position: kind_of(x) for position, x in zip(call.where, given.inputs.roots)}
+    of_object: Filter = Param if updates else ...
 
     def setting(number: int, position: int) -> tp.Any:
         kind, state = kinds.get(position, Kind.VARIABLE), states[number]
         if kind == Kind.VARIABLE:
             return True
-        wanted: Filter = ...
-        if kind in (Kind.OBJECT, Kind.CUSTOM):
-            wanted = state.filter if state is not None else Param if updates else ...
+        if kind not in (Kind.OBJECT, Kind.CUSTOM):
+            return DiffState(number, Not(Frozen()))
+        wanted = of_object if state is None else state.filter
         return DiffState(number, All(wanted, Not(Frozen())))
 
     selected = differentiated(call, states, setting, given.inputs.variables())
@@ -262,7 +262,7 @@ def _of_primals(name: str, modes: Modes, f: tp.Any, primals: tp.Any) -> tuple[Ca
 
     JAX gives what is not differentiable zeros itself, but for references to it, which are left out.
     """
-    call = Call(Options.of(name, modes, Call), unbind(f), tuple(primals), {}, inside=True)
+    call = Call(Options.of(name, modes), unbind(f), tuple(primals), {}, inside=True)
     numbers = range(call.num_bound, call.num_bound + len(primals))
     pairs = zip(differentiated(call.definition, numbers).labels, call.leaves)
     return call, Partition.chosen(f and (not is_ref(x) or has_derivative(x)) for f, x in pairs)

@@ -149,8 +149,8 @@ class JitProgram:
             return out
         settings = [None] * len(out.values)
         if self.sharded:
-            asked = self.options.out_shardings, "out_shardings", None
-            settings = output_settings(call, out, *self.shardings(call), *asked)
+            asked = self.options.out_shardings
+            settings = output_settings(call, out, *self.shardings(call), asked, "out_shardings")
         return OutputGroups.of(out, settings, self.out_order)
 
     def _outputs(self, call: CallDef, leaves: list[tp.Any]) -> Outputs:
@@ -375,9 +375,9 @@ class JitWrapped(Transform[P, R]):
         call, own = inputs.define(context_key()), self._compiled
         if program is not None:
             more = call.treedef.num_leaves > program.treedef.num_leaves
-            again = given_again or bool(more and self._static and call.static is not None)
-            why = "a static argument, which is part of the program, was given again"
-            refuse_other_structure(self, program, call, *[why] * again)
+            again = given_again or (more and self._static and call.static is not None)
+            why = ["a static argument, which is part of the program, was given again"]
+            refuse_other_structure(self, program, call, *(why if again else ()))
         groups = own.groups(call, inputs.leaves)
         return Staged(call, own.jitted, groups, functools.partial(own, inputs, call))
 

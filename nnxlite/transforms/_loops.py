@@ -32,12 +32,17 @@ from nnxlite.boundary._call_def import CallDef, Inner, parameter_names, replaced
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._labels import Carry, by_path, output_settings
 from nnxlite.boundary._leave import described, leave
-from nnxlite.boundary._out import Outputs, refuse_no_room, remove_axis_names, with_axis_names
-from nnxlite.graph._functional import build
-from nnxlite.graph._plan import view
+from nnxlite.boundary._out import (
+    Outputs,
+    refuse_bad_axes,
+    remove_axis_names,
+    with_axis_names,
+)
+from nnxlite.graph._functional import clone
 from nnxlite.transforms._call import (
     argument_settings,
     axis_complaint,
+    axis_names_of,
     in_positions,
     inputs_in_mode,
     unwrapped_value,
@@ -50,7 +55,7 @@ from nnxlite.transforms._wrapper import (
     decorated,
     name_of,
 )
-from nnxlite.variables._definition import MISSING, PARTITION_NAME
+from nnxlite.variables._definition import MISSING
 
 __all__ = ["fori_loop", "scan", "while_loop"]
 
@@ -59,10 +64,7 @@ C = tp.TypeVar("C")
 
 def loop_arguments(tree: tp.Any, modes: Modes) -> tp.Any:
     """The arguments of a loop: without updates, new objects with the same Variables."""
-    if modes.updates:
-        return tree
-    seen = view(tree)
-    return build(seen.graphdef, seen.leaves)
+    return tree if modes.updates else clone(tree, variables=False, graph=True)
 
 
 class _Loop(tp.NamedTuple):
@@ -111,9 +113,13 @@ def _loop(
     proceed = lambda state: test[0](*replaced(inputs, settings.state, state))[0]
     if not settings.options[0]:
         return jax.lax.while_loop(proceed, lambda state: step(state)[0], start)
-    # JAX's condition would see references as they were before the loop
-    after = lambda pair: (proceed(new := step(pair[1])[0]), new)
-    return jax.lax.while_loop(lambda pair: pair[0], after, (proceed(start), start))[1]
+
+    def step_and_test(pair: tuple[tp.Any, list[tp.Any]]) -> tuple[tp.Any, list[tp.Any]]:
+        state, _ = step(pair[1])
+        return proceed(state), state
+
+    # JAX's condition would see references as they were before the loop.
+    return jax.lax.while_loop(lambda pair: pair[0], step_and_test, (proceed(start), start))[1]
 
 
 def _axis_moved(x: tp.Any, source: int, target: int) -> tp.Any:
@@ -129,7 +135,7 @@ def _carry_part(axes: tp.Any, parts: tp.Any, whole: bool = False) -> tp.Any:
     return next((part for axis, part in pairs if axis is Carry), None)
 
 
-class _Body(tp.NamedTuple):
+class _Step(tp.NamedTuple):
     """One iteration, as the user wrote it.
 
     Attributes:
@@ -164,13 +170,13 @@ class _Body(tp.NamedTuple):
         out = self._without_constants(call, out)
         before = _carry_part(options.in_axes, call.template()[0][self.first :])
         after = _carry_part(options.out_axes, out.definition.template(), whole=True)
-        axes = output_settings(call, out, roles, self.roots, options.out_axes, "out_axes", None)
+        axes = output_settings(call, out, roles, self.roots, options.out_axes, "out_axes")
         of_result, _, of_new = out.definition.split(axes)
         loop = options.name, options.modes.updates
         out, slots = carried(loop, inner, out, (before, after), roles, of_new)
         written = [roles[leaf] for leaf in out.definition.written]
         every = [*of_result, *written, *of_new[: len(out.new)]]
-        refuse_no_room(self.name, call, out, every)
+        refuse_bad_axes(self.name, call, out, every)
         return with_axis_names(inner, out, roles, of_new, axis_names), (slots, tuple(every))
 
     def _without_constants(self, call: CallDef, out: Outputs) -> Outputs:
@@ -201,7 +207,7 @@ class _Body(tp.NamedTuple):
 
 
 def _run_loop(
-    step: _Body,
+    step: _Step,
     call: CallDef,
     leaves: list[tp.Any],
     roles: tp.Sequence[tp.Any],
@@ -291,13 +297,14 @@ def _run_on_carry(
         test: the condition of `while_loop`.
     """
     axes = {"in_axes": (*[None] * len(bounds), Carry), "out_axes": Carry, "axis_names": ()}
-    of_loop = Options.of(name, modes, _run_on_carry, **axes)
+    of_loop = Options.of(name, modes, **axes)
 
     def run(call: CallDef, leaves: list[tp.Any]) -> Outputs:
         roles = [None] * len(bounds) + [Carry] * (len(leaves) - len(bounds))
-        sides = call.by_side(roles)[1], [Carry] * len(call.where)
+        of_leaves, of_roots = call.by_side(roles)[1], [Carry] * len(call.where)
         body = lambda tree, *index: fun(*index, tree[0][-1])
-        step = _Body(name, fun, body, of_loop, 0, *sides, set(), test is None and modes.updates)
+        captured = test is None and modes.updates
+        step = _Step(name, fun, body, of_loop, 0, of_leaves, of_roots, set(), captured)
         if test is None:
             index = abstract(leaves[0] if bounds else 0)
             return _run_loop(step, call, leaves, roles, options, index)
@@ -459,10 +466,10 @@ def _run_scan(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp.Any
         )
     args, kwargs = loop_arguments((args, kwargs), t.options.modes)
     inputs = inputs_in_mode(bound, args, kwargs, t.options)
-    return run_flow("scan", lambda: inputs, functools.partial(_run, t))
+    return run_flow("scan", lambda: inputs, functools.partial(_scan_leaves, t))
 
 
-def _run(t: Transform[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Outputs:
+def _scan_leaves(t: Transform[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Outputs:
     options, fun, name = t.options, t.bound.fun, f"scan({name_of(t.bound.fun)})"
     roles, roots = argument_settings(call, t.bound, options.in_axes, "in_axes")
     if not options.modes.updates:  # writes carry over
@@ -476,9 +483,9 @@ def _run(t: Transform[..., tp.Any], call: CallDef, leaves: list[tp.Any]) -> Outp
         raise ValueError(f"{name}: {complaint}")
     # The length of the arrays may be symbolic.
     given = (("length", None if is_scanned else options.length), *options.jax_options)
-    sides, warned = (call.by_side(roles)[1], roots), vars(t).setdefault("_warned", set())
+    of_leaves, warned = call.by_side(roles)[1], vars(t).setdefault("_warned", set())
     body = lambda tree: fun(*tree[0], **tree[1])
-    step = _Body(name, fun, body, options, len(t.bound.args), *sides, warned)
+    step = _Step(name, fun, body, options, len(t.bound.args), of_leaves, roots, warned)
     return _run_loop(step, call, leaves, roles, given)
 
 
@@ -546,21 +553,16 @@ def scan(
     out_axes = by_path(tuple(out_axes) if isinstance(out_axes, list) else out_axes)
     check_scan_axes(in_axes, out_axes)
     unroll = as_integer(unroll)
+    given = {"reverse": reverse, "unroll": unroll, "_split_transpose": _split_transpose}
     options = Options.of(
         "scan",
         Modes.of(graph, graph_updates),
         _run_scan,
         length=as_integer(length),
-        jax_options=(
-            ("reverse", reverse),
-            ("unroll", unroll),
-            ("_split_transpose", _split_transpose),
-        ),
+        jax_options=tuple(given.items()),
         unroll_type=type(unroll),  # since True equals 1
         in_axes=in_axes,
         out_axes=out_axes,
-        axis_names=tuple(transform_metadata.items())
-        if PARTITION_NAME in transform_metadata
-        else (),
+        axis_names=axis_names_of(transform_metadata),
     )
     return decorated(Transform, f, options)

@@ -43,7 +43,7 @@ from nnxlite.boundary._out import (
     Source,
     output_paths,
     pick,
-    refuse_no_room,
+    refuse_bad_axes,
     remove_axis_names,
     replay,
     with_axis_names,
@@ -53,6 +53,7 @@ from nnxlite.graph._rebuild import Path
 from nnxlite.transforms._call import (
     argument_settings,
     axis_complaint,
+    axis_names_of,
     in_positions,
     inputs_in_mode,
 )
@@ -70,7 +71,7 @@ from nnxlite.transforms._wrapper import (
     program,
     weakly,
 )
-from nnxlite.variables._definition import MISSING, PARTITION_NAME
+from nnxlite.variables._definition import MISSING
 
 __all__ = ["pmap", "shard_map", "vmap"]
 
@@ -207,7 +208,7 @@ class Program:
     def _run(self, leaves: list[tp.Any]) -> tuple[Fixed, tuple[list[tp.Any], ...]]:
         options, call = self.options, self.call
         (args, kwargs), inner = enter(call, leaves)
-        names = dict(options.metadata)
+        names = dict(options.axis_names)
         remove_axis_names(inner, self.values, names)
         result = self._fun()(*args, **kwargs)
         foreign, modes = options.is_array is not None, options.modes
@@ -226,7 +227,7 @@ class Program:
         out = with_axis_names(inner, out, self.values, out.definition.split(settings)[2], names)
         whole = [i for i in out.definition.written if _is_whole(self.values[i])]
         self._warn_of_streams(whole)
-        refuse_no_room(self.name, call, out, settings)
+        refuse_bad_axes(self.name, call, out, settings)
         if foreign:
             out, settings = self._by_leaf(out, settings)
         fixed, groups = OutputGroups.of(out, settings, options.order)
@@ -376,11 +377,10 @@ def _by_prefix(mapped: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> 
     by_position = kwargs and (options.modes.updates or options.kind != "axes")
     moves = not options.statics and (len(args) < wanted or by_position)
     args, kwargs = in_positions(mapped, args, kwargs, wanted, moves)
-    statics = options.statics, "static_broadcasted_argnums"
-    inputs = inputs_in_mode(bound, args, kwargs, options, False, *statics)
-    more = f"in_{options.kind}", options.constant, options.default
-    call = inputs.define(context_key())
-    return inputs, call, lambda: argument_settings(call, bound, prefix, *more)
+    statics, option = options.statics, "static_broadcasted_argnums"
+    inputs = inputs_in_mode(bound, args, kwargs, options, False, statics, option)
+    call, what, same = inputs.define(context_key()), f"in_{options.kind}", options.constant
+    return inputs, call, lambda: argument_settings(call, bound, prefix, what, same, options.default)
 
 
 def _mapping(
@@ -424,7 +424,7 @@ def _mapping(
         order=mentioned(*prefixes, default, constant),
         make=make,
         jax_options=tuple(jax_options.items()),
-        metadata=tuple(metadata.items()) if PARTITION_NAME in metadata else (),
+        axis_names=axis_names_of(metadata),
         statics=frozenset(statics),
     )
     return decorated(Mapped if make is jax.pmap else Transform, f, options)
@@ -490,8 +490,7 @@ def vmap(
         "spmd_axis_name": spmd_axis_name,
     }
     modes = Modes.of(graph, graph_updates)
-    axes = in_axes, out_axes
-    return _mapping(f, "vmap", *axes, jax.vmap, given, modes, transform_metadata)
+    return _mapping(f, "vmap", in_axes, out_axes, jax.vmap, given, modes, transform_metadata)
 
 
 @mapped_forms
@@ -545,8 +544,9 @@ def pmap(
         "axis_size": as_integer(axis_size),
     }
     modes, statics = Modes.of(graph, graph_updates), as_integers(static_broadcasted_argnums)
-    axes = in_axes, out_axes
-    return _mapping(f, "pmap", *axes, jax.pmap, given, modes, transform_metadata, statics)
+    return _mapping(
+        f, "pmap", in_axes, out_axes, jax.pmap, given, modes, transform_metadata, statics
+    )
 
 
 @both_forms

@@ -52,7 +52,7 @@ AnyState: tp.TypeAlias = State[tp.Any, tp.Any]
 class _Options(tp.NamedTuple):
     name: str
     modes: Modes
-    run: tp.Callable[..., tp.Any]
+    run: tp.Callable[..., tp.Any] | None
     more: tuple[tuple[str, tp.Any], ...] = ()
     is_array: tp.Callable[[tp.Any], bool] | None = None
 
@@ -63,7 +63,8 @@ class Options(_Options):
     Attributes:
         name: of the transform.
         modes: how it treats objects.
-        run: what a call runs, from the `Transform` and the arguments `args, kwargs` to the result.
+        run: what a call runs, from the `Transform` and the arguments `args, kwargs` to the result;
+            None where no `Transform` is made.
         more: the options of this transform alone.
         is_array: of the filtered transforms, which leaves cross; all others are static or captured.
     """
@@ -73,7 +74,7 @@ class Options(_Options):
         cls,
         name: str,
         modes: Modes,
-        run: tp.Callable[..., tp.Any],
+        run: tp.Callable[..., tp.Any] | None = None,
         is_array: tp.Callable[[tp.Any], bool] | None = None,
         **more: tp.Any,
     ) -> Options:
@@ -198,15 +199,16 @@ def wrapped(fun: tp.Any, layers: Layers) -> tp.Any:
 
 _programs: weakref.WeakKeyDictionary[tp.Any, Bounded[tp.Any, Bounded[tp.Any, tp.Any]]]
 _programs = weakref.WeakKeyDictionary()
-KEPT_PER_FUNCTION = 64  # options with programs of one function, and programs for each
+PROGRAMS_PER_FUNCTION = 64  # options with programs of one function, and programs for each
 
 
 def program(transform: Transform[..., tp.Any], key: tp.Any, make: tp.Callable[[], T]) -> T:
     """What a transform has made for one kind of call, such as a function of JAX; found by equal ones.
 
-    Key: the function, the options, the number and names of the arguments that the function carries, and
-    `key`. It is dropped with the function, or when there are more than `KEPT_PER_FUNCTION`. Threads: two
-    may make the same, one stays. JAX compiles again for each new function that it is given.
+    Key: the function, its name, the options, the number and names of the arguments that the function
+    carries, and `key`. It is dropped with the function, or when there are more than
+    `PROGRAMS_PER_FUNCTION`. Threads: two may make the same, one stays. JAX compiles again for each new
+    function that it is given.
 
     Args:
         transform, key: the transform, and the kind of call.
@@ -219,22 +221,22 @@ def program(transform: Transform[..., tp.Any], key: tp.Any, make: tp.Callable[[]
 
 
 def _programs_of(transform: Transform[..., tp.Any]) -> Bounded[tp.Any, tp.Any]:
-    """The programs of a function under some options; those of this object alone if it must be so."""
-    bound, alone = transform.bound, Bounded[tp.Any, tp.Any](KEPT_PER_FUNCTION)
+    """The programs of a function under some options, shared by equal transforms where possible."""
+    bound, new = transform.bound, Bounded[tp.Any, tp.Any](PROGRAMS_PER_FUNCTION)
     fun, layers = unwrapped(bound.fun)
     if type(fun).__eq__ is not object.__eq__:  # an equal function may outlive the first
-        return alone
+        return new
     try:
-        mine = _programs.setdefault(fun, Bounded(KEPT_PER_FUNCTION))
+        mine = _programs.setdefault(fun, Bounded(PROGRAMS_PER_FUNCTION))
     except TypeError:  # not weakly referable
-        return alone
+        return new
     options = transform.options
     try:
         hash(options)
     except TypeError:
         options = boxed(options)
     carried = len(bound.args), *bound.kwargs
-    return mine.found((options, layers, carried, name_of(transform.__wrapped__)), lambda: alone)
+    return mine.found((options, layers, carried, name_of(transform.__wrapped__)), lambda: new)
 
 
 def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
@@ -271,7 +273,9 @@ def unbind(fun: tp.Callable[..., tp.Any], pytrees: bool = False) -> Unbound:
     of any type. With `pytrees`, a callable pytree of another library is an argument as well.
     """
     parts = _unbind(fun)
-    inner, layers = unwrapped(parts.fun) if pytrees else (type, ())
+    if not pytrees:
+        return parts
+    inner, layers = unwrapped(parts.fun)
     if isinstance(inner, type) or is_pytree_leaf(inner):
         return parts
     return rewrap(Unbound(call_object, (inner, *parts.args), parts.kwargs), layers)
@@ -288,10 +292,8 @@ def _unbind(fun: tp.Callable[..., tp.Any]) -> Unbound:
     if is_root(fun) and not isinstance(fun, type):
         return Unbound(_caller_of(type(fun)), (fun,), {})
     inner, layers = unwrapped(fun)
-    unbound = _unbind(inner) if layers else None
-    return (
-        Unbound(fun, (), {}) if unbound is None or unbound.fun is inner else rewrap(unbound, layers)
-    )
+    unbound = _unbind(inner) if layers else Unbound(fun, (), {})
+    return Unbound(fun, (), {}) if unbound.fun is inner else rewrap(unbound, layers)
 
 
 def rewrap(unbound: Unbound, layers: Layers) -> Unbound:

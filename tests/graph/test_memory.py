@@ -131,9 +131,9 @@ def test_a_class_keeps_a_bounded_number_of_definitions():
 
 def test_a_definition_keeps_a_bounded_number_of_groups():
     model = Model().layers
-    for i in range(3 * _graphdef.GROUPS_KEPT):
+    for i in range(3 * _graphdef.CACHED_GROUPS):
         nnx.state(model, nnx.PathContains(f"name {i}"), ...)
-    assert len(nnx.graphdef(model)._cache["groups"]) <= _graphdef.GROUPS_KEPT
+    assert len(nnx.graphdef(model)._cache["groups"]) <= _graphdef.CACHED_GROUPS
 
 
 def test_a_root_keeps_a_bounded_number_of_plans():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import nnxlite as nnx
-from nnxlite.transforms._shapes import is_tree_node
+from nnxlite.transforms._trees import is_tree_node
 from tests.transforms.models import Counted, Foo, Tied
 
 

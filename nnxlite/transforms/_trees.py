@@ -2,7 +2,7 @@
 
 `to_tree` replaces the graph nodes of a pytree by `NodeStates` (definition and states), which are
 ordinary pytrees; `from_tree` is the inverse.  All nodes of one tree share one numbering, so sharing is
-kept both ways.  `prefix` turns filters into a prefix that matches a tree.
+preserved both ways.  `prefix` turns filters into a prefix that matches a tree.
 
 `jit_partial` and `cached_partial` give a function its first arguments once.  In the reference these walk
 an object graph once instead of in every call.  Here no call of a transform walks a graph that has not
