@@ -109,7 +109,7 @@ def flag_from_environment(name: str, default: bool) -> bool:
     raise ValueError(f"Environment variable {name} must be true or false, got {text!r}.")
 
 
-class switch(contextlib.ContextDecorator):
+class BooleanSetting(contextlib.ContextDecorator):
     """Base of the public boolean settings, such as `set_graph_mode`.
 
     `set_x(True)` sets the value of the current scope immediately. As a context manager it restores the
@@ -201,7 +201,7 @@ class Modes(tp.NamedTuple):
         return cls(graph, graph and GRAPH_UPDATES.given(graph_updates))
 
 
-class set_graph_mode(switch):
+class set_graph_mode(BooleanSetting):
     """Set the default of every `graph=` argument: True allows sharing and cycles, False refuses.
 
     Args:
@@ -218,7 +218,7 @@ class set_graph_mode(switch):
     _setting = GRAPH_MODE
 
 
-class set_graph_updates(switch):
+class set_graph_updates(BooleanSetting):
     """Set the default of every `graph_updates=` argument: whether structure changes propagate.
 
     Args:
@@ -234,7 +234,7 @@ class set_graph_updates(switch):
     _setting = GRAPH_UPDATES
 
 
-class use_eager_sharding(switch):
+class use_eager_sharding(BooleanSetting):
     """Set whether a Variable with a sharding annotation is placed on the mesh when created.
 
     Args:
@@ -249,7 +249,7 @@ class use_eager_sharding(switch):
     _setting = EAGER_SHARDING
 
 
-class use_named_scopes(switch):
+class use_named_scopes(BooleanSetting):
     """Set whether calls of modules name the operations they record, in profiles and HLO.
 
     The default is True, or the environment variable `NNXLITE_NAMED_SCOPES`. The names cost nothing in a

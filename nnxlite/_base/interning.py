@@ -217,43 +217,43 @@ class Definition:
         self,
         head: tuple[tp.Any, ...],
         values: tuple[tp.Any, ...] = (),
-        every: tuple[Facts, ...] = (),
+        known: tuple[Facts, ...] = (),
         public: tp.Any = None,
     ) -> None:
-        self.head, self.values, self.facts, self.public = head, values, every, public
+        self.head, self.values, self.facts, self.public = head, values, known, public
         self.own: tuple[int, ...] = ()
         self.mutable: tuple[int, ...] = ()
         self.atoms: tuple[tp.Any, ...] = ()
         if public is None:
-            self.key = self._key(head, every)
+            self.key = self._key(head, known)
             return
         self.key = public.key
-        self.own = tuple([i for i, part in enumerate(every) if not part.exact])
-        self.mutable = tuple([i for i in self.own if every[i].mutable])
+        self.own = tuple([i for i, part in enumerate(known) if not part.exact])
+        self.mutable = tuple([i for i in self.own if known[i].mutable])
         self.atoms = tuple([atom for i in self.own for atom in atoms(values[i])])
 
     @staticmethod
-    def _key(head: tuple[tp.Any, ...], every: tuple[Facts, ...]) -> tp.Any:
-        return (*head, *[part.key for part in every])
+    def _key(head: tuple[tp.Any, ...], known: tuple[Facts, ...]) -> tp.Any:
+        return (*head, *[part.key for part in known])
 
     @classmethod
     def of(
         cls,
         head: tuple[tp.Any, ...],
         values: tuple[tp.Any, ...],
-        every: tuple[Facts, ...] | None = None,
+        known: tuple[Facts, ...] | None = None,
     ) -> tp.Self:
         """The definition with this content, which nobody may edit later."""
-        every = tuple(map(facts, values)) if every is None else every
-        key, table = cls._key(head, every), cls._table
-        exact = all(part.exact for part in every)
+        known = tuple(map(facts, values)) if known is None else known
+        key, table = cls._key(head, known), cls._table
+        exact = all(part.exact for part in known)
         shared = table.find(key)
         if shared is None:
-            kept = values
+            public = values
             if not exact:
-                kept = tuple([v if part.exact else ELSEWHERE for v, part in zip(values, every)])
-            shared = table.add(key, cls(head, kept, every))
-        return shared if exact else cls(head, values, every, shared)
+                public = tuple([v if part.exact else ELSEWHERE for v, part in zip(values, known)])
+            shared = table.add(key, cls(head, public, known))
+        return shared if exact else cls(head, values, known, shared)
 
     @property
     def shared(self) -> tp.Any:

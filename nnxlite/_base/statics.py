@@ -190,8 +190,8 @@ class _Reader:
             as_seen = None if kind.__hash__ is None else hash(value)
         except TypeError:
             as_seen = None
-        if as_seen is not None and (isinstance(value, VALUES) or is_trusted(kind.__module__)):
-            self.exact &= isinstance(value, VALUES)
+        if as_seen is not None and (isinstance(value, VALUE_TYPES) or is_trusted(kind.__module__)):
+            self.exact &= isinstance(value, VALUE_TYPES)
             return (kind, value)
         self.exact = False
         if (depth := _depth(value, inside)) is not None:
@@ -278,7 +278,7 @@ class _Reader:
         is_number = kind is type and (np.generic in value.__mro__ or value in _NUMBERS)
         if isinstance(value, jax.Array) or _is_named(value) or is_number:
             return ById(value)
-        if isinstance(value, VALUES):
+        if isinstance(value, VALUE_TYPES):
             return (kind, value)
         if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
             self.exact = False
@@ -462,7 +462,7 @@ _NUMBERS: dict[type, tp.Callable[[tp.Any], tp.Any]] = {
     float: lambda value: (float, value.hex()),
     complex: lambda value: (complex, value.real.hex(), value.imag.hex()),
 }
-VALUES = (
+VALUE_TYPES = (
     np.dtype,
     enum.Enum,
     jax.sharding.Sharding,

@@ -98,7 +98,7 @@ def labelled(attributes: tp.Mapping[tp.Any, tp.Any]) -> tuple[Entry, ...]:
     return tuple(Entry(name, f"{name}=", value) for name, value in attributes.items())
 
 
-def items_of(mapping: tp.Mapping[tp.Any, tp.Any]) -> tuple[Entry, ...]:
+def keyed(mapping: tp.Mapping[tp.Any, tp.Any]) -> tuple[Entry, ...]:
     """Children with their keys: `key: value`."""
     return tuple(Entry(key, f"{key!r}: ", value) for key, value in mapping.items())
 
@@ -125,7 +125,7 @@ def variable_node(type_: type, value: tp.Any, metadata: tp.Mapping[str, tp.Any])
 
 def mapping_node(owner: tp.Any, mapping: tp.Mapping[tp.Any, tp.Any]) -> Text:
     """A mapping type by its items; one inside another of the same type has bare braces."""
-    return Text(type(owner).__name__, "({", "})", items_of(mapping), totals=True)
+    return Text(type(owner).__name__, "({", "})", keyed(mapping), totals=True)
 
 
 def sequence_node(owner: tp.Any, items: tp.Iterable[tp.Any]) -> Text:
@@ -277,7 +277,7 @@ def open_up(value: tp.Any) -> Text | None:
     elif type(value) in (list, tuple):
         return _builtin_sequence(value)
     elif type(value) is dict or type(value) is types.MappingProxyType:
-        return Text("", "{", "}", items_of(value), identity=False, breaks=False)
+        return Text("", "{", "}", keyed(value), identity=False, breaks=False)
     elif dataclasses.is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):
         shown = [f.name for f in dataclasses.fields(value) if f.repr and hasattr(value, f.name)]
         entries = labelled({name: getattr(value, name) for name in shown})

@@ -14,7 +14,7 @@ from nnxlite._base.interning import epoch, touch
 from nnxlite._base.outline import Shown
 from nnxlite._base.text import Text, mapping_node
 from nnxlite._state._flat import (
-    NODES,
+    INNER_MAPPINGS,
     STATES,
     FlatItems,
     Mapping,
@@ -422,7 +422,7 @@ def _flatten_with_keys(state: State[tp.Any, tp.Any]) -> tuple[tp.Any, Path]:
 
 def _register(cls: type[State[tp.Any, tp.Any]]) -> None:
     STATES.append(cls)
-    NODES.add(cls)
+    INNER_MAPPINGS.add(cls)
     new, set_mapping, set_version = object.__new__, _set_mapping, _set_version
 
     def unflatten(keys: Path, children: abc.Iterable[tp.Any]) -> State[tp.Any, tp.Any]:

@@ -1,7 +1,7 @@
 """Nested mappings as paths and leaves, and `FlatState`, the leaves of a State as a sequence.
 
 Keys are sorted: numbers by value, then strings, then the rest.  That depends on nothing but the keys,
-so that leaves are counted off alike in every process.  All walks are loops: depth is bounded by memory
+so that leaves have the same numbers in every process.  All walks are loops: depth is bounded by memory
 alone.
 
 An inner mapping is a `State` or a plain dict (which a pytree operation may leave inside a State);
@@ -104,7 +104,7 @@ Wrap: tp.TypeAlias = abc.Callable[[dict[tp.Any, tp.Any]], tp.Any]
 STATES: list[tp.Any] = []
 """The classes of States, `State` itself first."""
 
-NODES: set[type] = {dict}
+INNER_MAPPINGS: set[type] = {dict}
 """The classes of what counts as an inner mapping once it is inside a State."""
 
 
@@ -126,7 +126,7 @@ def transformed(
     while stack:
         target, items, identity = stack[-1]
         for key, value in items:
-            if type(value) in NODES or isinstance(value, abc.Mapping):
+            if type(value) in INNER_MAPPINGS or isinstance(value, abc.Mapping):
                 if id(value) in inside:
                     raise ValueError(f"The mapping under {key!r} contains itself; no State can.")
                 inner: dict[tp.Any, tp.Any] = {}
@@ -148,10 +148,10 @@ def as_dicts(mapping: dict[tp.Any, tp.Any]) -> dict[tp.Any, tp.Any]:
     """The mapping with plain dicts in place of inner States, where their keys have JAX's order."""
     nodes = [dict(mapping)]
     for node in nodes:  # grows on the way
-        if NODES.isdisjoint(map(type, node.values())):
+        if INNER_MAPPINGS.isdisjoint(map(type, node.values())):
             continue
         for key, value in node.items():
-            if type(value) in NODES and set(map(type, inner := raw(value))) in _SORTABLE:
+            if type(value) in INNER_MAPPINGS and set(map(type, inner := raw(value))) in _SORTABLE:
                 node[key] = inner = dict(inner)
                 nodes.append(inner)
     return nodes[0]
@@ -164,7 +164,7 @@ def reaches(start: Mapping, target: Mapping) -> bool:
         node = todo.pop()
         if node is target:
             return True
-        todo += [v for v in raw(node).values() if type(v) in NODES]
+        todo += [v for v in raw(node).values() if type(v) in INNER_MAPPINGS]
     return False
 
 
@@ -214,11 +214,11 @@ def flat(state: Mapping, *, as_given: bool = False) -> list[tuple[Path, tp.Any]]
     """The paths and leaves of a State, sorted; `as_given` leaves keys in the order they have."""
 
     def entries(prefix: tp.Any, key: tp.Any, value: tp.Any) -> tp.Any:
-        if type(value) not in NODES:
+        if type(value) not in INNER_MAPPINGS:
             return None
         return value.items() if as_given else zip(*in_order(raw(value)))
 
-    return list(walked(entries(None, None, state), tuple(NODES), entries))
+    return list(walked(entries(None, None, state), tuple(INNER_MAPPINGS), entries))
 
 
 def nested(pairs: Pairs, wrap: Wrap | None = None) -> dict[tp.Any, tp.Any]:

@@ -456,7 +456,7 @@ class Module(objects.Module, metaclass=ModuleMeta):
             What the method returns; with all collections after the call unless `mutable` is False.
         """
         module = clone(self)
-        streams = rngs if isinstance(rngs, Rngs) else Rngs() if rngs is None else Rngs(rngs)
+        streams = rngs if isinstance(rngs, Rngs) else Rngs(rngs)
         scope = Scope(streams, mutable, _initialize)
         given(module, linen_vars_to_nnx_attrs(variables), scope)
         with _entered(ModuleStackEntry(module, False)):

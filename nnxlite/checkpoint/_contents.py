@@ -475,7 +475,7 @@ def _segment(text: str) -> str:
 
 def other_names(name: str, aliases: tp.Mapping[str, str]) -> list[str]:
     """The names of a leaf that aliases of it, or of an object above it, give."""
-    starts = [(alias, first) for alias, first in aliases.items() if below(name, first)]
+    starts = [(alias, first) for alias, first in aliases.items() if is_below(name, first)]
     return [alias + name[len(first) :] for alias, first in starts]
 
 
@@ -495,7 +495,8 @@ def every_name(names: tp.Iterable[str], aliases: tp.Mapping[str, str]) -> dict[s
     return found
 
 
-def below(name: str, above: str) -> bool:
+def is_below(name: str, above: str) -> bool:
+    """Whether a name is another one, or begins with it; every name is below the empty one."""
     return name == above or name.startswith(above + ".") or not above
 
 

@@ -168,14 +168,14 @@ def compare(
     cast: bool | None,
 ) -> tuple[Reads, Report, list[str]]:
     """Compare shapes and dtypes: what is to be read for which leaves, a report of it, and remedies."""
-    found = collections.defaultdict[str, list[tp.Any]](list, missing=[*missing])
+    by_field = collections.defaultdict[str, list[tp.Any]](list, missing=[*missing])
     foreign: dict[str, str] = {}  # what was looked for in place of what is missing
     reads: Reads = []
     remedies: list[str] = []
     for conversion in made:
         names = [name for name in conversion.ours if name in contents.chosen]
         if absent := [name for name in conversion.foreign if name not in source.specs]:
-            found["missing"] += names
+            by_field["missing"] += names
             foreign.update(dict.fromkeys(names, absent[0]))
             continue
         specs = {name: source.specs[name] for name in conversion.foreign}
@@ -187,22 +187,22 @@ def compare(
             stored = first if renames else Spec(leaf.spec.shape, first.dtype)
             if odd:
                 texts = f"{specs[odd[0]]} as {odd[0]}", str(forms[odd[0]])
-                found["misshapen"].append(Mismatch(leaf.name, *texts))
+                by_field["misshapen"].append(Mismatch(leaf.name, *texts))
             elif not compatible(stored, leaf, cast):
-                found["misshapen"].append(Mismatch(leaf.name, str(stored), str(leaf.spec)))
+                by_field["misshapen"].append(Mismatch(leaf.name, str(stored), str(leaf.spec)))
                 remedies.append(_remedy(stored, leaf, cast))
             else:
                 good[leaf.name] = dtype = new_dtype(stored, leaf, cast)
                 if dtype != stored.dtype and not leaf.spec.key_impl:
                     new = Spec(leaf.spec.shape, dtype)
-                    found["cast"].append(Mismatch(leaf.name, str(stored), str(new)))
-        found["restored"] += good
-        found["renamed"] += [(old, name) for old in specs for name in good if old != name]
+                    by_field["cast"].append(Mismatch(leaf.name, str(stored), str(new)))
+        by_field["restored"] += good
+        by_field["renamed"] += [(old, name) for old in specs for name in good if old != name]
         reads += [(conversion, good)] if good else []
-    found["unexpected"] = [name for name in left_over if contents.has_item(name)]
+    by_field["unexpected"] = [name for name in left_over if contents.has_item(name)]
     hints: dict[str, str] = {}
     alike: list[tuple[str, str]] = []
-    for name in found["missing"][:MOST_PATHS]:
+    for name in by_field["missing"][:MOST_PATHS]:
         sought = foreign[name] if name in foreign else name
         near = difflib.get_close_matches(sought, left_over[:500], 1)
         texts = [f"as {sought}"] if name in foreign else []
@@ -211,7 +211,7 @@ def compare(
         alike += [(old, name) for old in near]
     if alike and not foreign:
         remedies.append(f"{renaming(*alike[0])} restores by another name")
-    fields: dict[str, tp.Any] = {field: tuple(values) for field, values in found.items()}
+    fields: dict[str, tp.Any] = {field: tuple(values) for field, values in by_field.items()}
     report = Report(source.text, **fields, hints=hints)
     return reads, report, [*dict.fromkeys(filter(None, remedies))]
 

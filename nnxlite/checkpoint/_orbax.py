@@ -26,7 +26,7 @@ from nnxlite.checkpoint._contents import (
     PLAIN,
     Contents,
     Spec,
-    below,
+    is_below,
     name_of,
     plain_as_json,
     plain_of_json,
@@ -347,11 +347,11 @@ def _upgraded(given: dict[str, tp.Any]) -> dict[str, tp.Any]:
         return ["bytes", value] if rest == "bytes" else value
 
     for item in items_of(leaves):
-        parts = {name: entry for name, entry in leaves.items() if below(name, item)}
+        parts = {name: entry for name, entry in leaves.items() if is_below(name, item)}
         if item in parts and parts[item]["dtype"] in NUMBERS_AND_TEXT:
             continue
         plain = item in {*table, *parts} and all("value" in entry for entry in parts.values())
-        plain = plain and not any(below(name, item) for name in given["classes"])
+        plain = plain and not any(is_below(name, item) for name in given["classes"])
         for name, entry in parts.items():
             if plain or entry["dtype"].startswith(("None", "empty")):
                 del leaves[name]

@@ -18,7 +18,7 @@ from jax.core import Tracer
 
 from nnxlite._base.errors import short_type
 from nnxlite.decoding._decoder import Setup, check_causal
-from nnxlite.decoding._loop import Conversation, Generated, Request, whole
+from nnxlite.decoding._loop import Conversation, Generated, Request, run_compiled
 from nnxlite.decoding.sampling import Sampler, SamplerFn, greedy
 from nnxlite.objects._pytree import Pytree
 from nnxlite.objects._rngs import Rngs, RngStream
@@ -166,8 +166,8 @@ def generate(
 
 def _run(model: tp.Any, request: Request, setup: Setup) -> Generated:
     """The results of the program, which is checked where it is new."""
-    traces = whole.cache_info().traces
-    found, nan_at, cached = whole(model, request, setup)
+    traces = run_compiled.cache_info().traces
+    found, nan_at, cached = run_compiled(model, request, setup)
     if isinstance(nan_at, Tracer):  # under a transform no value is known
         return found
     if int(nan_at) >= 0:
@@ -176,7 +176,7 @@ def _run(model: tp.Any, request: Request, setup: Setup) -> Generated:
             f"of {setup.max_length}. A table of positions or a cache that is shorter gives NaN past its "
             "end; nnx.find_nan(model, tokens) finds other causes."
         )
-    if whole.cache_info().traces > traces:
+    if run_compiled.cache_info().traces > traces:
         way = setup._replace(use_cache=bool(cached), keep=False, beams=0)
         check_causal(model, request.prompt, way)
     return found

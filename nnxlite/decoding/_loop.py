@@ -264,8 +264,8 @@ def _run(model: tp.Any, request: Request, setup: Setup) -> tuple[Generated, jax.
     logs = logs / counts**request.penalty if setup.beams else of_new(logs, 0)
     tokens, lengths, logs = map(shaped, (of_new(tokens, request.pad), counts, logs))
     log_probs, scores = (None, logs) if setup.beams else (logs, None)
-    found = Generated(tokens, lengths, log_probs, after, scores)
-    return found, nan_at, jnp.array(bool(cache))
+    generated = Generated(tokens, lengths, log_probs, after, scores)
+    return generated, nan_at, jnp.array(bool(cache))
 
 
 def _row_axes(model: tp.Any, setup: Setup, rows: int) -> list[int | None]:
@@ -277,4 +277,4 @@ def _row_axes(model: tp.Any, setup: Setup, rows: int) -> list[int | None]:
     ]
 
 
-whole = jit(_run, static_argnums=2)
+run_compiled = jit(_run, static_argnums=2)

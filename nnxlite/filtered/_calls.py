@@ -445,7 +445,7 @@ def filter_pure_callback(
         result_shape_dtypes: the form of its result: a `jax.ShapeDtypeStruct` for each array; other
             leaves are returned unchanged.
         sharding, vmap_method: as for `jax.pure_callback`.
-        vectorized: the older name of `vmap_method="legacy_vectorized"` and `"sequential"`.
+        vectorized: True for `vmap_method="expand_dims"`, False for `"sequential"`.
 
     Returns:
         The result of the callback, in the form of `result_shape_dtypes`.

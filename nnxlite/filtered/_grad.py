@@ -266,8 +266,7 @@ def _run_jacobian(t: Transform[..., tp.Any], args: tp.Any, kwargs: tp.Any) -> tp
 
 
 def _jacobian(fun: tp.Any, name: str, has_aux: bool) -> tp.Any:
-    given = {"has_aux": has_aux, "arg": is_inexact_array}
-    return Transform(fun, filtered(name, _run_jacobian, **given))
+    return Transform(fun, filtered(name, _run_jacobian, has_aux=has_aux, arg=is_inexact_array))
 
 
 def filter_jacfwd(fun: tp.Callable[P, tp.Any], has_aux: bool = False) -> Transform[P, tp.Any]:

@@ -414,7 +414,8 @@ def tree_equal(
             same = _same_leaf(x, y, typematch, rtol, atol)
             if same is False:
                 return False
-            answer = same if answer is True else (answer if same is True else answer & same)
+            if same is not True:
+                answer = same if answer is True else answer & same
     return answer
 
 

@@ -96,8 +96,9 @@ class NotFinite:
             place = f"between {before} and {after}" if before else f"before {after}"
             place = f"{place}, in {who or 'the function'}"
         loop = "" if self.iteration is None else f", in iteration {self.iteration}"
-        if self.where in ("argument", "result"):  # the name of a result begins with "result"
-            return f"First not finite: the {'argument ' * (self.where == 'argument')}{self.values}"
+        what = "argument " if self.where == "argument" else ""  # the name of a result says "result"
+        if self.where in ("argument", "result"):
+            return f"First not finite: the {what}{self.values}"
         lines = [f"First not finite: {place}{loop}", f"  {self.values}"]
         if self.inputs:
             lines += ["  called with", *(f"    {one}" for one in self.inputs)]
@@ -244,10 +245,8 @@ class _Search:
         """Make a call, with probes on what it returns."""
         path = path_text(where) if where else ""
         module = type(obj).__name__ + ("" if name == "__call__" else f".{name}")
-        inputs = [
-            (".".join(map(str, keys)), leaf)
-            for keys, leaf in _arrays(_named(obj, name, args, kwargs))
-        ]
+        named = _named(obj, name, args, kwargs)
+        inputs = [(".".join(map(str, keys)), leaf) for keys, leaf in _arrays(named)]
         measured = [measure(jax.lax.stop_gradient(x)) for _, x in inputs]
         around = self._running
         this = _Running(path, module, around, weakref.ref(obj), inputs, measured)

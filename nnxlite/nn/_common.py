@@ -268,7 +268,7 @@ def padding_of(caller: tp.Any, padding: tp.Any, names: tuple[str, ...], rank: in
             return tuple((p[0], p[1]) for p in pairs)
     raise ValueError(
         f"{name_of(caller)}: Invalid padding format: {padding!r}, should be "
-        f"{'one of ' * bool(names)}{''.join(f'{name}, ' for name in names)}a number, or a number or "
+        f"{'one of ' if names else ''}{''.join(f'{name}, ' for name in names)}a number, or a number or "
         f"pair of numbers for each of the {rank} spatial axes."
     )
 

@@ -317,25 +317,25 @@ def register(cls: type[tp.Any]) -> None:
     kinds = kind_by_type
 
     def flatten(node: tp.Any) -> tuple[tuple[tp.Any, ...], ObjectDef | ByShared]:
-        found = node._nnx_def
-        if found is None or node._nnx_searched != node._nnx_version:
+        form = node._nnx_def
+        if form is None or node._nnx_searched != node._nnx_version:
             refuse_circles(node)
-        if found is None or found.mutable:
-            found = definition(node)
-        return _children(node, found), found if found.public is None else ByShared(found)
+        if form is None or form.mutable:
+            form = definition(node)
+        return _children(node, form), form if form.public is None else ByShared(form)
 
     def flatten_with_keys(node: tp.Any) -> tuple[KeyedChildren, ObjectDef | ByShared]:
-        children, found = flatten(node)
+        children, form = flatten(node)
         names = definition(node).names.data
-        return [(cls._nnx_key(name), child) for name, child in zip(names, children)], found
+        return [(cls._nnx_key(name), child) for name, child in zip(names, children)], form
 
-    def unflatten(found: tp.Any, children: tp.Iterable[tp.Any]) -> tp.Any:
-        if type(found) is ByShared:
-            found = tp.cast(ObjectDef, found.item)
-        new = new_shell(cls, found, trace_state.value, 0)
+    def unflatten(form: tp.Any, children: tp.Iterable[tp.Any]) -> tp.Any:
+        if type(form) is ByShared:
+            form = tp.cast(ObjectDef, form.item)
+        new = new_shell(cls, form, trace_state.value, 0)
         children = tuple(children)
-        attributes = found.fresh_template()
-        attributes.update(zip(found.names.data, children))
+        attributes = form.fresh_template()
+        attributes.update(zip(form.names.data, children))
         _set_dict(new, attributes)
         if not _OPENED.isdisjoint(map(kinds.get, map(type, children))):
             _release(new)
@@ -358,15 +358,15 @@ def keyed_children(
         node: the object.
         also: which static fields of a frozen module are among them.
     """
-    found, key = definition(node), type(node)._nnx_key
-    pairs = [(key(n), v) for n, v in zip(found.names.data, _children(node, found))]
-    fields = found.names.static if node._nnx_frozen else ()
+    form, key = definition(node), type(node)._nnx_key
+    pairs = [(key(n), v) for n, v in zip(form.names.data, _children(node, form))]
+    fields = form.names.static if node._nnx_frozen else ()
     return pairs + [(key(n), v) for n in fields if also(v := node._nnx_dict[n])]
 
 
-def _children(node: tp.Any, found: ObjectDef) -> tuple[tp.Any, ...]:
+def _children(node: tp.Any, form: ObjectDef) -> tuple[tp.Any, ...]:
     """The data attributes of an object, with `Held` in the place of static values in containers."""
-    values = found.names.data_values(node._nnx_dict)
+    values = form.names.data_values(node._nnx_dict)
     if _TO_BE_SEEN.isdisjoint(map(kind_by_type.get, map(type, values))):
         return values
     leaves = getattr(node, "_nnx_leaves", ())
@@ -374,7 +374,7 @@ def _children(node: tp.Any, found: ObjectDef) -> tuple[tp.Any, ...]:
     def held(path: Path, child: tp.Any) -> tp.Any:
         return child if path in leaves else Held(child)
 
-    return tuple([_with_statics(held, v, (name,)) for name, v in zip(found.names.data, values)])
+    return tuple([_with_statics(held, v, (name,)) for name, v in zip(form.names.data, values)])
 
 
 def _with_statics(change: tp.Callable[[Path, tp.Any], tp.Any], value: tp.Any, path: Path) -> tp.Any:

@@ -35,7 +35,7 @@ from nnxlite.filters import Filter, to_predicate
 from nnxlite.graph._plan import checked_view, nodes_by_number
 from nnxlite.graph._rebuild import Path, entered_objects
 from nnxlite.graph._walk import children_of_node, iter_children, iter_graph
-from nnxlite.objects._pytree import Pytree, freeze
+from nnxlite.objects._pytree import Pytree, freeze_class
 from nnxlite.variables._definition import MISSING
 from nnxlite.variables._kinds import Perturbation, variable_name_from_type, variable_type_from_name
 from nnxlite.variables._variable import Variable
@@ -97,7 +97,7 @@ class Module(Pytree):
         super().__init_subclass__(**kwargs)
         if frozen or cls._nnx_frozen:
             cls._nnx_frozen = True
-            freeze(cls)
+            freeze_class(cls)
         call = cls.__dict__.get("__call__")
         if isinstance(call, types.FunctionType):
             cls.__call__ = scoped(call)
@@ -454,7 +454,7 @@ def first_from(*args: T | None, error_msg: str) -> T:
 
 
 Parts: tp.TypeAlias = dict[int, tuple[Path, tp.Any]]
-"""What is in an object, with paths, by `id`."""
+"""The nodes in an object, with their paths, by `id`."""
 
 
 class _Calls(threading.local):
@@ -522,7 +522,7 @@ def _scope_name(module: tp.Any, running: list[tuple[tp.Any, Parts | None]]) -> s
     if around is not None:
         parent, parts = around
         if id(module) not in parts:  # as where the call made it
-            parts.update(parts_of(parent))
+            parts.update(nodes_by_id(parent))
         if id(module) in parts:
             return "/".join(map(str, parts[id(module)][0]))
     owner, path = owner_of(module, entered_objects()) or (module, ())
@@ -534,13 +534,13 @@ def owner_of(layer: tp.Any, candidates: tp.Iterable[tp.Any]) -> tuple[tp.Any, Pa
     """The first object of some that contains a layer, and its path there; None if there is none."""
     for owner in candidates:
         if owner is not layer:
-            path, _ = parts_of(owner).get(id(layer), (None, None))
+            path, _ = nodes_by_id(owner).get(id(layer), (None, None))
             if path is not None:
                 return owner, path
     return None
 
 
-def parts_of(owner: tp.Any) -> Parts:
+def nodes_by_id(owner: tp.Any) -> Parts:
     """Everything in an object; nothing if that is half built."""
     try:
         return {id(value): (path, value) for path, value in iter_graph(owner)}
@@ -593,5 +593,5 @@ _COPY = "nnx.clone(model, arrays=True)"
 
 def variables_by_path(owner: tp.Any) -> list[tuple[str, tp.Any]]:
     """The values of the Variables in an object."""
-    parts = parts_of(owner).values()
+    parts = nodes_by_id(owner).values()
     return [(path_text(path), v.get_raw_value()) for path, v in parts if isinstance(v, Variable)]

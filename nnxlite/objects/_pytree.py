@@ -1,7 +1,7 @@
 """`Pytree`: objects whose attributes are data or static, and which JAX sees as pytrees.
 
-An attribute's status is decided when it is first assigned and kept from then on: arrays, Variables,
-other graph objects, and containers that hold any of these are data, everything else is static.
+An attribute's status is decided when it is first assigned, and stays: arrays, Variables, other graph
+objects, and containers of any of these are data, everything else is static.
 `data(...)` and `static(...)` set it explicitly, as do class annotations `Data[...]`/`Static[...]`
 and dataclass fields.
 
@@ -110,7 +110,7 @@ def _has_changed(node: tp.Any, before: dict[tp.Any, tp.Any]) -> bool:
     """Whether the structure of an object is another than with these attributes."""
     now, status = node._nnx_dict, node._nnx_status
     return now.keys() != before.keys() or any(
-        now[name] is not value and not (status.get(name) and _are_alike(value, now[name]))
+        now[name] is not value and not (status.get(name) and _keeps_structure(value, now[name]))
         for name, value in before.items()
     )
 
@@ -228,7 +228,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             if old is value:
                 return
             if known:
-                if _are_alike(old, value):
+                if _keeps_structure(old, value):
                     attributes[name] = value
                     return
             elif type(value) in _EXACT and type(old) is type(value) and old == value:
@@ -271,7 +271,7 @@ class Pytree(Shown, GraphNode, metaclass=PytreeMeta):
             if known is not is_data_now:
                 writes.add(status.__setitem__, name, is_data_now)
             writes.add(attributes.__setitem__, name, value)
-            structural |= not (known and is_data_now and _are_alike(old, value))
+            structural |= not (known and is_data_now and _keeps_structure(old, value))
         if structural:
             note_definition_of(writes, self, None)
 
@@ -404,8 +404,8 @@ _set_leaves = GraphNode.__dict__["_nnx_leaves"].__set__
 _set_status = GraphNode.__dict__["_nnx_status"].__set__
 
 
-def _are_alike(old: tp.Any, new: tp.Any) -> bool:
-    """Whether one data value may take the place of another without a change of structure."""
+def _keeps_structure(old: tp.Any, new: tp.Any) -> bool:
+    """Whether the structure stays the same where one data value takes the place of another."""
     if old is None or new is None:
         return False
     kinds = kind_of(old), kind_of(new)
@@ -499,7 +499,7 @@ class _Method:
         return self.func if instance is None else BoundMethod(self.func, instance)
 
 
-def freeze(cls: type[Pytree]) -> None:
+def freeze_class(cls: type[Pytree]) -> None:
     """Make a class frozen, when it is being defined."""
     cls._nnx_written = cls._nnx_written or "__init__" in cls.__dict__
     dataclasses.dataclass(init=not cls._nnx_written, repr=False, eq=False)(cls)

@@ -263,7 +263,8 @@ def with_rngs(
     ((4,), (), ())
     """
     consider = to_predicate(only)
-    forks: tp.Any = fork if isinstance(fork, (tuple, list)) else () if fork is None else (fork,)
+    given = () if fork is None else (fork,)
+    forks: tp.Any = fork if isinstance(fork, (tuple, list)) else given
     by_name = {
         "split": as_rules(split, RngStream.split),
         "broadcast": as_rules(broadcast, RngStream.broadcast),
@@ -416,20 +417,17 @@ def _change(
     """
 
     def apply(node: tp.Any) -> tp.Any:
-        tree, updates = Modes.of(graph, graph_updates)
+        modes = Modes.of(graph, graph_updates)
         chosen: dict[Path, tuple[RngStream, Renew]] = {}
-        for path, stream in _streams(node, tree):
+        for path, stream in _streams(node, modes.graph):
             renew = renewal(path, stream)
             if renew is not None:
                 stream.check_scalar(f" at path {path_text(path)}")
                 _ = stream.tag, stream.count.value  # what a stream lacks is noticed before a draw
                 chosen[path] = stream, renew
-        if not (in_place and updates):
-            return recursive_map(
-                lambda path, value: chosen[path][1](value) if path in chosen else value,
-                node,
-                graph=tree,
-            )
+        if not (in_place and modes.updates):
+            new = lambda path, value: chosen[path][1](value) if path in chosen else value
+            return recursive_map(new, node, graph=modes.graph)
         renewed = [(stream, renew(stream)) for stream, renew in chosen.values()]
         backups = SplitBackups((s, s.key.value, s.count.value) for s, _ in renewed)
         for stream, new in renewed:

@@ -189,7 +189,7 @@ def _without_manual(mesh: tp.Any, spec: PartitionSpec) -> tuple[tp.Any, Partitio
     left = []
     for part in spec:
         names = [n for n in (part if isinstance(part, tuple) else (part,)) if n not in manual]
-        left.append(tuple(names) if isinstance(part, tuple) else names[0] if names else None)
+        left.append(tuple(names) if isinstance(part, tuple) else next(iter(names), None))
     return here, PartitionSpec(*left) if any(left) else None
 
 

@@ -107,10 +107,7 @@ def leaves_of(tree: tp.Any) -> list[Leaf]:
     inside = {path for path, node in nodes if isinstance(node, Variable)}
     for path, node in nodes:
         rank = _rank([by_path.get(path[:end]) for end in range(len(path))])
-        adapted = isinstance(by_path.get(path[:-1]), LoRAKernel) and path[-1] in (
-            "base",
-            "original",
-        )
+        adapted = isinstance(by_path.get(path[:-1]), LoRAKernel) and path[-1] in _ADAPTED
         place = path[:-1] if adapted else path
         layer, parent = by_path.get(place[:-1]), by_path.get(place[:-2])
         if isinstance(node, Variable):
@@ -121,6 +118,9 @@ def leaves_of(tree: tp.Any) -> list[Leaf]:
         elif _is_array(node) and path[:-1] not in inside:
             found.append(Leaf(path, (), node, None, layer, parent, place, rank))
     return sorted(found, key=lambda leaf: [(str(type(k)), k) for k in leaf.path])
+
+
+_ADAPTED = ("base", "original")  # what a `LoRAKernel` has in the place of its layer's kernel
 
 
 def _rank(above: list[tp.Any]) -> int:

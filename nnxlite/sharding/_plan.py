@@ -185,7 +185,9 @@ def make_mesh(*, devices: tp.Sequence[tp.Any] | None = None, **axes: int) -> Mes
 
 def names_in(axes: tp.Any) -> tuple[str, ...]:
     """The names of mesh axes in one entry of a spec."""
-    return () if axes is None else tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+    if axes is None:
+        return ()
+    return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
 
 
 def ways(axes: tp.Any, mesh: AnyMesh) -> int:

@@ -398,7 +398,7 @@ def _check(run: Loop) -> None:
         number = getattr(run, name)
         if number is not None and operator.index(number) < least:
             raise ValueError(f"loop: {name} must be at least {least}, not {number}.")
-    if (checkpoints is None) is not (not items):
+    if bool(items) != (checkpoints is not None):
         given = "items without checkpoints" if checkpoints is None else "checkpoints without items"
         raise ValueError(f"loop got {given}: pass both, what saves and what is to be saved.")
     if checkpoints is None and run.save_every is not None:

@@ -295,8 +295,8 @@ class Optimizer(Pytree, tp.Generic[M]):
         if not all(map(is_variable, leaves)):
             update_node(model, new_params)
         if not all(map(is_variable, opt_leaves)):  # an array that the user put there
-            kept = [x if is_variable(x) else new for x, new in zip(opt_leaves, new_opt_values)]
-            self.opt_state = data(opt_treedef.unflatten(kept))
+            state = [x if is_variable(x) else new for x, new in zip(opt_leaves, new_opt_values)]
+            self.opt_state = data(opt_treedef.unflatten(state))
         write_together([pair for pair in written if is_variable(pair[0])])
         return updates
 

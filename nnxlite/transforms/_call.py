@@ -41,8 +41,6 @@ from nnxlite.variables._variable import Variable
 Selection: tp.TypeAlias = frozenset[int | str]
 """Arguments of a call by number and by name; one that has both is in it twice."""
 
-NO_ARGUMENTS: Selection = frozenset()
-
 
 def inputs_in_mode(
     bound: Unbound,
@@ -50,7 +48,7 @@ def inputs_in_mode(
     kwargs: dict[str, tp.Any],
     options: Options,
     inside: bool = False,
-    static: Selection = NO_ARGUMENTS,
+    static: Selection = frozenset(),
     option: str = "",
     any_value: bool = False,
 ) -> Inputs:

@@ -40,7 +40,7 @@ from nnxlite._base.jax import (
     without_literals,
     without_rules,
 )
-from nnxlite._base.statics import VALUES
+from nnxlite._base.statics import VALUE_TYPES
 from nnxlite.boundary._body import Body, numbered, trace_body
 from nnxlite.boundary._call_def import CallDef, Inner, describe, parameter_names
 from nnxlite.boundary._inputs import Inputs
@@ -208,7 +208,7 @@ def _content(value: tp.Any) -> tp.Any:
         return kind, np.asarray(value).tobytes()
     if isinstance(value, np.ndarray | np.generic) or is_typed_literal(value):
         return kind, *_constant(value)
-    if isinstance(value, (type, *VALUES)):
+    if isinstance(value, (type, *VALUE_TYPES)):
         return value
     module = kind.__module__.partition(".")[0]
     if isinstance(value, types.FunctionType):

@@ -117,11 +117,8 @@ def _decorated(
     numbers = argument_numbers("argnums", argnums, modes.updates)
     if not numbers:
         raise ValueError("argnums is empty: give at least one argument to differentiate.")
-    more = {
-        "argnums": numbers,
-        "single": not isinstance(argnums, (tuple, list)),
-        "has_aux": has_aux,
-    }
+    single = not isinstance(argnums, (tuple, list))
+    more = {"argnums": numbers, "single": single, "has_aux": has_aux}
     given = tuple([(key, value) for key, value in jax_options.items() if value])
     return decorated(Transform, f, Options.of(name, modes, _run, **more, jax_options=given))
 

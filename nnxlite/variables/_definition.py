@@ -80,8 +80,8 @@ class VariableDef(Definition):
         self.plain_read = not self.get_hooks and not self.is_ref and self.type._nnx_reads_plainly
 
     @staticmethod
-    def _key(head: tuple[tp.Any, ...], every: tuple[Facts, ...]) -> tp.Any:
-        return head[0], frozenset(zip(head[1:], [part.key for part in every]))
+    def _key(head: tuple[tp.Any, ...], known: tuple[Facts, ...]) -> tp.Any:
+        return head[0], frozenset(zip(head[1:], [part.key for part in known]))
 
     def hooks(self, name: str) -> tuple[tp.Callable[..., tp.Any], ...]:
         """The callbacks for one event: those given as metadata, else the class's own method."""
@@ -177,8 +177,8 @@ def current_definition(box: Box) -> VariableDef:
     return definition
 
 
-def held_by(definition: VariableDef, value: tp.Any, *, copy: bool = True) -> tp.Any:
-    """A value as a Variable of this definition contains it: in a reference of its own, or bare.
+def as_stored(definition: VariableDef, value: tp.Any, *, copy: bool = True) -> tp.Any:
+    """A value as a Variable of this definition stores it: in a reference of its own, or bare.
 
     With `copy=False` a reference stays the same one.
 

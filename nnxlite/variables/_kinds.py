@@ -16,7 +16,7 @@ import typing as tp
 
 import jax.numpy as jnp
 
-from nnxlite._base.errors import REF_VARIABLES, switch
+from nnxlite._base.errors import REF_VARIABLES, BooleanSetting
 from nnxlite._base.interning import LOCK
 from nnxlite._base.jax import Ref, is_ref, new_ref
 from nnxlite.variables._definition import MISSING, Hook, VariableMetadata, as_hooks, refuse_hijax
@@ -317,7 +317,7 @@ ArrayRef = Ref
 
 
 def array_ref(value: tp.Any) -> tp.Any:
-    """A fresh array reference with the content of an array or a number.
+    """A new array reference with the content of an array or a number.
 
     Reading and writing go through indexing: `ref[...]`, `ref[0] = 1.0`.
 
@@ -378,7 +378,7 @@ class VarDefaults(tp.Mapping[str, bool]):
         return 2
 
 
-class VarDefaultsContext(switch):
+class VarDefaultsContext(BooleanSetting):
     """What `var_defaults(...)` gives: leaving its `with` block brings the former defaults back.
 
     As a decorator it sets the defaults for each call of the function, and for nothing else.

@@ -1,6 +1,6 @@
 """`Variable`: a mutable box for one value, with metadata; the leaf of every object graph.
 
-A Variable is a value and a `VariableDef` (class and metadata, interned where it can be).  It remembers
+A Variable is a value and a `VariableDef` (class and metadata, interned where it can be).  It records
 the trace it was made in and refuses writes from any other, so that no tracer can leak.  Reading gives
 the value after the `on_get_value` callbacks, writing stores it after the `on_set_value` callbacks; the
 raw forms go around both.  Writing a value never changes the structure of a graph, changing metadata
@@ -39,10 +39,10 @@ from nnxlite.variables._definition import (
     HasMetadata,
     VariableDef,
     VariableMetadata,
+    as_stored,
     boxed,
     current_definition,
     define,
-    held_by,
     normal,
     normal_entries,
     place,
@@ -147,7 +147,7 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
         raw = self.create_value(raw)
         if metadata and definition.metadata.get("out_sharding") is not None:
             raw = place(raw, definition.metadata)
-        box.value = held_by(definition, raw, copy=False) if ref else raw
+        box.value = as_stored(definition, raw, copy=False) if ref else raw
 
     def __init_subclass__(cls, **kwargs: tp.Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -335,11 +335,11 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
             ) from None
 
     def __setattr__(self, name: str, value: tp.Any) -> None:
-        kept = getattr(type(self), name, None)
+        member = getattr(type(self), name, None)
         if name == "__class__":
             self._become(value)
             return
-        if kept is not None and not (isinstance(kept, property) and kept.fset is None):
+        if member is not None and not (isinstance(member, property) and member.fset is None):
             object.__setattr__(self, name, value)
             return
         self._check_level(name)
@@ -382,7 +382,7 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
             if updates.get("hijax"):
                 refuse_hijax(f"{type(self).__name__}.replace")
             definition = define(type(self), {**definition.metadata, **normal_entries(updates)})
-        return tp.cast(tp.Self, make(definition, held_by(definition, raw, copy=_copy_ref)))
+        return tp.cast(tp.Self, make(definition, as_stored(definition, raw, copy=_copy_ref)))
 
     copy = to_state = replace
 
@@ -445,7 +445,7 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
     def __setstate__(self, state: tp.Any) -> None:
         """Replace the value and the metadata by those of a state that `__getstate__` returned."""
         definition = define(type(self), state["metadata"])
-        value = held_by(definition, state["value"])
+        value = as_stored(definition, state["value"])
         try:
             box = _get_box(self)
         except AttributeError:  # a new Variable, as it is unpickled
