@@ -45,7 +45,6 @@ class Body:
         self.jaxpr = closed
         self.consts: list[tp.Any] = [*closed.consts]
         self._treedef = jax.tree_util.tree_structure(self.shapes)
-        self._avals = closed.in_avals
 
     def __call__(self, leaves: tp.Sequence[tp.Any]) -> Outputs:
         """Run the body on leaves of the structure it was traced with."""
@@ -65,10 +64,8 @@ class Body:
 
     def accepts(self, leaves: tp.Sequence[tp.Any]) -> bool:
         """Whether the body was traced for leaves of these types."""
-        flat = jax.tree_util.tree_leaves([*leaves])
-        return len(flat) == len(self._avals) and all(
-            jax.typeof(x).str_short() == aval.str_short() for x, aval in zip(flat, self._avals)
-        )
+        types = [jax.typeof(x).str_short() for x in jax.tree_util.tree_leaves([*leaves])]
+        return types == [aval.str_short() for aval in self.jaxpr.in_avals]
 
 
 def trace_body(

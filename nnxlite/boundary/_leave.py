@@ -151,23 +151,37 @@ def _graph_of(
 
     before = [source(number, leaf) for number, leaf in enumerate(walk.leaves)]
     edits, moves = _edits(came_in, decoded, origin, before)
-    fresh = {number for number, old in enumerate(origin) if old is None}
-    check_dead_tracers(walk.nodes, decoded, fresh | {number for number, *_ in edits})
-    new, sources = list[tp.Any](), list[Source]()
-    refs: dict[int, Source] = {id(x): i for i, x in enumerate(inner.values) if is_ref(x)}
-    for number, leaf in enumerate(walk.leaves):
-        now = moves.get(number, before[number])
-        value = leaf._box.value if isinstance(leaf, Variable) else leaf
-        if now is None and is_ref(value):
-            now = refs.get(id(value))
-        if now is None:  # a reference leaves as the array in it
-            refs[id(value)] = now = ~len(new)
-            new.append(value[...] if is_ref(value) else value)
-        sources.append(now)
+    new_nodes = {number for number, old in enumerate(origin) if old is None}
+    check_dead_tracers(walk.nodes, decoded, new_nodes | {number for number, *_ in edits})
+    known = [moves.get(number, leaf) for number, leaf in enumerate(before)]
+    sources, new = _new_values(inner, walk.leaves, known)
     seen = tuple(map(ById, inner.call.graphdef.atoms()))
-    graph = graphdef, origin, tuple(sources), len(arguments)
+    graph = graphdef, origin, sources, len(arguments)
     left = OutDef(*result, *graph, edits=edits, redefined=tuple(changed), seen=seen)
     return left, new, {old: walk.leaves[now] for now, old in moves.items()}
+
+
+def _new_values(
+    inner: Inner, leaves: list[tp.Any], known: list[Source | None]
+) -> tuple[tuple[Source, ...], list[tp.Any]]:
+    """The source of each leaf, and the values that did not come in: of a reference the array in it.
+
+    Args:
+        inner: the arguments as they were rebuilt.
+        leaves: those that leave.
+        known: the leaf of the arguments that each of them was; None for a new one.
+    """
+    new, sources = list[tp.Any](), list[Source]()
+    refs: dict[int, Source] = {id(x): i for i, x in enumerate(inner.values) if is_ref(x)}
+    for leaf, source in zip(leaves, known):
+        value = leaf._box.value if isinstance(leaf, Variable) else leaf
+        if source is None and is_ref(value):
+            source = refs.get(id(value))
+        if source is None:
+            refs[id(value)] = source = ~len(new)
+            new.append(value[...] if is_ref(value) else value)
+        sources.append(source)
+    return tuple(sources), new
 
 
 def _is_as_entered(inner: Inner) -> bool:
@@ -394,16 +408,15 @@ def refuse_non_arrays(
         remedy: what to do instead.
         inside: the same for a leaf inside a module or container, where it differs.
     """
-    pairs = zip(call.leaves(), leaves)
-    parts = ((leaf.text(), x) for leaf, value in pairs for x in jax.tree_util.tree_leaves(value))
-    bad = next((pair for pair in parts if is_foreign(pair[1])), None)
-    if bad is not None:
-        if inside is not None and not str(bad[0]).isidentifier():
-            remedy = inside
-        raise TypeError(
-            f"{name}: cannot interpret argument '{bad[0]}' as an array, it is of type "
-            f"'{type(bad[1]).__name__}'. {remedy}"
-        ) from None
+    for leaf, value in zip(call.leaves(), leaves):
+        for part in filter(is_foreign, jax.tree_util.tree_leaves(value)):
+            path = leaf.text()
+            if inside is not None and not path.isidentifier():
+                remedy = inside
+            raise TypeError(
+                f"{name}: cannot interpret argument '{path}' as an array, it is of type "
+                f"'{type(part).__name__}'. {remedy}"
+            ) from None
 
 
 def is_foreign(value: tp.Any) -> bool:

@@ -234,9 +234,7 @@ class Plan:
         if boxes is None:
             if len(self.bare) == len(self.leaf_refs):  # a frozen model: see the bench `filtered`
                 return [owner()._nnx_dict[name] for _, owner, name in self.bare]
-            return [
-                leaf._box.value if isinstance(leaf, Variable) else leaf for leaf in self.leaves()
-            ]
+            return [x._box.value if isinstance(x, Variable) else x for x in self.leaves()]
         if self.containers:
             self._contained()
         try:

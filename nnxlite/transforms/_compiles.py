@@ -560,7 +560,7 @@ def with_shapes(call: CallDef, leaves: list[tp.Any], left: Outputs) -> tp.Any:
         call, leaves: the arguments.
         left: what leaves the function, by shape.
     """
-    shapes = jax.tree_util.tree_map(_shape_of, leaves)
+    shapes = jax.tree_util.tree_map(_struct_of, leaves)
     out = replay(Inputs(call.build(shapes), call.trees), left)
     mesh = current_mesh()
     replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
@@ -576,7 +576,7 @@ def with_shapes(call: CallDef, leaves: list[tp.Any], left: Outputs) -> tp.Any:
     return out
 
 
-def _shape_of(x: tp.Any) -> tp.Any:
+def _struct_of(x: tp.Any) -> tp.Any:
     """The shape, dtype and sharding of a value."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return x

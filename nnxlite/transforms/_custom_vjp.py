@@ -32,11 +32,11 @@ from nnxlite.transforms._call import PARTIAL, Call, check_arguments, positional
 from nnxlite.transforms._derivatives import (
     Argnums,
     Tangents,
-    abstract,
     argument_numbers,
     as_states,
     differentiated,
     numbered_arguments,
+    struct_of,
     zero_tangent,
 )
 from nnxlite.transforms._wrapper import (
@@ -104,7 +104,7 @@ def _run(
     call = _Call(rules, args, kwargs)
     inputs, leaves = call.inputs, call.leaves
     with call.naming_arguments(f"{PARTIAL[:-1]}, or name it in nondiff_argnums."):
-        call.shapes = [*map(abstract, leaves)]
+        call.shapes = [*map(struct_of, leaves)]
         del call.inputs, call.leaves
         # JAX refuses symbolic zeros in a sharding rule, and nothing differentiates there.
         out: Outputs = (call.run_out if is_sharding() else call.with_rules())(leaves)

@@ -225,7 +225,7 @@ class Tangents(tp.NamedTuple):
             )
         if is_ref(value):  # its tangent is a reference, too
             content = tangent[...] if is_ref(tangent) else tangent
-            return new_ref(self._checked(call, leaf, abstract(value), content))
+            return new_ref(self._checked(call, leaf, struct_of(value), content))
         is_number = isinstance(tangent, (bool, int, float, complex))
         if not (is_number or hasattr(tangent, "dtype")) or np.shape(tangent) != np.shape(value):
             raise ValueError(
@@ -312,12 +312,12 @@ def zero_tangent(x: tp.Any) -> tp.Any:
     return jnp.zeros_like(x) if has_derivative(x) else np.zeros(np.shape(x), FLOAT0)
 
 
-def abstract(x: tp.Any) -> jax.ShapeDtypeStruct:
+def struct_of(x: tp.Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of a value."""
-    return _abstract(np.shape(x), _dtype(x))
+    return _struct(np.shape(x), _dtype(x))
 
 
-_abstract = functools.lru_cache(maxsize=1024)(jax.ShapeDtypeStruct)
+_struct = functools.lru_cache(maxsize=1024)(jax.ShapeDtypeStruct)
 
 
 # The function of leaves ---------------------------------------------------------------------------
@@ -374,7 +374,7 @@ class Derivation:
                         path = shown.definition.leaves()[i].path
                         raise not_returnable(self.call.name, path, x)
                     every[i] = jnp.asarray(x)
-            shapes = [abstract(x) if hasattr(x, "dtype") else None for x in every]
+            shapes = [struct_of(x) if hasattr(x, "dtype") else None for x in every]
             leaves, form = partition.split(every)[0], (shown.definition, partition, shapes)
         return leaves, (Fixed(form), self.call.leave(inner, (value, *aux) if aux else value))
 

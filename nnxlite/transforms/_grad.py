@@ -16,13 +16,13 @@ from nnxlite.transforms._derivatives import (
     Argnums,
     Derivation,
     Tangents,
-    abstract,
     argument_numbers,
     as_states,
     differentiated,
     has_derivative,
     numbered_arguments,
     of_arguments,
+    struct_of,
     zero_tangent,
 )
 from nnxlite.transforms._wrapper import (
@@ -335,7 +335,7 @@ def vjp(
     with call.naming_arguments():
         form = Tangents("vjp: the cotangent", ValueError, needed="of objects")
         derivation = Derivation(call, selected, has_aux)
-        zeros = [zero_tangent(abstract(x)) if is_ref(x) else None for x in derivation.rest]
+        zeros = [zero_tangent(struct_of(x)) if is_ref(x) else None for x in derivation.rest]
         value, pullback, *aux = derivation.pulled_back(form, zeros, **extra)
     references = [leaf for leaf in selected.positions[0] if is_ref(call.leaves[leaf])]
     if references:
@@ -424,7 +424,7 @@ def jvp(
         given = of_arguments(form, call, tangents)
         for leaf, value in enumerate(call.leaves):  # what is written into a reference has a tangent
             if given[leaf] is None and is_ref(value) and has_derivative(value):
-                given[leaf] = new_ref(zero_tangent(abstract(value)))
+                given[leaf] = new_ref(zero_tangent(struct_of(value)))
         selected = Partition.chosen(t is not None for t in given)
         return Derivation(call, selected, has_aux).pushed_forward(given)
 
