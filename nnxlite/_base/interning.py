@@ -94,7 +94,7 @@ class Bounded(dict[K, T]):
                 self.pop(oldest, None)
         super().__setitem__(key, value)
 
-    def found(self, key: K, make: tp.Callable[[], T]) -> T:
+    def get_or_make(self, key: K, make: tp.Callable[[], T]) -> T:
         """The value of a key, which is made where there is none; two threads may both make one."""
         value = self.get(key)
         if value is None:

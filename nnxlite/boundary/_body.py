@@ -224,7 +224,7 @@ def carried(
     out: Outputs,
     carry: tuple[tp.Any, tp.Any],
     roles: tp.Sequence[tp.Any],
-    fresh: tp.Sequence[tp.Any],
+    of_new: tp.Sequence[tp.Any],
 ) -> tuple[Outputs, Slots]:
     """The outputs of a loop body with all values that the next iteration needs, and which these are.
 
@@ -233,11 +233,11 @@ def carried(
         inner, out: its arguments, and the outputs of its body.
         carry: the carry among the arguments, and in the result, as trees of positions.
         roles: of the graph leaves: an axis, `Carry`, or None.
-        fresh: of the new values.
+        of_new: of the new values.
 
     Raises ValueError or TypeError where the next iteration would have other objects than this one.
     """
-    comparison = _Comparison(loop, inner.call, out, roles, fresh)
+    comparison = _Comparison(loop, inner.call, out, roles, of_new)
     comparison.compare(carry)
     sources = comparison.sources
     if not comparison.updates:  # structure changes of other arguments do not leave
@@ -281,11 +281,11 @@ class _Comparison:
     """
 
     def __init__(
-        self, loop: tuple[str, bool], call: CallDef, out: Outputs, roles: tp.Any, fresh: tp.Any
+        self, loop: tuple[str, bool], call: CallDef, out: Outputs, roles: tp.Any, of_new: tp.Any
     ) -> None:
         self.name, self.updates = loop
         self.call, self.out, self.left = call, out, out.definition
-        self.roles, self.fresh = roles, fresh
+        self.roles, self.of_new = roles, of_new
         self.before, self.after = call.graphdef.decoded, self.left.graphdef.decoded
         self.is_scan = self.name == "scan"
         self.sources: dict[int, Source] = {}
@@ -475,7 +475,7 @@ class _Comparison:
         after = leaves_of_code(self.after, new) if new is not None else ()
         sources = [self.left.sources[leaf] for leaf, _ in after]
         roles = [self.roles[leaf] for leaf, _ in before]
-        return roles + [pick(source, self.roles, self.fresh) for source in sources]
+        return roles + [pick(source, self.roles, self.of_new) for source in sources]
 
     def became(self, old: Code, new: Code, path: Path) -> Exception:
         """The error for something else at a path."""

@@ -227,7 +227,7 @@ def _note_refill(
     if number not in decoded.children:  # a reference
         return
     check_trace(node)
-    after = definition.fresh_template()
+    after = definition.new_template()
     for name, code in zip(definition.names.data, decoded.children[number]):
         after[name] = resolve(code, nodes, leaves)
     before = children_by_name(node)

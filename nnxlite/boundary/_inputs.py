@@ -279,7 +279,7 @@ def _form_of(
 
 def further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:
     """The further paths of the leaves that have several, each with the number of the leaf."""
-    return call.cache.found("further", lambda: _further_leaves(call))
+    return call.cache.get_or_make("further", lambda: _further_leaves(call))
 
 
 def _further_leaves(call: CallDef) -> list[tuple[int, ArgumentLeaf]]:

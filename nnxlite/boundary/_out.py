@@ -398,12 +398,12 @@ def note_changes(
     for name in removed:
         writes.add(attributes.pop, name, None)
     for name, value in values.items():
-        held = attributes.get(name) if name in node_def.names.data else None
-        if type(held) is list and type(value) is list:
-            writes.add(held.__setitem__, slice(None), value)
-        elif type(held) is dict and type(value) is dict:
-            writes.add(held.clear)
-            writes.add(held.update, value)
+        old = attributes.get(name) if name in node_def.names.data else None
+        if type(old) is list and type(value) is list:
+            writes.add(old.__setitem__, slice(None), value)
+        elif type(old) is dict and type(value) is dict:
+            writes.add(old.clear)
+            writes.add(old.update, value)
         else:
             writes.add(attributes.__setitem__, name, value)
     writes.add(_set_status, node, node_def.names.status)

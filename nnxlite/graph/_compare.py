@@ -246,7 +246,7 @@ def _walk(
 ) -> tp.Iterator[Difference]:
     partners: dict[int, int] = {}
     paths: tuple[dict[int, Path], dict[int, Path]] = {}, {}  # of the nodes of each side
-    roots = itertools.zip_longest(map(_stated, before.roots), map(_stated, after.roots))
+    roots = itertools.zip_longest(map(_as_static, before.roots), map(_as_static, after.roots))
     pending: list[tuple[Path, tp.Any, tp.Any]]
     pending = [(path, a, b) for path, (a, b) in zip(names, roots)][::-1]
     while pending:
@@ -292,13 +292,13 @@ def _walk(
             pending += reversed(below)
 
 
-def _stated(code: Code) -> tp.Any:
+def _as_static(code: Code) -> tp.Any:
     return StaticValue(True, code.value) if isinstance(code, StaticDef) else code
 
 
 def _below(side: Decoded, code: tp.Any) -> dict[tp.Any, tp.Any]:
     """What is below an object or a container, by name, static attributes among it."""
-    below = {name: _stated(child) for name, child in side.below(code)}
+    below = {name: _as_static(child) for name, child in side.below(code)}
     definition = side.node_defs[code.number] if isinstance(code, NodeCode) else None
     if definition is None:
         return below

@@ -113,7 +113,7 @@ class ObjectDef(Definition):
         self.template = dict(zip(names, self.values))
         self.watched = [(names[i], i) for i in self.mutable if i < len(names)]
 
-    def fresh_template(self) -> dict[tp.Any, tp.Any]:
+    def new_template(self) -> dict[tp.Any, tp.Any]:
         """The static attributes for a new object."""
         new = self.template.copy()
         for name, _ in self.watched:
@@ -182,12 +182,12 @@ def definition(node: GraphNode) -> ObjectDef:
     return define(node)
 
 
-def define(node: GraphNode, fresh: bool = False) -> ObjectDef:
-    """Work out the definition of an object; a `fresh` object is not known to other threads yet.
+def define(node: GraphNode, new: bool = False) -> ObjectDef:
+    """Work out the definition of an object; a `new` object is not known to other threads yet.
 
     Raises ValueError where data was put into a static container after its assignment.
     """
-    if fresh:
+    if new:
         current = _look_up(node)
         _warn_of_hidden(node, current)
         _set_def(node, current)

@@ -368,9 +368,9 @@ def note_arrays(
 
     def changes(value: tp.Any, below: Below, owner: tp.Any) -> dict[tp.Any, tp.Any]:
         """The children of a value that others take the place of, by name."""
-        held = children_by_name(value)
-        after = [(name, new_of(held[name], child, owner)) for name, child in below]
-        changed = {name: new for name, new in after if new is not held[name]}
+        before = children_by_name(value)
+        after = [(name, new_of(before[name], child, owner)) for name, child in below]
+        changed = {name: new for name, new in after if new is not before[name]}
         if changed:
             check_trace(owner)
         return changed

@@ -335,12 +335,12 @@ class GraphDef(Shown, tp.Generic[N]):
         members: dict[int, dict[tp.Any, int]] = {}
         for position, leaf in enumerate(chosen):
             frame, name = decoded.leaf_frames[leaf]
-            fresh = frame not in members
+            is_new = frame not in members
             members.setdefault(frame, {})[name] = position
-            while fresh and frame > root:
+            while is_new and frame > root:
                 below = frame
                 frame, name = decoded.frames[frame]
-                fresh = frame not in members
+                is_new = frame not in members
                 members.setdefault(frame, {})[name] = ~below
         order = sorted(members, reverse=True)  # children are numbered after their parents
         place = {frame: i for i, frame in enumerate(order)}
@@ -367,7 +367,7 @@ class GraphDef(Shown, tp.Generic[N]):
         if self.decoded.has_arrays or not all(map(_is_of_definition, predicates)):
             return self._group(predicates, leaves)
         groups = self._once("groups", lambda: Bounded(CACHED_GROUPS))
-        return groups.found(predicates, lambda: self._group(predicates, leaves))
+        return groups.get_or_make(predicates, lambda: self._group(predicates, leaves))
 
     def _group(
         self, predicates: tp.Sequence[Predicate], leaves: tp.Sequence[tp.Any]

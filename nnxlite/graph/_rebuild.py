@@ -201,9 +201,11 @@ def traverse(
                         version = next_number()
                         _set_version(value, version)
                     token = value._nnx_def
-                    if token is None or token.mutable:
-                        token = define(value)
-                    elif len(token.names.status) != len(value._nnx_dict):
+                    if (
+                        token is None
+                        or len(token.names.status) != len(value._nnx_dict)
+                        or token.mutable
+                    ):
                         token = define(value)
                     if token.mutable:
                         traversal.mutable.append((number, token))
@@ -481,10 +483,10 @@ def build_nodes(
                 nodes[number] = make(definition.for_variable(), leaf._box.value)
             else:
                 nodes[number] = leaf
-    fresh = [filler for filler in decoded.fillers if nodes[filler[0]] is None]
-    for number, definition, _, _ in fresh:
+    missing = [filler for filler in decoded.fillers if nodes[filler[0]] is None]
+    for number, definition, _, _ in missing:
         nodes[number] = new_node(definition, trace)
-    for number, definition, codes, pick in fresh:
+    for number, definition, codes, pick in missing:
         values = [resolve(c, nodes, leaves) for c in codes] if pick is None else pick(nodes)
         fill(nodes[number], definition, values)
     return nodes
@@ -506,7 +508,7 @@ def check_trace(node: tp.Any) -> None:
 
 def fill(node: tp.Any, definition: ObjectDef, values: tp.Sequence[tp.Any]) -> None:
     """Give an empty object its attributes."""
-    attributes = definition.fresh_template()
+    attributes = definition.new_template()
     attributes.update(zip(definition.names.data, values))
     if CUSTOM_NODES and definition.type in CUSTOM_NODES:
         pairs = tuple((k, attributes[k]) for k in definition.names.status)

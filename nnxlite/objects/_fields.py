@@ -334,7 +334,7 @@ def register(cls: type[tp.Any]) -> None:
             form = tp.cast(ObjectDef, form.item)
         new = new_shell(cls, form, trace_state.value, 0)
         children = tuple(children)
-        attributes = form.fresh_template()
+        attributes = form.new_template()
         attributes.update(zip(form.names.data, children))
         _set_dict(new, attributes)
         if not _OPENED.isdisjoint(map(kinds.get, map(type, children))):

@@ -71,7 +71,7 @@ class PytreeMeta(abc.ABCMeta):
 
 def check_object(node: tp.Any) -> None:
     """Compute the definition: decides the status of every attribute, and checks the static ones."""
-    define(node, fresh=True)
+    define(node, new=True)
     for name, value in node._nnx_dict.items():
         if type(value) in _CONTAINERS:
             _refuse_tags(node, name, value)

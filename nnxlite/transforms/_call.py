@@ -480,16 +480,17 @@ def argument_settings(
         without: the positions of arguments for which the prefix has no setting.
         label: the settings in messages about one leaf, if not `what`.
     """
+    # In the template each leaf is its position: an argument that is an int is one leaf.
     args, kwargs = call.template()
     count = lambda tree: len(jax.tree_util.tree_leaves(tree))
-    crosses = lambda arg: not (type(arg) is int and arg in without)
+    has_setting = lambda arg: not (type(arg) is int and arg in without)
     own, names = (len(bound.args), bound.kwargs) if bound else (0, ())
     settings = [constant] * count(args[:own])
-    args = tuple(filter(crosses, args[own:]))
+    args = tuple(filter(has_setting, args[own:]))
     prefix = tuple(prefix) if isinstance(prefix, list) else prefix
     settings += [constant if s is None else s for s in broadcast(prefix, args, what)]
     for name in sorted(kwargs):
-        if crosses(kwargs[name]):
+        if has_setting(kwargs[name]):
             settings += [constant if name in names else default] * count(kwargs[name])
     for position in without:
         settings.insert(position, None)

@@ -130,7 +130,7 @@ def _program(run: Run[S], settings: S, bodies: tp.Sequence[Body]) -> tp.Any:
         key = (run, _content(settings), *[content(body.jaxpr) for body in bodies])
     except Incomparable:
         return None
-    return _programs.found(key, lambda: _compiled(run, settings, bodies))
+    return _programs.get_or_make(key, lambda: _compiled(run, settings, bodies))
 
 
 def _compiled(run: Run[S], settings: S, bodies: tp.Sequence[Body]) -> tp.Any:

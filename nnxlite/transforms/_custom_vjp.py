@@ -200,11 +200,11 @@ class _Call(Call):
                 f"custom_vjp: the forward rule of {self.shown} must return a pair (result, "
                 f"residual), got {type(pair).__name__}."
             )
-        kept = Inputs(pair[1], self.definition.trees)
+        saved = Inputs(pair[1], self.definition.trees)
         out = self.leave(inner, pair[0], () if known is None else known.written)
         if known is not None and known != out.definition:
             self._refuse_other(known, out.definition)
-        return values_of(out), (Fixed(kept.define()), kept.leaves, rest if self.nondiff else None)
+        return values_of(out), (Fixed(saved.define()), saved.leaves, rest if self.nondiff else None)
 
     def _backward(self, residual: tp.Any, cotangents: Outputs) -> tp.Any:
         """The user's backward rule, between leaves."""

@@ -106,7 +106,7 @@ class Transform(tp.Generic[P, R]):
     __wrapped__: tp.Callable[P, R]
     __name__: str
     __qualname__: str
-    _calls_module = False
+    _calls_module = False  # whether it is the `__call__` of a Module
 
     def __init__(self, fun: tp.Any, options: tp.Any) -> None:
         functools.update_wrapper(tp.cast(tp.Any, self), fun)  # first, so that own attributes win
@@ -217,7 +217,7 @@ def program(transform: Transform[..., tp.Any], key: tp.Any, make: tp.Callable[[]
     known = transform._programs
     if known is None:
         known = transform._programs = _programs_of(transform)
-    return known.found(key, make)
+    return known.get_or_make(key, make)
 
 
 def _programs_of(transform: Transform[..., tp.Any]) -> Bounded[tp.Any, tp.Any]:
@@ -235,8 +235,8 @@ def _programs_of(transform: Transform[..., tp.Any]) -> Bounded[tp.Any, tp.Any]:
         hash(options)
     except TypeError:
         options = boxed(options)
-    carried = len(bound.args), *bound.kwargs
-    return mine.found((options, layers, carried, name_of(transform.__wrapped__)), lambda: new)
+    carried, name = (len(bound.args), *bound.kwargs), name_of(transform.__wrapped__)
+    return mine.get_or_make((options, layers, carried, name), lambda: new)
 
 
 def weakly(fun: tp.Callable[..., tp.Any]) -> tp.Callable[[], tp.Any]:
