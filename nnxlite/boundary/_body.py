@@ -293,21 +293,22 @@ class _Comparison:
         self.was: dict[int, int] = {}
         self.pending: list[tuple[Code, Code, Path, bool]] = []
 
-    def differ(self, what: str, references: bool = False) -> Exception:
+    def differ(self, what: str, references: bool = False, error: tp.Any = None) -> Exception:
         """The error for a carry that comes out in another structure: class and words of the reference.
 
         Args:
             what: what is different, and what to do instead.
             references: whether an object is not where it was: `scan` compares this first.
+            error: another class for it.
         """
         first = self.name == "while_loop" or not self.updates
         if not (self.call.where and (first or (references and self.is_scan))):
-            error, start = TypeError, _SAME_STRUCTURE
+            usual, start = TypeError, _SAME_STRUCTURE
         elif not self.is_scan:
-            error, start = ValueError, _SAME_REFERENCES
+            usual, start = ValueError, _SAME_REFERENCES
         else:
-            error, start = ValueError, _CARRY_REFERENCES if references else _SAME_STRUCTURE
-        return error(f"{start.format(self.name)}, but they differ: {what}")
+            usual, start = ValueError, _CARRY_REFERENCES if references else _SAME_STRUCTURE
+        return (error or usual)(f"{start.format(self.name)}, but they differ: {what}")
 
     def puts(self, what: str, path: Path, references: bool = True) -> Exception:
         """The error for a body that puts something in the place of an object of the carry."""
@@ -360,13 +361,13 @@ class _Comparison:
             name = lambda i: f"the {code_text(objects[i], self.before)}"
             words = [name(i) if i in objects else "an array" for i in positions[0]]
             difference = tree_difference(one, other, words, [news[i] for i in positions[1]])
-            error = self.differ(f"the output is {difference}.")
             objects_stay = False  # and arrays became trees: of another class, as in the reference
             with contextlib.suppress(ValueError):
                 parts = zip(positions[0], one.flatten_up_to(after))
                 objects_stay = all(type(part) is int for at, part in parts if at in objects)
             is_type = objects_stay and not (self.is_scan and self.updates)
-            raise (TypeError if is_type else ValueError)(*error.args)
+            error = TypeError if is_type else ValueError
+            raise self.differ(f"the output is {difference}.", error=error)
         for old, new in zip(*positions):
             if (old in where[0]) != (new in where[1]):
                 word = lambda is_object: "an object" if is_object else "an array"

@@ -301,11 +301,11 @@ class CallDef(TreeForm):
         out = [ArgumentLeaf(i, None, (), paths[i]) for i in self.array_positions()]
         return out + [
             graph_leaves[number]._replace(path=(*graph_leaves[number].path, *path), inside=path)
-            for number, path in self.inside()
+            for number, path in self.value_leaves()
         ]
 
-    def inside(self) -> list[tuple[int, Path]]:
-        """For each leaf in the graph the number of the graph leaf, and its path in the value of that."""
+    def value_leaves(self) -> list[tuple[int, Path]]:
+        """The leaves of the graph's values: which graph leaf has the value, and the path in it."""
         if self.structure is FLAT:
             return [(number, ()) for number in range(self.graphdef.num_leaves)]
         return [(number, tuple(path)) for number, *path in paths_of(self.structure)]

@@ -196,7 +196,7 @@ class Inputs:
         nodes, of_leaves = self.nodes(), self.graphdef.decoded.leaf_nodes
         seen = [nodes[n] if n >= 0 else value for n, value in zip(of_leaves, self.values)]
         if self.structure is not FLAT:
-            seen = [seen[number] for number, _ in self.definition.inside()]
+            seen = [seen[number] for number, _ in self.definition.value_leaves()]
         leaves = [*self.arrays, *seen]
         return leaves if self.static is None else self.static.split(leaves)
 

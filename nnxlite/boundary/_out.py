@@ -487,8 +487,7 @@ class OutputGroups(tp.NamedTuple):
         """The outputs, from their groups."""
         values = groups[0] if len(groups) == 1 else self.partition.join(*groups)
         if self.axes is not self.partition.labels:
-            moved = zip(values, self.axes, self.partition.labels)
-            values = [x if axis == at else jnp.moveaxis(x, at, axis) for x, axis, at in moved]
+            values = [*map(axis_moved, values, self.partition.labels, self.axes)]
         return Outputs(self.definition, values)
 
     def names(self, call: CallDef) -> list[str]:
@@ -499,6 +498,11 @@ class OutputGroups(tp.NamedTuple):
         treedef, static = self.definition.static
         each = zip(names, treedef.children())
         return static.split([name for name, value in each for _ in range(value.num_leaves)])
+
+
+def axis_moved(x: tp.Any, source: int, target: int) -> tp.Any:
+    """An array with an axis moved."""
+    return x if source == target else jnp.moveaxis(x, source, target)
 
 
 def _from_front(axis: int, slice_: tp.Any) -> int:

@@ -194,9 +194,8 @@ def _read_prompt(
     listed = isinstance(prompt, (list, tuple))
     single = not any(map(np.ndim, prompt)) if listed else np.ndim(prompt) == 1
     if listed and all(np.ndim(row) < 2 for row in prompt):
-        rows = [
-            np.asarray(row, None if len(row) else int) for row in ([prompt] if single else prompt)
-        ]
+        prompts = [prompt] if single else prompt
+        rows = [np.asarray(row, None if len(row) else int) for row in prompts]
         lengths = [len(row) for row in rows] if lengths is None else lengths
         longest = max(len(row) for row in rows)
         tokens: tp.Any = np.stack([np.pad(row, (0, longest - len(row))) for row in rows])

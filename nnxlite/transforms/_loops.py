@@ -34,6 +34,7 @@ from nnxlite.boundary._labels import Carry, by_path, output_settings
 from nnxlite.boundary._leave import described, leave
 from nnxlite.boundary._out import (
     Outputs,
+    axis_moved,
     refuse_bad_axes,
     remove_axis_names,
     with_axis_names,
@@ -101,10 +102,10 @@ def _loop(
 
     start = [inputs[i] for i in settings.state]
     if settings.name == "scan":
-        slices = [_axis_moved(inputs[i], axis, 0) for i, axis in settings.scanned]
+        slices = [axis_moved(inputs[i], axis, 0) for i, axis in settings.scanned]
         final, stacked = jax.lax.scan(step, start, slices, **dict(settings.options))
         pairs = zip(stacked, settings.stacked)
-        return [*final, *[_axis_moved(x, 0, axis) for x, (_, axis) in pairs]]
+        return [*final, *[axis_moved(x, 0, axis) for x, (_, axis) in pairs]]
     if settings.name == "fori_loop":
         bounds, unroll = settings.options
         lower, upper = bounds or inputs[:2]
@@ -120,11 +121,6 @@ def _loop(
 
     # JAX's condition would see references as they were before the loop.
     return jax.lax.while_loop(lambda pair: pair[0], step_and_test, (proceed(start), start))[1]
-
-
-def _axis_moved(x: tp.Any, source: int, target: int) -> tp.Any:
-    """An array with an axis moved."""
-    return x if source == target else jnp.moveaxis(x, source, target)
 
 
 def _carry_part(axes: tp.Any, parts: tp.Any, whole: bool = False) -> tp.Any:
