@@ -23,7 +23,7 @@ from nnxlite._base.text import Text
 from nnxlite._state._definition import State
 from nnxlite.filters import Filter, Predicate, filters_to_predicates, match_index
 from nnxlite.graph._compare import graphdef_node
-from nnxlite.graph._defs import LEAF, REF_LEAF, ObjectDef, StaticDef, Token
+from nnxlite.graph._defs import LEAF, REF_LEAF, ContainerDef, ObjectDef, StaticDef, Token
 from nnxlite.graph._rebuild import ArrayCode, Decoded, NodeCode, Path
 from nnxlite.variables._definition import MISSING, VariableDef
 from nnxlite.variables._variable import Variable
@@ -238,6 +238,11 @@ class GraphDef(Shown, tp.Generic[N]):
         if self.own:
             return self.structure.decoded.with_tokens(self.tokens, self.own)
         return Decoded(self.tokens, self.num_roots, self.first)
+
+    @property
+    def nodes(self) -> list[ObjectDef | ContainerDef | VariableDef]:
+        """The definitions of objects, containers and Variables, the root first; `type` is the class."""
+        return [t for t in self.tokens if isinstance(t, ObjectDef | ContainerDef | VariableDef)]
 
     @property
     def num_leaves(self) -> int:

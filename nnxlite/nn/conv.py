@@ -118,20 +118,7 @@ def _per_axis(layer: tp.Any, name: str) -> tuple[int, ...]:
 def _pads(layer: Conv) -> Pads:
     """The padding of a convolution."""
     names = ("SAME", "SAME_LOWER", "VALID", "CIRCULAR", "REFLECT", "CAUSAL")
-    rank = len(layer.kernel_size)
-    pads = _common.padding_of(layer, layer.padding, names, rank)
-    if pads == "CAUSAL" and rank != 1:
-        raise ValueError(
-            f"{layer_name(layer)}: Causal padding is only implemented for 1D convolutions, "
-            f"and kernel_size is {layer.kernel_size}."
-        )
-    if isinstance(pads, str) and any(d != 1 for d in _per_axis(layer, "input_dilation")):
-        raise ValueError(
-            f"{layer_name(layer)}: with input_dilation={layer.input_dilation} the padding "
-            f"must be given in numbers, got {pads!r}. Give a pair for each axis, or use "
-            "ConvTranspose."
-        )
-    return pads
+    return _common.padding_of(layer, layer.padding, names, len(layer.kernel_size))
 
 
 def _pads_of_transpose(layer: ConvTranspose) -> Pads:
@@ -289,8 +276,24 @@ class Conv(_Convolution):
 
 
 def _padded(layer: Conv, x: jax.Array) -> tuple[jax.Array, Pads]:
-    """The input, padded here if JAX does not support this padding, and the padding left to JAX."""
+    """The input, padded here if JAX does not support this padding, and the padding left to JAX.
+
+    Raises ValueError for a padding that does not go with the other options. The constructor does not:
+    some programs read a layer and never call it, or give it a product that takes any padding.
+    """
     pads = _pads(layer)
+    if pads == "CAUSAL" and len(layer.kernel_size) != 1:
+        raise ValueError(
+            f"{layer_name(layer)}: Causal padding is only implemented for 1D convolutions, "
+            f"and kernel_size is {layer.kernel_size}."
+        )
+    dilated = any(d != 1 for d in _per_axis(layer, "input_dilation"))
+    if isinstance(pads, str) and dilated and layer.conv_general_dilated is lax.conv_general_dilated:
+        raise ValueError(
+            f"{layer_name(layer)}: with input_dilation={layer.input_dilation} the padding "
+            f"must be given in numbers, got {pads!r}. Give a pair for each axis, or use "
+            "ConvTranspose."
+        )
     if pads not in ("CAUSAL", "CIRCULAR", "REFLECT"):
         return x, pads
     dilations = _per_axis(layer, "kernel_dilation")

@@ -137,9 +137,9 @@ ValueError ConvTranspose: Invalid padding format: .* SAME, SAME_LO
 ValueError 'SAME_LOWER' padding needs strides of one, got str.*2
     transposed(2, 4, 3, 2, padding="SAME_LOWER")(ones(1, 5, 2))
 ValueError Causal padding is only implemented for 1D convolutions, and kernel_size is \(3, 2\)
-    conv(2, 4, (3, 2), padding="CAUSAL")
+    conv(2, 4, (3, 2), padding="CAUSAL")(ones(1, 5, 5, 2))
 ValueError with input_dilation=2 the padding must be given in num
-    conv(2, 4, 3, input_dilation=2)
+    conv(2, 4, 3, input_dilation=2)(ones(1, 5, 2))
 ValueError `strides` must be a positive number, or one for each
     conv(2, 4, (3, 2), strides=(1,))
     transposed(2, 4, (3, 2), strides=0)

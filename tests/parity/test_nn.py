@@ -141,6 +141,7 @@ lines(
     """
     lib.Embed(3, 4, rngs=r)(array([0, -1, -7, 7, -8, 100]))
     ran(lib.Conv(6, 3, array([3]), strides=(np.int64(2),), **quick, rngs=r), x)
+    lib.Conv(6, 3, 3, input_dilation=2, use_bias=False, conv_general_dilated=lambda x, *_, **__: x, rngs=r)(x)
     ran(lib.LinearGeneral(array([4, 6]), array([3]), axis=(1, 2), **quick, rngs=r), x)
     ran(lib.Einsum('abc,cd->abd', array([6, 3]), array([3]), **quick, rngs=r), x)
     ran(lib.LayerNorm(24, reduction_axes=array([1, 2]), feature_axes=array([1, 2]), rngs=r), x)

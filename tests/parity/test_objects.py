@@ -382,7 +382,7 @@ lines(
     up(m, lib.State({'b': lib.BatchStat(jnp.ones(3), tag=1)}), lib.State({'b': lib.BatchStat(jnp.zeros(3))}))
     up({'lr': 0.1, 'w': v}, {'lr': 0.2})
     up([0.1, v], {0: 0.2})
-    lib.graphdef([1, 'x']) == lib.graphdef([2, 'x'])
+    lib.graphdef([1, 'x']) == lib.graphdef([2, 'x']), lib.graphdef(m).nodes[0].type is type(m)
     jax.tree.leaves(lib.prefix([m, jnp.ones(3)], {lib.Param: 0, ...: 1}, graph=True))
     lib.call(lib.split(lib.Dict(inner=Counted()))).inner(2.0)[0]
     (lambda g, *s: g.apply(*s).inner(2.0)[0])(*lib.split(lib.Dict(inner=Counted()), lib.Param, ...))
