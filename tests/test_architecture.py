@@ -1,7 +1,5 @@
 """Imports only point down the layers, and nothing inside imports the package root."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

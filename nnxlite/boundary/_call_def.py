@@ -23,7 +23,7 @@ import jax
 from nnxlite._base.errors import path_text
 from nnxlite._base.interning import Bounded, Table
 from nnxlite._base.jax import PyTreeDef, key_name
-from nnxlite._base.statics import ById, facts
+from nnxlite._base.statics import ById, atoms, facts
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import Kind, kind_by_type, note_hidden
 from nnxlite.graph._rebuild import Path, build_nodes, note_entered, resolve
@@ -197,6 +197,12 @@ def static_leaves(
         else:
             keys.append(ById(value))
     return StaticLeaves(numbers, [leaves[number] for number in numbers], tuple(keys), exact)
+
+
+def own_values(graphdef: GraphDef[tp.Any], static: StaticLeaves | None) -> list[tp.Any]:
+    """The static values that an equal call may have as other objects, in order."""
+    values = () if static is None else static.values
+    return [*graphdef.atoms(), *[atom for value in values for atom in atoms(value)]]
 
 
 class CallDef(TreeForm):

@@ -16,7 +16,7 @@ from nnxlite._base.errors import path_text, short_type, warn_user
 from nnxlite._base.jax import PyTreeDef, describe_trace, in_this_trace, is_ref, trace_state
 from nnxlite._base.outline import array_text
 from nnxlite._base.statics import ById, alike, captures
-from nnxlite.boundary._call_def import CallDef, Inner, paths_of
+from nnxlite.boundary._call_def import CallDef, Inner, own_values, paths_of
 from nnxlite.boundary._inputs import Inputs, is_root, positions
 from nnxlite.boundary._out import Edit, OutDef, Outputs, Source, output_paths
 from nnxlite.graph._compare import SHOWN, kind_at, worded
@@ -155,7 +155,7 @@ def _graph_of(
     check_dead_tracers(walk.nodes, decoded, new_nodes | {number for number, *_ in edits})
     known = [moves.get(number, leaf) for number, leaf in enumerate(before)]
     sources, new = _new_values(inner, walk.leaves, known)
-    seen = tuple(map(ById, inner.call.graphdef.atoms()))
+    seen = tuple(map(ById, own_values(inner.call.graphdef, inner.call.static)))
     graph = graphdef, origin, sources, len(arguments)
     left = OutDef(*result, *graph, edits=edits, redefined=tuple(changed), seen=seen)
     return left, new, {old: walk.leaves[now] for now, old in moves.items()}
@@ -220,7 +220,7 @@ def _unchanged(
     origin, sources = tuple(range(len(decoded.node_defs))), tuple(range(decoded.num_leaves))
     if roots:
         graphdef = GraphDef((*graphdef.tokens, *roots), first + len(roots))
-    seen = tuple(map(ById, call.graphdef.atoms()))
+    seen = tuple(map(ById, own_values(call.graphdef, call.static)))
     return OutDef(*result, graphdef, origin, sources, first, seen=seen)
 
 

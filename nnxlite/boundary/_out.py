@@ -21,13 +21,14 @@ import numpy as np
 from nnxlite._base.errors import UNNAMED_AXES, path_text
 from nnxlite._base.interning import Writes
 from nnxlite._base.jax import PyTreeDef, new_ref, trace_state
-from nnxlite._base.statics import ById, own_copy
+from nnxlite._base.statics import ById, own_copy, with_atoms
 from nnxlite.boundary._call_def import (
     CallDef,
     Inner,
     Partition,
     StaticLeaves,
     TreeForm,
+    own_values,
     paths_of,
     static_leaves,
 )
@@ -137,13 +138,13 @@ class OutDef(TreeForm):
         last = first + len(self.written)
         return outputs[:first], outputs[first:last], outputs[last:]
 
-    def of_call(self, graphdef: GraphDef[tp.Any]) -> OutDef:
-        """The same for a call with this graph, which may have other, equal static values.
+    def of_call(self, inputs: Inputs) -> OutDef:
+        """The same for a call with these arguments, which may have other, equal static values.
 
         A program runs for all calls of one structure.  Where the function put a settings object of its
         arguments into what it returned, each call gets its own.
         """
-        mine = graphdef.atoms()
+        mine = own_values(inputs.graphdef, inputs.static)
         instead = {
             id(seen.value): atom
             for seen, atom in zip(self.seen, mine)
@@ -153,7 +154,12 @@ class OutDef(TreeForm):
             return self
         swap = lambda definition: definition.swapped(instead)
         redefined = tuple((old, swap(definition)) for old, definition in self.redefined)
-        return dataclasses.replace(self, graphdef=self.graphdef.mapped(swap), redefined=redefined)
+        static = self.static
+        if static is not None:
+            values = [with_atoms(value, instead) for value in static[1].values]
+            static = static[0], dataclasses.replace(static[1], values=values)
+        graphdef = self.graphdef.mapped(swap)
+        return dataclasses.replace(self, graphdef=graphdef, redefined=redefined, static=static)
 
     def new_leaves(self) -> dict[int, int]:
         """The leaf of each value that did not come in, by its number."""
@@ -287,10 +293,11 @@ def replay(inputs: Inputs, outputs: Outputs) -> tp.Any:
     another trace level.
     """
     definition, values = outputs
-    if definition.static is not None:
-        values = outputs.whole()
+    if definition.restructures or definition.static is not None:
+        definition = definition.of_call(inputs)
+        values = Outputs(definition, values).whole()
     if definition.restructures:
-        return _replay_graph(inputs, definition.of_call(inputs.graphdef), values)
+        return _replay_graph(inputs, definition, values)
     first = definition.num_arrays
     if definition.where:
         nodes = inputs.nodes()

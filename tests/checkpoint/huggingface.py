@@ -4,8 +4,6 @@
 `save_pretrained` wrote, `nnx.save_safetensors` writes what `from_pretrained` reads.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax

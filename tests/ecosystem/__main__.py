@@ -9,8 +9,6 @@ Flax of the Python that runs this. A program in `programs/` is the same file for
 `flax.nnx`, and `python -m nnxlite.flax` replaces that.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib.metadata

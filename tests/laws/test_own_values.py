@@ -257,3 +257,13 @@ def test_equal_models_with_their_own_values_compile_once():
             for owner in "ab":
                 run(Part(make, where, owner))
             assert len(traces) == before + 1, (kind, where)
+
+
+def test_a_compiled_function_returns_the_static_values_of_its_own_call():
+    held = nnx.filter_jit(lambda part: part.held)
+    both = nnx.filter_jit(lambda part, given: (part.weight[...], given))
+    made = nnx.jit(lambda given: Part(lambda _: given, "attribute", ""), static_argnums=0)
+    for owner in "ab":
+        part, given = Part(KINDS["dataclass"], "attribute", owner), Frozen(owner=owner)
+        assert held(part) is part.held and both(part, given)[1] is given
+        assert made(given).held is given

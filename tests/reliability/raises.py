@@ -22,8 +22,6 @@ that the library catches itself. Nor does `nnxlite/flax`, which replaces `flax.n
 tests/flax reads its messages as what other processes print.
 """
 
-from __future__ import annotations
-
 import ast
 import dis
 import linecache

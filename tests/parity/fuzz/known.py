@@ -9,8 +9,6 @@ A rule of the table has its name and reason, then what it is recognised by, then
 - `test`: a function below.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import typing as tp

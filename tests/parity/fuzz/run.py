@@ -1,7 +1,5 @@
 """The harness: runs a program with either library, compares step by step, and shrinks what differs."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools
