@@ -202,8 +202,9 @@ class _Reader:
             fields = dataclasses.fields(kind)
             own = kind.__dict__.get("__dataclass_params__")  # other classes inherit it
             keys = [self.key(getattr(value, f.name, None), inside) for f in fields if f.compare]
-            if own is None or not own.frozen:
-                self.mutable = True
+            self.mutable |= own is None or not own.frozen
+            # With a hash of its own it says what it is: a module of Linen, say, has a number besides.
+            if own is None or (as_seen is None and not own.frozen):
                 keys += [(n, self.key(getattr(value, n), inside)) for n in _beside(value, fields)]
             return (kind, *keys)
         is_object = hasattr(value, "__dict__") or hasattr(kind, "__slots__")
