@@ -88,7 +88,7 @@ def trace_body(
 
     def run(leaves: list[tp.Any], more: tuple[tp.Any, ...]) -> tp.Any:
         tree, inner = enter(call, leaves)
-        out, static = fun(inner, tree, *more)
+        out, static = inner.run(fun, inner, tree, *more)
         return Fixed(static), out
 
     pairs = lambda leaves, more: [*zip(leaf_names(call), leaves), ("more", more)]

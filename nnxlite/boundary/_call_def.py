@@ -25,7 +25,7 @@ from nnxlite._base.interning import Bounded, Table
 from nnxlite._base.jax import PyTreeDef, key_name
 from nnxlite._base.statics import ById, atoms, facts
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import Kind, kind_by_type, note_hidden
+from nnxlite.graph._kinds import Kind, kind_by_type, note_hidden, take_back
 from nnxlite.graph._rebuild import Path, build_nodes, note_entered, resolve
 
 T = tp.TypeVar("T")
@@ -400,6 +400,14 @@ class Inner:
         """The rebuilt roots."""
         codes = self.call.graphdef.decoded.roots
         return [resolve(code, self.nodes, self.values) for code in codes]
+
+    def run(self, fun: tp.Callable[..., T], /, *args: tp.Any, **kwargs: tp.Any) -> T:
+        """Call the user's function; where it fails, no plain object keeps a tracer."""
+        try:
+            return fun(*args, **kwargs)
+        except BaseException:
+            take_back(self.plain)
+            raise
 
 
 def enter(call: CallDef, leaves: tp.Sequence[tp.Any], blank: bool = False) -> tuple[tp.Any, Inner]:

@@ -370,7 +370,7 @@ class Call:
     def run(self, leaves: tp.Sequence[tp.Any]) -> tuple[Inner, tp.Any]:
         """Call the function with these leaves."""
         (args, kwargs), inner = self.enter(leaves)
-        return inner, self.fun(*args, **kwargs)
+        return inner, inner.run(self.fun, *args, **kwargs)
 
     def leave(self, inner: Inner, result: tp.Any, **more: tp.Any) -> Outputs:
         """What leaves the function with this result; `more` is for `leave` of the boundary."""

@@ -166,7 +166,7 @@ class JitProgram:
         """What leaves the function for the rebuilt arguments of a call."""
         (args, kwargs), modes = tree, self.options.modes
         more |= {"foreign": self.options.is_array is not None, "graph": modes.graph}
-        result = self.fun()(*args, **kwargs)
+        result = inner.run(self.fun(), *args, **kwargs)
         return leave(inner, result, name=self.title, structure=modes.updates, **more)
 
     def finish(self, inputs: Inputs, left: tp.Any) -> tp.Any:

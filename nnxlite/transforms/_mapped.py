@@ -210,7 +210,7 @@ class Program:
         (args, kwargs), inner = enter(call, leaves)
         names = dict(options.axis_names)
         remove_axis_names(inner, self.values, names)
-        result = self._fun()(*args, **kwargs)
+        result = inner.run(self._fun(), *args, **kwargs)
         foreign, modes = options.is_array is not None, options.modes
         more = {"graph": modes.graph, "structure": modes.updates}
         out = leave(inner, result, name=self.name, foreign=foreign, **more)

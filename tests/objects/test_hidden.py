@@ -131,9 +131,12 @@ def test_a_write_to_a_plain_object_in_a_program_is_taken_back_and_refused(transf
         model.temps.new = model.scale * 2.0
         return model.scale[...]
 
+    def fail(model):
+        raise ValueError(f"{add(model)} to the attribute 'new' of a Temps, not of an nnx.Module")
+
     model = Net()
     before = model.temps.t
-    for f, name in ((write, "t"), (add, "new")):
+    for f, name in ((write, "t"), (add, "new"), (fail, "new")):
         with pytest.raises(ValueError, match=f"to the attribute '{name}' of a Temps.*nnx.Module"):
             TRANSFORMS[transform](f, model)
         assert model.temps.t is before and not hasattr(model.temps, "new")

@@ -9,8 +9,6 @@ from. A template is program text with
 - ` ; ` between statements, and `\\n` between the lines of one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 
