@@ -203,7 +203,7 @@ class _Reader:
             own = kind.__dict__.get("__dataclass_params__")  # other classes inherit it
             keys = [self.key(getattr(value, f.name, None), inside) for f in fields if f.compare]
             self.mutable |= own is None or not own.frozen
-            # With a hash of its own it says what it is: a module of Linen, say, has a number besides.
+            # A class with a hash of its own says what it is: a module of Linen has a number besides.
             if own is None or (as_seen is None and not own.frozen):
                 keys += [(n, self.key(getattr(value, n), inside)) for n in _beside(value, fields)]
             return (kind, *keys)
@@ -235,8 +235,7 @@ class _Reader:
             self.exact, self.mutable = False, True
             return (items, *names, *[read(getattr(value, name), inside) for name in names])
         if kind is slice:
-            bounds = (value.start, value.stop, value.step)
-            return (slice, *[read(part, inside) for part in bounds])
+            return (slice, *[read(part, inside) for part in (value.start, value.stop, value.step)])
         return (kind, value.dtype, value.tobytes()) if isinstance(value, np.generic) else None
 
     def _collection(self, kind: type, value: tp.Any, inside: Inside, read: Read) -> tp.Any:
@@ -281,7 +280,7 @@ class _Reader:
             return ById(value)
         if isinstance(value, VALUE_TYPES):
             return (kind, value)
-        if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        if getattr(kind.__dict__.get("__dataclass_params__"), "frozen", False):
             self.exact = False
             fields = dataclasses.fields(kind)
             return (kind, *[read(getattr(value, f.name, None), inside) for f in fields])
