@@ -588,9 +588,8 @@ def captures(value: tp.Any) -> Iterator[tp.Any]:
                 todo += item
             case dict():
                 todo += item.values()
-            case _:
-                is_of_optax = type(item).__module__.partition(".")[0] == "optax"
-                todo += getattr(item, "__dict__", {}).values() if is_of_optax else ()
+            case _ if type(item).__module__.partition(".")[0] == "optax":
+                todo += getattr(item, "__dict__", {}).values()
 
 
 def _content(cell: types.CellType) -> tp.Any:

@@ -115,7 +115,7 @@ class Transform(tp.Generic[P, R]):
         self.bound = unbind(fun, pytrees=options.is_array is not None)
         self._programs: Bounded[tp.Any, tp.Any] | None = None
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return self.options.run(self, args, kwargs)
         except Exception as error:
