@@ -104,6 +104,7 @@ def test_methods_of_a_class_and_static_ones():
     assert type(m) is Built and float(m.x.value) == 4.0
     assert float(Built.scaled(m, 1.0, times=2)) == 2.0 and float(m.scaled(m, 1.0)) == 3.0
     assert float(m(1.0)) == 4.0 and float(nnx.jit(m)(1.0)) == 5.0
+    assert nnx.jit(lambda self: self + 1)(self=1) == 2
 
 
 def test_numbers_count_from_the_first_argument_that_is_still_to_be_given():
