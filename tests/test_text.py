@@ -1,7 +1,5 @@
 """The two texts of an object: the outline that `print` shows, and the unabridged `repr`."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import doctest

@@ -88,7 +88,6 @@ class GraphNode:
         "_nnx_version",
     )
 
-    _nnx_caller: tp.ClassVar[tp.Callable[..., tp.Any]]
     _nnx_closed: bool = False
     _nnx_decided: tp.ClassVar[tp.Callable[..., tuple[tp.Any, bool]]]
     _nnx_def: tp.Any

@@ -31,7 +31,6 @@ from nnxlite._base.jax import (
 from nnxlite._state._definition import State
 from nnxlite.boundary._call_def import StaticArgument, boxed, parameter_names, parameters_of
 from nnxlite.boundary._inputs import is_root
-from nnxlite.graph._kinds import GraphNode
 from nnxlite.objects._module import Module, called
 from nnxlite.objects._pytree import BoundMethod, Pytree
 from nnxlite.variables._definition import MISSING
@@ -366,16 +365,18 @@ def call_object(fun: tp.Any, /, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
 
 
 def _caller_of(cls: type) -> tp.Any:
-    """`call_object` for one class, which has its own programs, and whose method gives the names.
+    """`call_object` for one `__call__`, which has its own programs, and gives the names.
 
     It calls the method that the class has then: `capture`, say, replaces methods for a while.
     """
-    if not issubclass(cls, GraphNode) or not inspect.isfunction(cls.__call__):
+    method = cls.__call__
+    if not inspect.isfunction(method):
         return call_object
-    if "_nnx_caller" not in vars(cls):
+    caller = vars(method).get("_nnx_caller")
+    if caller is None or caller.__wrapped__ is not method:  # a wrapper has the other's attributes
         copy = types.FunctionType(call_object.__code__, globals())
-        cls._nnx_caller = functools.wraps(cls.__call__)(copy)
-    return cls._nnx_caller
+        caller = vars(method)["_nnx_caller"] = functools.wraps(method)(copy)
+    return caller
 
 
 def decorated(kind: type[Transform[..., tp.Any]], fun: tp.Any, options: tp.Any) -> tp.Any:

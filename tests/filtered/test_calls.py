@@ -1,7 +1,5 @@
 """filter_jit, filter_vmap and filter_pmap: what is traced, static, mapped and compiled."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Derivatives leaf by leaf: gradients, products, Jacobians, and rules by hand."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """What counts as data, classes of others as graph nodes, and walking with them."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import gc

@@ -1,7 +1,5 @@
 """Every refusal of the engine, in one table: what it says, and that the call changed nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import typing as tp

@@ -1,7 +1,5 @@
 """Every refusal of objects, containers, captures and random streams, in one table."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

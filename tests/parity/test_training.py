@@ -1,7 +1,5 @@
 """Optimizers, metrics, averages and train states give what the reference gives."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

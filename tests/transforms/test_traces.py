@@ -331,6 +331,14 @@ def captured_variable(patch):
     return (lambda x: x * v.value), lambda: v.set_value(jnp.float32(3))
 
 
+def patched_method(patch):
+    class Double(nnx.Module):
+        def __call__(self, x):
+            return 2 * x
+
+    return Double(), lambda: patch.setattr(Double, "__call__", lambda self, x: 3 * x)
+
+
 def with_rule(f):
     g = nnx.custom_vjp(lambda x: f(x), graph_updates=False)
     g.defvjp(lambda x: (f(x), None), lambda _, g: (f(g),))
@@ -346,7 +354,7 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-@pytest.mark.parametrize("way", [library_function, captured_variable])
+@pytest.mark.parametrize("way", [library_function, captured_variable, patched_method])
 def test_the_next_call_sees_what_has_changed(way, name, monkeypatch):
     """What JAX itself promises to trace once (`jit`, `pmap`, and their kin) need not."""
     f, change = way(monkeypatch)
@@ -354,3 +362,8 @@ def test_the_next_call_sees_what_has_changed(way, name, monkeypatch):
     assert [float(cached(ONE)), float(WRAPPED[name](f)(ONE))] == [2.0, 2.0]
     change()
     assert [float(cached(ONE)), float(WRAPPED[name](f)(ONE))] == [3.0, 3.0]
+
+
+def test_another_jit_of_a_module_calls_the_method_that_the_class_has_then(monkeypatch):
+    double, change = patched_method(monkeypatch)
+    assert [nnx.jit(double)(ONE), change(), nnx.jit(double)(ONE)] == [2.0, None, 3.0]
