@@ -282,7 +282,7 @@ class _Reader:
             return (kind, value)
         if getattr(kind.__dict__.get("__dataclass_params__"), "frozen", False):
             self.exact = False
-            fields = dataclasses.fields(kind)
+            fields = dataclasses.fields(value)
             return (kind, *[read(getattr(value, f.name, None), inside) for f in fields])
         if live and (kind in COPIED or kind is np.ndarray):
             self.exact, is_array = False, kind is np.ndarray
