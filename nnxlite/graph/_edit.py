@@ -479,7 +479,7 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
     graphdef, _, leaves, *_ = view(node)
     programs, _ = graphdef.groups(filters, leaves)
     chosen = {number for program in programs for number in program.leaves}
-    holders: dict[int, tuple[tp.Any, list[tp.Any]]] = {}
+    holders: dict[int, tuple[tp.Any, dict[tp.Any, None]]] = {}  # a list may be at several paths
     decoded = graphdef.decoded
     trail: list[tuple[tp.Any, tp.Any, tp.Any]] = []  # down to here: node, object around, children
     for path, code in decoded.visit(decoded.roots[0]) if chosen else ():
@@ -499,7 +499,7 @@ def pop(node: tp.Any, *filters: Filter) -> tp.Any:
                 "which cannot lose an element. Hold it in an attribute, a list or a dict."
             )
         check_trace(owner)
-        holders.setdefault(id(holder), (holder, []))[1].append(path[-1])
+        holders.setdefault(id(holder), (holder, {}))[1][path[-1]] = None
     states = tuple(p.build([leaves[number] for number in p.leaves]) for p in programs)
     writes = Writes()
     for holder, removed in holders.values():

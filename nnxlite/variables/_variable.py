@@ -417,7 +417,7 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
 
     def _definition_like(self, other: Variable[tp.Any]) -> VariableDef:
         """The definition with the metadata of another Variable, but for what a Variable keeps."""
-        own, theirs = self._box.definition, other._box.definition
+        own, theirs = self._box.definition.current(), other._box.definition.current()
         if theirs.shared is own.shared:
             return own
         kept = {k: own.metadata[k] for k in _KEPT if k in own.metadata}

@@ -145,6 +145,12 @@ def test_update_and_pop_reach_into_foreign_nodes():
     assert sorted(foreign.fields) == ["array", "size", "sizes", "up"]
 
 
+def test_pop_takes_from_a_list_that_two_attributes_have():
+    items = [nnx.Param(ONE), stat := nnx.BatchStat(ONE)]
+    popped = nnx.pop(nnx.Dict(a=items, b=items), nnx.Param)
+    assert list(popped) == ["a"] and items == [stat]
+
+
 def test_walks_pass_through_foreign_nodes():
     root, foreign = model()
     del foreign.fields["up"]
@@ -217,6 +223,7 @@ def test_array_references_are_shared():
 class Backwards:
     b: tp.Any
     a: tp.Any
+    _fields = ()  # as named tuples have
 
 
 class BackwardsTuple(tp.NamedTuple):

@@ -209,6 +209,11 @@ def test_taking_over_another_variable():
     held = ref.get_raw_value()
     ref.update_from_state(w)
     assert ref.get_raw_value() is held and held[...].tolist() == [2.0, 2.0] and ref.other == 1
+    v, w = nnx.Param(ONES, tags=["a"]), nnx.Param(ONES, tags=["a"])
+    for new in (w, v.replace(tags=["a"])):
+        w.tags.append("b")  # since the definitions were made
+        v.copy_from(new)
+        assert v.tags == new.tags
 
 
 def test_from_metadata_runs_no_callback():
