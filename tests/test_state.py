@@ -117,8 +117,10 @@ def test_an_inner_mapping_is_the_same_state_each_time():
     assert list(state.values()) == [state.a, given]
     state.a["b"]["c"] = 2
     state.a.new = 3
-    given.x = 4
-    assert state.raw_mapping == {"a": {"b": {"c": 2}, "new": 3}, "given": {"x": 4}}
+    for number, node in enumerate([state, nnx.GraphState(nnx.graphdef({}), state)], 4):
+        node.setdefault("given", {})["x"] = node.setdefault(number, {})["y"] = number
+    assert state.raw_mapping.pop("given") == {"x": 5}
+    assert state == {"a": {"b": {"c": 2}, "new": 3}, "given": given, 4: {"y": 4}, 5: {"y": 5}}
 
 
 def test_the_constructor_copies_inner_mappings_unless_it_takes_the_dict_over():

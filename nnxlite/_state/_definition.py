@@ -281,6 +281,17 @@ class State(Shown, abc.MutableMapping[K, V]):
         self._mapping[key] = value
         touch(self)
 
+    def setdefault(self, key: K, default: tp.Any = None) -> tp.Any:
+        """What is under a key, where `default` is put first if there is nothing.
+
+        Args:
+            key: the key.
+            default: a leaf, or a mapping, which becomes a State.
+        """
+        if key not in self:
+            self[key] = default
+        return self[key]  # not `default`: what is written to that, the State does not see
+
     def _nnx_inner(self, key: K, value: Mapping) -> State[tp.Any, tp.Any]:
         """What a mapping becomes when it is put in: a State stays the same object."""
         if type(value) not in STATES:

@@ -81,6 +81,15 @@ class GraphState(MutableMapping[tp.Any, tp.Any], tp.Generic[N]):
     def __len__(self) -> int:
         return len(self._state)
 
+    def setdefault(self, key: tp.Any, default: tp.Any = None) -> tp.Any:
+        """See `State.setdefault`.
+
+        Args:
+            key: the key.
+            default: a leaf, or a mapping, which becomes a State.
+        """
+        return self._state.setdefault(key, default)
+
     def __getattr__(self, name: str) -> tp.Any:
         if name in _SLOTS or (name.startswith("_") and name not in self._state):
             raise AttributeError(f"'GraphState' object has no attribute {name!r}")

@@ -322,7 +322,7 @@ def flatten_container(
     if kind in (Kind.DICT, Kind.STATE):
         keys = tuple(sorted_keys(value))
         return keys, [value[key] for key in keys], None
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
+    if issubclass(type(value), tuple) and hasattr(value, "_fields"):
         return type(value)._fields, value, None
     pairs, treedef = flatten_one_level(value)
     return tuple(key_name(key) for key, _ in pairs), [child for _, child in pairs], treedef

@@ -433,6 +433,8 @@ class Variable(Shown, HasMetadata, ArrayOperators[T]):
         new._box.definition = copy_lib.deepcopy(new._box.definition, memo)
         if not new._box.definition.is_ref:
             new._box.value = copy_lib.deepcopy(self._box.value, memo)
+        elif is_ref(self._box.value):  # which others may have as well
+            new._box.value = memo.setdefault(id(self._box.value), new._box.value)
         return new
 
     def __getstate__(self) -> tp.Any:

@@ -1,6 +1,7 @@
 """What counts as data, classes of others as graph nodes, and walking with them."""
 
 import collections
+import copy
 import dataclasses
 import gc
 import pickle
@@ -216,6 +217,8 @@ def test_array_references_are_shared():
     nnx.update(holder, {"a": 3 * ONE})
     assert holder.a is ref and ref[...].tolist() == [3, 3]
     assert nnx.find_duplicates(holder) == [[("a",), ("b", 0)]]
+    v, raw, w = copy.deepcopy([holder.c, ref, nnx.Variable(ref)])
+    assert v.get_raw_value() is raw is w.get_raw_value() is not ref
 
 
 @jax.tree_util.register_dataclass
