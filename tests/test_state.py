@@ -335,8 +335,7 @@ def test_building_flat_states():
     assert FlatState(pairs, sort=False).paths == (("b",), ("a", "c"))
     assert FlatState({("b",): 1}, sort=True) == FlatState([(("b",), 1)], sort=False)
     leaves = [1, 2]
-    flat = FlatState.from_sorted_keys_values((("a",), ("b",)), leaves)
-    assert flat.leaves is leaves
+    assert FlatState.from_sorted_keys_values((("a",), ("b",)), leaves).leaves is leaves
     assert FlatState.from_sorted_keys_values([("a",)], (1,)).leaves == [1]
 
 

@@ -79,8 +79,7 @@ def test_donation_on_objects_with_shared_variables(donate):
 def test_a_numpy_array_in_two_places_is_donated_in_both():
     """JAX copies it, so no buffer is shared."""
     x = np.ones(2, np.float32)
-    add = nnx.filter_jit(lambda x, y: x + y, donate="all")
-    assert add(x, x).tolist() == [2, 2]
+    assert nnx.filter_jit(lambda x, y: x + y, donate="all")(x, x).tolist() == [2, 2]
     assert x.tolist() == [1, 1]
 
 

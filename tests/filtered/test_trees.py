@@ -177,8 +177,7 @@ def test_a_chain_longer_than_the_recursion_limit():
     chain = None
     for _ in range(1500):
         chain = Link(chain)
-    again = nnx.combine(*nnx.partition(chain, nnx.is_array))
-    assert again.below.below.weight.value == 1
+    assert nnx.combine(*nnx.partition(chain, nnx.is_array)).below.below.weight.value == 1
 
 
 def test_parts_are_leaves_from_where_the_spec_ends():

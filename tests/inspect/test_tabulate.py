@@ -213,8 +213,7 @@ def test_flops_where_xla_counts_compiled_programs_alone(monkeypatch):
 
     monkeypatch.setattr(jax, "local_devices", none)
     monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", lambda lowered: None)
-    row = rows_of(linear(), X, compute_flops=True)[0]
-    assert row.flops == 2 * 4 * 3 * 2 + 4 * 2
+    assert rows_of(linear(), X, compute_flops=True)[0].flops == 2 * 4 * 3 * 2 + 4 * 2
 
 
 def test_the_text_is_without_colours_and_as_wide_as_needed_by_default():

@@ -130,8 +130,7 @@ def test_L4_sharing_between_arguments_of_one_call_survives_the_round_trip(made):
     second, more = nnx.flatten([root, Node()], ref_index=index)
     rebuilt = {}
     a = nnx.unflatten(first, leaves, index_ref=rebuilt)
-    b = nnx.unflatten(second, more, index_ref=rebuilt)
-    assert b[0] is a
+    assert nnx.unflatten(second, more, index_ref=rebuilt)[0] is a
     assert len(rebuilt) == len(index)
 
 

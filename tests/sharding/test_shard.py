@@ -131,8 +131,7 @@ def test_a_model_leaves_its_mesh_again():
     optimizer = nnx.Optimizer(model, optax.sgd(1e-2), wrt=nnx.Param)
     copy = pickle.loads(pickle.dumps(model))
     assert len(copy.kernel.value.devices()) == 1
-    one = nnx.make_mesh(data=1, devices=jax.devices()[:1])
-    nnx.shard((model, optimizer), one, "data")
+    nnx.shard((model, optimizer), nnx.make_mesh(data=1, devices=jax.devices()[:1]), "data")
     assert np.array_equal(model.kernel.value, copy.kernel.value)
     eight = nnx.make_mesh(data=8)
     nnx.shard((model, optimizer), eight, "fsdp")

@@ -142,8 +142,7 @@ def test_filters_by_path_need_not_match_the_other_places_of_a_shared_variable():
     m = nnx.Dict(a=nnx.Param(jnp.arange(2.0)), b=nnx.Param(jnp.ones(3)))
     m.c = m.a
     axes = nnx.StateAxes({nnx.PathContains("a"): 0, nnx.PathContains("b"): None})
-    out = nnx.vmap(lambda m: m.a + m.b.sum() + m.c, in_axes=axes)(m)
-    assert out.tolist() == [3, 5]
+    assert nnx.vmap(lambda m: m.a + m.b.sum() + m.c, in_axes=axes)(m).tolist() == [3, 5]
 
 
 # pmap ---------------------------------------------------------------------------------------------
