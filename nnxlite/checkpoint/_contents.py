@@ -280,6 +280,13 @@ def placed(value: tp.Any, leaf: Leaf, dtype: str) -> tp.Any:
     if isinstance(value, jax.Array):
         return value.astype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):  # the report says what is cast
+        if isinstance(value, (int, float)) and value - value == 0 and dtype != "bool":  # finite
+            limits = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
+            if not limits.min <= value <= limits.max:
+                raise CheckpointError(
+                    f"'{leaf.name}' was saved as the number {value}, which is out of the range of "
+                    f"{dtype}. Restore it into a number, or an array of another dtype."
+                )
         array = np.asanyarray(value).astype(jnp.dtype(dtype), copy=False)
     if isinstance(leaf.value, (np.ndarray, np.generic)):
         return np.array(array) if isinstance(leaf.value, np.ndarray) else np.array(array)[()]

@@ -293,6 +293,7 @@ _CATEGORIES = {
     "Python float": jnp.floating,
     "Python complex": jnp.complexfloating,
 }
+_NUMBERS = dict(zip(_CATEGORIES, ("bool", "int64", "float64", "complex128")))
 
 
 def lossless(stored: str, wanted: str) -> bool:
@@ -303,7 +304,13 @@ def lossless(stored: str, wanted: str) -> bool:
     for python, array in ((stored, wanted), (wanted, stored)):
         if python in _CATEGORIES and array not in _CATEGORIES:
             return jnp.issubdtype(array, _CATEGORIES[python])
-    return np.can_cast(jnp.dtype(stored), jnp.dtype(wanted))
+    old, new = (jnp.dtype(_NUMBERS.get(name, name)) for name in (stored, wanted))
+    # NumPy allows casts to floats of 8 bits, and of them, and of integers of 64 bits, that lose values.
+    if not jnp.issubdtype(new, jnp.inexact):
+        return np.can_cast(old, new) and not jnp.issubdtype(old, jnp.inexact)
+    return (
+        np.can_cast(old, new) and new.itemsize > 1 and not (old.kind in "iu" and old.itemsize == 8)
+    )
 
 
 def _remedy(stored: Spec, leaf: Leaf, cast: bool | None) -> str:

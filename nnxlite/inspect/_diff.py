@@ -151,10 +151,10 @@ def array_difference(path: Path, x: tp.Any, y: tp.Any) -> tp.Iterator[Difference
             return
         wide = np.complex128 if np.iscomplexobj(numbers) else np.float64
         with np.errstate(all="ignore"):
-            delta = np.where(same, 0, np.abs(numbers.astype(wide) - others.astype(wide)))
+            delta = np.where(same, -1, np.abs(numbers.astype(wide) - others.astype(wide)))
         index = np.unravel_index(np.argmax(delta), delta.shape)  # the first NaN, if there is one
-        old, new, largest = numbers[index].item(), others[index].item(), float(delta[index])
-        yield Difference(path, "value", old, new, largest, tuple(map(int, index)))
+        old, new = numbers[index].item(), others[index].item()
+        yield Difference(path, "value", old, new, float(abs(old - new)), tuple(map(int, index)))
 
 
 def numbers_of(array: tp.Any) -> np.ndarray | None:

@@ -375,12 +375,13 @@ def measure(x: tp.Any) -> tuple[tp.Any, ...]:
 
 @jax.jit
 def _measure(x: tp.Any) -> tuple[tp.Any, ...]:
-    finite, x = jnp.isfinite(x), jnp.asarray(x, jnp.float32)
+    finite, nans, infinities = jnp.isfinite(x), jnp.isnan(x).sum(), jnp.isinf(x).sum()
+    x = x if x.dtype == jnp.float64 else jnp.asarray(x, jnp.float32)
     low = jnp.min(jnp.where(finite, x, jnp.inf))
     high = jnp.max(jnp.where(finite, x, -jnp.inf))
     nothing = ~finite.any()
     low, high = (jnp.where(nothing, jnp.nan, end) for end in (low, high))
-    return low, high, jnp.isnan(x).sum(), jnp.isinf(x).sum()
+    return low, high, nans, infinities
 
 
 def _range_of(name: str, array: tp.Any, measured: tp.Sequence[tp.Any]) -> Range:

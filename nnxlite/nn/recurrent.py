@@ -425,7 +425,7 @@ class Bidirectional(Module):
             reverse, keep_order: have no effect; accepted so that the layer can replace an RNN.
         """
         return_carry = self.return_carry if return_carry is None else return_carry
-        forward_carry, backward_carry = initial_carry or (None, None)
+        forward_carry, backward_carry = (None, None) if initial_carry is None else initial_carry
         if isinstance(rngs, Rngs):
             rngs = rngs.carry
         rngs = self.rngs if rngs is None else rngs

@@ -1,6 +1,7 @@
 """`save` and `restore`: everything comes back, into the objects that are there, or nothing changes."""
 
 import contextlib
+import itertools
 from pathlib import Path
 
 import jax
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import nnxlite as nnx
 from nnxlite.checkpoint import CheckpointError, MismatchError
 from nnxlite.checkpoint._contents import Contents
-from nnxlite.checkpoint._loading import renaming
+from nnxlite.checkpoint._loading import lossless, renaming
 from tests.checkpoint.models import READ, SAVE, batch, bits, build, linear, params, step
 from tests.laws.graphs import roots
 
@@ -295,6 +296,22 @@ def test_a_stored_number_has_the_dtype_of_the_array_that_it_becomes(folder):
     report = checkpoint.restore(folder, x=jnp.zeros((), "float16"), cast=None)
     assert report.values["x"].dtype == "float16" and report.values["x"] == 3
     assert [m.stored for m in report.cast] == ["Python int"]
+    for number, dtype in [(300, "int8"), (-1, "uint8"), (1e5, "float16")]:
+        checkpoint.save(folder / dtype, x=number)
+        with pytest.raises(CheckpointError, match=f"{number}, .* out of the range of {dtype}"):
+            checkpoint.restore(folder / dtype, x=jnp.zeros((), dtype), cast=True)
+
+
+def test_no_cast_without_a_word_changes_a_value():
+    names = "bool int8 uint8 float16 bfloat16 float32 float64 float8_e4m3fn float8_e5m2".split()
+    values = {name: np.arange(-128, 127).astype(jnp.dtype(name)) for name in names}
+    values |= {f"int{n}": np.array([2 ** (n - 1) - 1], f"int{n}") for n in (32, 64)}
+    for old, new in filter(lambda pair: lossless(*pair), itertools.permutations(values, 2)):
+        cast = values[old].astype(jnp.dtype(new)).astype(jnp.dtype(old))
+        np.testing.assert_array_equal(cast, values[old], strict=True)
+    python = [f"Python {name}" for name in ("bool", "int", "float", "complex")]
+    table = [[lossless(old, new) for new in python] for old in python]
+    assert table == [[1, 1, 1, 1], [0, 1, 0, 0], [0, 0, 1, 1], [0, 0, 0, 1]]
 
 
 def test_keys_are_not_arrays(folder):

@@ -1,7 +1,5 @@
 """Objects that cannot be changed: another one takes their place, and is in the report."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

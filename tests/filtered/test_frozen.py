@@ -1,7 +1,5 @@
 """Frozen modules: fields, immutability, methods as pytrees."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import dataclasses

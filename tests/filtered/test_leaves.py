@@ -1,7 +1,5 @@
 """One rule for the leaves of a tree: what JAX, the filtered functions and `split` see agrees."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

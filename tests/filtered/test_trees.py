@@ -1,7 +1,5 @@
 """tree_at, equality and the other tools for whole trees; filter, partition and combine."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

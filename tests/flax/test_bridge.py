@@ -1,7 +1,5 @@
 """`nnx.bridge`: what it does beyond the reference, what it says, and what it costs."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

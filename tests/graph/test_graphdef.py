@@ -1,7 +1,5 @@
 """`GraphDef`: which static values are equal, what an edit of one does, copies, and its text."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import copy

@@ -72,6 +72,8 @@ def test_exactly_the_edits_are_named(texts):
 
 
 def test_a_difference_has_both_sides_its_size_and_its_index():
+    (long,) = nnx.diff(*(nnx.Dict(n=np.array([1, 2**53 + i])) for i in range(2)))
+    assert (long.after, long.largest, long.index) == (2**53 + 1, 1, (1,))
     before, after = Item(), Item()
     after.w[1, 2], after.new, after.tied = 7.5, nnx.Dict(), after.w
     after.w.set_metadata(tag="b")

@@ -52,6 +52,8 @@ def test_finite_values_give_none_and_the_arguments_stay():
     before = nnx.clone(model)
     assert nnx.find_nan(loss, model, X) is None
     assert not nnx.diff(before, model)
+    with jax.enable_x64(True):
+        assert nnx.find_nan(Root(), jnp.full((), 1e300)) is None
 
 
 @pytest.mark.parametrize(

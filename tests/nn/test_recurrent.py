@@ -191,6 +191,8 @@ def test_bidirectional_runs_both_ways_whatever_the_options_of_the_two_say():
     assert numbers(y[..., :1]) == [[1, 12, 123, 1234], [5, 56, 567, 5678]]
     assert numbers(y[..., 1:]) == [[4321, 432, 43, 4], [8765, 876, 87, 8]]
     assert nnx.Bidirectional(layer, rnn())(DIGITS).shape == (2, 4, 3)
+    y = layer(DIGITS, initial_carry=jnp.ones((2, 2, 1)))  # one array of both carries
+    assert [numbers(y[:, -1:, 0]), numbers(y[:, :1, 1])] == [[11234, 15678], [14321, 18765]]
 
 
 def test_one_object_for_both_directions_gives_a_warning(caplog):

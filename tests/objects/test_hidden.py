@@ -1,7 +1,5 @@
 """Data in plain objects: the class that forgot to derive from Module."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """`Module`: setting modes, and views: copies in other modes that share the model's Variables."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

@@ -4,8 +4,6 @@ Lines have what `filtered_fuzz` does not write: modules of the peer, names of ar
 callbacks, and the classes of errors.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Objects, Variables, States and graphs beside the reference: lines that give the same with both."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """What type checkers infer of layers, training, files, layouts, serving and generating."""
 
-from __future__ import annotations
-
 import typing as tp
 from typing import assert_type
 
