@@ -88,9 +88,8 @@ def _differs_in_a_call(model: tp.Any, tokens: jax.Array, setup: Setup) -> jax.Ar
         tokens = jnp.pad(tokens, ((0, 0), (0, after)))
     logits = decoder(decoder.cache, tokens, 0)[0][:, :length]
     tolerance = TOLERANCE if logits.dtype.itemsize >= 4 else COARSE
-    alone, logits = (
-        jnp.nan_to_num(x.astype(jnp.float32), posinf=0, neginf=0) for x in (alone, logits)
-    )
+    finite = lambda x: jnp.nan_to_num(x.astype(jnp.float32), posinf=0, neginf=0)
+    alone, logits = finite(alone), finite(logits)
     return jnp.abs(alone - logits).max() > tolerance * jnp.abs(alone).max()
 
 

@@ -218,9 +218,8 @@ def export(
 
     run.__name__ = name  # for JAX's messages
     abstract, arguments = jax.eval_shape(lambda *trees: trees, weights, given)  # with dtypes of JAX
-    specs = jax.export.symbolic_args_specs(
-        arguments, dict(zip(given, per_argument)), constraints=constraints
-    )
+    named = dict(zip(given, per_argument))
+    specs = jax.export.symbolic_args_specs(arguments, named, constraints=constraints)
     program = jax.export.export(jax.jit(run), platforms=platforms)(abstract, **specs)
     return Exported(program, weights, name, [*given])
 
