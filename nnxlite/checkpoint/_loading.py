@@ -305,12 +305,12 @@ def lossless(stored: str, wanted: str) -> bool:
         if python in _CATEGORIES and array not in _CATEGORIES:
             return jnp.issubdtype(array, _CATEGORIES[python])
     old, new = (jnp.dtype(_NUMBERS.get(name, name)) for name in (stored, wanted))
+    if not np.can_cast(old, new):
+        return False
     # NumPy allows casts to floats of 8 bits, and of them, and of integers of 64 bits, that lose values.
     if not jnp.issubdtype(new, jnp.inexact):
-        return np.can_cast(old, new) and not jnp.issubdtype(old, jnp.inexact)
-    return (
-        np.can_cast(old, new) and new.itemsize > 1 and not (old.kind in "iu" and old.itemsize == 8)
-    )
+        return not jnp.issubdtype(old, jnp.inexact)
+    return new.itemsize > 1 and not (old.kind in "iu" and old.itemsize == 8)
 
 
 def _remedy(stored: Spec, leaf: Leaf, cast: bool | None) -> str:
