@@ -32,7 +32,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from nnxlite._base.errors import Modes, listed
 from nnxlite._base.interning import LOCK, Bounded
 from nnxlite._base.jax import current_mesh
-from nnxlite._base.text import Atom, safely, short
+from nnxlite._base.text import Atom, mesh_text, safely, short
 from nnxlite.boundary._call_def import ArgumentLeaf, CallDef, leaf_names, step_text
 from nnxlite.boundary._inputs import Inputs
 from nnxlite.boundary._leave import described
@@ -352,7 +352,8 @@ class Traces:
             earlier = [*former.log.copy()] if former is not None else []
         if not earlier:
             return first
-        causes = min((trace.causes(one) for one in reversed(earlier)), key=len)
+        fewest = lambda causes: (causes != [_NOTHING], len(causes))
+        causes = min((trace.causes(one) for one in reversed(earlier)), key=fewest)
         return [*first, *(cause for cause in causes if not (first and "nothing in" in cause))]
 
 
@@ -360,8 +361,15 @@ def _type_text(leaf: tp.Any) -> str:
     """The type of a leaf while it is traced; a static one by its value."""
     if not any(isinstance(part, Tracer) for part in jax.tree_util.tree_leaves(leaf)):
         return safely(short, leaf)
-    weak = isinstance(leaf, Tracer) and getattr(jax.typeof(leaf), "weak_type", False)
-    return f"weakly typed {described(leaf)}" if weak else described(leaf)
+    if not isinstance(leaf, Tracer):
+        return described(leaf)
+    kind: tp.Any = jax.typeof(leaf)
+    text = "weakly typed " * getattr(kind, "weak_type", False) + str(kind).lstrip("~")
+    sharding = getattr(kind, "sharding", None)
+    if sharding is None or sharding.mesh.empty:
+        return text
+    kinds = listed([axis_type.name for axis_type in sharding.mesh.axis_types])
+    return f"{text} on the mesh {mesh_text(sharding.mesh)} ({kinds})"
 
 
 _by_place: Bounded[tp.Any, weakref.ReferenceType[Traces]] = Bounded(1024)

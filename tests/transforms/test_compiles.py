@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
 
@@ -29,6 +30,7 @@ def forward(model, batch):
 
 
 BATCH, ONES = {"x": jnp.ones((3, 2))}, jnp.ones(2)
+MESH = jax.make_mesh((1,), "d", axis_types=(jax.sharding.AxisType.Auto,))
 lines = itertools.count(10_000)
 
 
@@ -52,6 +54,8 @@ CAUSES = [
     (lambda m, b: b.update(x=jnp.ones((5, 2))), "batch['x']: float32[3,2] -> float32[5,2]"),
     (lambda m, b: b.update(x=jnp.ones((3, 2), jnp.int32)),
      "batch['x']: float32[3,2] -> int32[3,2]"),
+    (lambda m, b: b.update(x=jax.device_put(b["x"], jax.NamedSharding(MESH, P()))),
+     "batch['x']: float32[3,2] -> float32[3,2] on the mesh d=1 (Auto)"),
     (lambda m, b: b.update(y=jnp.ones(1)), "batch['y']: new"),
     (lambda m, b: setattr(m, "scale", 2.0), "model.scale: 1.0 -> 2.0"),
     (lambda m, b: setattr(m, "extra", nnx.Param(jnp.ones(1))), "model.extra: nothing became Param"),
@@ -115,9 +119,9 @@ def test_a_function_that_is_defined_again():
 
 
 def test_settings_of_jax_and_of_the_library():
-    f = nnx.jit(lambda x: x @ x)
-    x = jnp.ones((2, 2))
-    f(x)
+    f, x = nnx.jit(lambda x: x @ x), jnp.ones((2, 2))
+    for one in (x, jnp.ones((3, 3))):
+        f(one)
     with jax.default_matmul_precision("highest"):
         f(x)
     assert "a setting of JAX" in f.explain().causes[0]
