@@ -89,7 +89,7 @@ def capture(
 
     Inside, `Module.sow` and `Module.perturb` record only the kinds asked for, and leave nothing in
     the modules.  The modules are those in `fn` itself, if it is a module or a bound method of one,
-    else those in the first positional argument.
+    else those in the first positional argument, or in the first with any that a `partial` has.
 
     Args:
         fn: a module, or a function. Without it (`capture(nnx.Intermediate)`), a decorator.
@@ -162,9 +162,13 @@ def _init_leaves(init: tp.Any) -> dict[Path, Variable[tp.Any]]:
 
 
 def _subject(fn: tp.Any, args: tuple[tp.Any, ...]) -> tp.Any:
-    """The object whose modules record: the module that is called, or the first argument."""
+    """The object whose modules record: the module that is called, or the first argument with any.
+
+    The call's own first argument comes before those of a partial.
+    """
+    args = args[:1]
     while isinstance(fn, functools.partial):
-        args = (*fn.args, *args)
+        args = (*args, *fn.args)
         fn = fn.func
     if isinstance(fn, GraphNode):
         return fn
@@ -176,7 +180,7 @@ def _subject(fn: tp.Any, args: tuple[tp.Any, ...]) -> tp.Any:
             "A captured function takes the model as its first positional argument, and got no "
             "positional argument. Call it as captured(model, ...)."
         )
-    return args[0]
+    return next((one for one in args if any(iter_modules(one))), args[0])
 
 
 _capturing: dict[int, int] = {}

@@ -1,5 +1,6 @@
 """`capture`: what modules record during one call, and nothing of it afterwards."""
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -36,10 +37,7 @@ class Net(nnx.Module):
 
 def plain(state):
     """A state as nested dicts of floats."""
-
-    def value(v):
-        return jax.tree.map(lambda x: np.asarray(x).tolist(), v.value)
-
+    value = lambda v: jax.tree.map(lambda x: np.asarray(x).tolist(), v.value)
     return nnx.to_pure_dict(state, extract_fn=value)
 
 
@@ -54,6 +52,8 @@ def test_modules_beside_the_first_argument_keep_what_they_record():
     a, b = Stage(), Stage()
     _, seen = capture(lambda a, b: (a(X), b(X)), Mid)(a, b)
     assert plain(seen) == {"out": (2.0,)} and b.out.value == (2.0,)
+    _, seen = capture(functools.partial(lambda x, m: m(x), X), Mid)(a)  # the call's own first one
+    assert plain(seen) == {"out": (2.0,)}
 
 
 def test_an_exception_leaves_the_modules_as_they_were():
