@@ -297,25 +297,25 @@ def check_dead_tracers(nodes: list[tp.Any], decoded: Decoded, changed: tp.Collec
 
     Their function may never run outside, as an initializer that a layer has used.
     """
-    warnings: list[str] = []
+    warning = ""
     for number in sorted(changed):
         node = nodes[number]
         for name, value in node._nnx_dict.items() if isinstance(node, GraphNode) else ():
             tracer = _captured_tracer(value)
-            if tracer is None:
+            advice = getattr(node, "_nnx_captures_advice", "")
+            if tracer is None or (warning and not advice):  # many layers may be made alike
                 continue
             at = path_text((*decoded.path(decoded.node_frames[number])[1:], name))
             problem = (
                 f"The {type(node).__name__} that leaves the transform captures a tracer "
                 f"{short_type(tracer)} in its static attribute '{at}', which is dead outside. "
             )
-            if advice := getattr(node, "_nnx_captures_advice", ""):
+            if advice:
                 raise ValueError(problem + advice)
-            warnings.append(
-                f"{problem}Store the value in an nnx.Variable of the object, and read it there."
-            )
-    if warnings:
-        warn_user(warnings[0])  # many layers may be made alike
+            store = "Store the value in an nnx.Variable of the object, and read it there."
+            warning = problem + store
+    if warning:
+        warn_user(warning)
 
 
 def _captured_tracer(value: tp.Any) -> tp.Any:
