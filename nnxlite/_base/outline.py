@@ -132,7 +132,7 @@ def array_text(array: tp.Any) -> str:
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
-def _type_text(array: tp.Any) -> str:
+def type_text(array: tp.Any) -> str:
     """The type of an array; that of floats may be weak, which makes a training step compile again."""
     weak = getattr(array, "weak_type", False) is True and jnp.issubdtype(array.dtype, jnp.inexact)
     return f"weakly typed {array_text(array)}" if weak else array_text(array)
@@ -148,7 +148,7 @@ def _part(node: Node, children: list[Part]) -> Part:
         if node.line is not None or isinstance(value, Atom):
             return _leaf(node, node.line or value)
         if safely(is_array, value) is True:
-            return _leaf(node, safely(_type_text, value), safely(_scalar_text, value))
+            return _leaf(node, safely(type_text, value), safely(_scalar_text, value))
         return Part(node, clip(_setting_text(value), WIDTH), is_data=False)
     if text.inline:
         return _variable(node, text.name, children)

@@ -25,7 +25,7 @@ import numpy as np
 
 from nnxlite._base.jax import is_ref, new_ref
 from nnxlite._base.outline import array_text
-from nnxlite._base.text import short
+from nnxlite._base.text import is_array, short
 from nnxlite.boundary._call_def import parameter_names
 from nnxlite.filtered._calls import filter_jit
 from nnxlite.graph._functional import clone, merge, split
@@ -70,7 +70,7 @@ def is_called(node: tp.Any) -> bool:
 # One call as data ----------------------------------------------------------------------------
 
 
-def _abstract(value: tp.Any) -> jax.ShapeDtypeStruct:
+def abstract(value: tp.Any) -> jax.ShapeDtypeStruct:
     weak_type = bool(getattr(value, "weak_type", False))
     dtype = value.dtype
     if isinstance(value, np.ndarray):  # of float64, say
@@ -83,8 +83,7 @@ def _is_object(value: tp.Any) -> bool:
 
 
 def _is_array(value: tp.Any) -> bool:
-    is_shaped = hasattr(value, "shape") and hasattr(value, "dtype")
-    return is_shaped and not (isinstance(value, type) or _is_object(value))
+    return (is_array(value) or isinstance(value, np.generic)) and not _is_object(value)
 
 
 class PackedCall:
@@ -98,7 +97,7 @@ class PackedCall:
     def __init__(self, obj: tp.Any, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> None:
         self._graphdef, state = split([obj, args, kwargs])
         self._leaves, self._tree = jax.tree.flatten(state)
-        self.arrays = [_abstract(leaf) for leaf in self._leaves if _is_array(leaf)]
+        self.arrays = [abstract(leaf) for leaf in self._leaves if _is_array(leaf)]
         self.has_refs = any(map(is_ref, self._leaves))
 
     def unpack(self, arrays: tp.Sequence[tp.Any]) -> tuple[tp.Any, tp.Any, tp.Any]:
@@ -116,7 +115,7 @@ def _result(value: tp.Any) -> tp.Any:
         value = value.get_raw_value()
     if isinstance(value, GraphNode):
         return type(value)
-    return _abstract(value) if _is_array(value) else value
+    return abstract(value) if _is_array(value) else value
 
 
 # Watching ------------------------------------------------------------------------------------
@@ -165,17 +164,13 @@ def watched(
     ('model',) __call__ (-3,)
     ('model', 'layers', 1) __call__ (3,)
     """
-    nodes: dict[int, tp.Any] = {}  # alive as long as their ids are in use
-    paths: dict[int, Path] = {}
-    for beginning, root in roots:
-        for path, node in [*iter_graph(root)]:
-            if isinstance(node, GraphNode) and id(node) not in nodes:
-                nodes[id(node)] = node
-                paths[id(node)] = (*beginning, *path)
-    for number, node in nodes.items():
+    found = [((*at, *path), x) for at, root in roots for path, x in iter_graph(root)]
+    nodes: list[tuple[Path, tp.Any]] = [(p, x) for p, x in found if isinstance(x, GraphNode)]
+    paths = {id(node): path for path, node in reversed(nodes)}  # the first of each
+    for _, node in nodes:
         if is_called(node):
             with contextlib.suppress(AttributeError, TypeError):  # an immutable object
-                setattr(node, _LABEL, _Label(paths[number]))
+                node._nnx_assign(_LABEL, _Label(paths[id(node)]))  # not by a user's `__setattr__`
     this = object()
 
     def observe(call: tp.Any, obj: tp.Any, name: str, args: tp.Any, kwargs: tp.Any) -> tp.Any:
@@ -185,10 +180,10 @@ def watched(
             return call(obj, *args, **kwargs)
         return watch(call, path, obj, name, args, kwargs)
 
-    with observed([*public_methods(*map(type, nodes.values())), *methods], observe):
+    with observed([*public_methods(*(type(node) for _, node in nodes)), *methods], observe):
         token = _watched.set(this)
         try:
-            with hidden_writes_undone(nodes.values()):
+            with hidden_writes_undone(node for _, node in nodes):
                 yield
         finally:
             _watched.reset(token)
@@ -211,15 +206,13 @@ def copied_call(
     names += [f"args[{i}]" for i in range(len(names), len(args))]
     owner = fun if isinstance(fun, GraphNode) else getattr(fun, "__self__", None)
     owner = owner if isinstance(owner, GraphNode) else None
-    copies: list[tp.Any] = clone([owner, *args, *kwargs.values()])
-    copy, *values = copies
+    copies: tp.Any = clone([owner, args, kwargs])
+    copy, args, kwargs = copies
     call: tp.Any = fun
     if owner is not None:
         call = copy if isinstance(fun, GraphNode) else getattr(copy, fun.__name__)
-    positional, named = values[: len(args)], dict(zip(kwargs, values[len(args) :]))
-    roots: list[tuple[Path, tp.Any]] = [((), copy)]
-    roots += [((name,), value) for name, value in (*zip(names, positional), *named.items())]
-    return roots, functools.partial(call, *positional, **named)
+    roots = [((), copy), *(((name,), x) for name, x in (*zip(names, args), *kwargs.items()))]
+    return roots, functools.partial(call, *args, **kwargs)
 
 
 # Recording -----------------------------------------------------------------------------------
@@ -296,9 +289,8 @@ def trace_calls(
         if where not in nodes or (depth is not None and len(path) > depth and not is_root):
             continue
         node = nodes[where]
-        info = CallInfo(order, id(node), type(node), path, inputs, row.outputs)
         flops = {cost: _flops(row, with_gradient=cost == "vjp_flops") for cost in costs}
-        infos.append(dataclasses.replace(info, **flops))
+        infos.append(CallInfo(order, id(node), type(node), path, inputs, row.outputs, **flops))
     return infos
 
 

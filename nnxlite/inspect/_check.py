@@ -21,10 +21,12 @@ from nnxlite._base.errors import filter_text, path_text, short_type
 from nnxlite._base.jax import Tracer, is_concrete
 from nnxlite._base.statics import captures
 from nnxlite._base.text import WIDTH, can_be_read, clip
+from nnxlite._state._flat import content
 from nnxlite.graph._kinds import GraphNode, find_hidden, is_marked
 from nnxlite.graph._walk import iter_graph
-from nnxlite.inspect._calls import Path, is_called
+from nnxlite.inspect._calls import Path, abstract, is_called
 from nnxlite.inspect._diff import numbers_of
+from nnxlite.inspect._nan import is_measured, range_of
 from nnxlite.inspect._subject import Subject, is_float, parameters_in_state
 from nnxlite.objects._module import Module
 from nnxlite.objects._rngs import RngStream
@@ -35,24 +37,12 @@ from nnxlite.variables._variable import Variable
 
 __all__ = ["Finding", "Findings", "check"]
 
-Kind = tp.Literal[
-    "bare array",
-    "outside wrt",
-    "empty filter",
-    "two optimizers",
-    "mixed modes",
-    "equal keys",
-    "equal lanes",
-    "mixed dtypes",
-    "weak type",
-    "not finite",
-    "aliased array",
-    "never called",
-    "no gradient",
-    "hidden data",
-    "traced setting",
-    "not checked",
-]
+_InArrays = tp.Literal["bare array", "mixed dtypes", "weak type", "not finite", "aliased array"]
+_InSettings = tp.Literal["mixed modes", "hidden data", "traced setting"]
+_InStreams = tp.Literal["equal keys", "equal lanes"]
+_InTraining = tp.Literal["outside wrt", "empty filter", "two optimizers"]
+_InCalls = tp.Literal["never called", "no gradient"]
+Kind = tp.Literal[_InArrays, _InSettings, _InStreams, _InTraining, _InCalls, "not checked"]
 
 MAX_LINES = 20
 """How many findings of one kind the text lists."""
@@ -333,7 +323,8 @@ def _lanes(subject: Subject) -> tp.Iterator[Finding]:
 
 
 def _dtypes(subject: Subject) -> tp.Iterator[Finding]:
-    dtypes = {p: v.dtype for p, v in subject.variables(Param).items() if is_float(v)}
+    params = subject.variables(Param).items()
+    dtypes = {path: abstract(value).dtype for path, value in params if is_float(value)}
     if not dtypes:
         return
     usual = collections.Counter(dtypes.values()).most_common(1)[0][0]
@@ -348,14 +339,13 @@ def _dtypes(subject: Subject) -> tp.Iterator[Finding]:
                 yield Finding("mixed dtypes", path, text)
     known = {*dtypes.values(), *(_dtype_of(m, "dtype") for m in subject.modules().values())}
     for path, value in subject.everything.items():
-        if path[:1] == ("inputs",) and is_float(value):
-            dtype = jax.dtypes.canonicalize_dtype(value.dtype)
-            if dtype not in known:
-                text = (
-                    f"{dtype}, while the Params are {usual} and no layer has this `dtype`, so that "
-                    "operations on both use the wider one; convert the input, or give layers a `dtype`"
-                )
-                yield Finding("mixed dtypes", path, text)
+        is_input = path[:1] == ("inputs",) and is_float(value)
+        if is_input and (dtype := abstract(value).dtype) not in known:
+            text = (
+                f"{dtype}, while the Params are {usual} and no layer has this `dtype`, so that "
+                "operations on both use the wider one; convert the input, or give layers a `dtype`"
+            )
+            yield Finding("mixed dtypes", path, text)
 
 
 def _weak_types(subject: Subject) -> tp.Iterator[Finding]:
@@ -377,18 +367,19 @@ def _not_finite(subject: Subject) -> tp.Iterator[Finding]:
     for path, leaf in subject.everything.items():
         if not isinstance(leaf, (Param, BatchStat, OptVariable)):
             continue
-        for value in jax.tree.leaves(leaf.get_raw_value()):
-            if not is_float(value) or not can_be_read(value):
+        for value in jax.tree.leaves(content(leaf)):
+            value = np.asarray(value) if isinstance(value, np.generic) else value
+            if not is_measured(value) or not can_be_read(value):
                 continue
-            wrong = int(np.prod(value.shape)) - int(jnp.isfinite(value).sum())
-            if wrong:
+            seen = range_of("", value)
+            if wrong := seen.nans + seen.infinities:
                 remedy = (
                     "assign zeros to a mean and ones to a variance"
                     if isinstance(leaf, BatchStat)
                     else "nnx.find_nan shows where they arise"
                 )
                 text = (
-                    f"{wrong:,} of {int(np.prod(value.shape)):,} numbers are NaN or infinite; restore a "
+                    f"{wrong:,} of {value.size:,} numbers are NaN or infinite; restore a "
                     f"checkpoint, or {remedy}"
                 )
                 yield Finding("not finite", path, text)

@@ -7,9 +7,10 @@ import typing as tp
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import tree_flatten_with_path
 
 from nnxlite._base.jax import Tracer, key_name
-from nnxlite._base.outline import array_text
+from nnxlite._base.outline import array_text, type_text
 from nnxlite._base.text import Atom, can_be_read, is_array
 from nnxlite._state._flat import content
 from nnxlite.graph._compare import Difference, compare
@@ -76,18 +77,11 @@ def diff(before: tp.Any, after: tp.Any, /) -> Diff:
     >>> [(entry.path, entry.kind, entry.largest) for entry in nnx.diff(before, after)]
     [(('bias',), 'value', 0.5), (('dtype',), 'setting', None)]
     """
-    sides: list[tuple[GraphDef[tp.Any], list[tp.Any] | None]] = []
-    problems: list[str | None] = []
-    for side in (before, after):
-        try:
-            sides.append(_definition_and_leaves(side))
-            problems.append(None)
-        except Exception as error:  # half-built objects, containers with hidden data
-            problems.append(f"{type(error).__name__}: {error}")
-    if len(sides) < 2:
-        old, new = (p or type(side).__name__ for p, side in zip(problems, (before, after)))
-        return Diff((Difference((), "unreadable", old, new),))
-    (old_def, old), (new_def, new) = sides
+    (old_def, old), (new_def, new) = _definition_and_leaves(before), _definition_and_leaves(after)
+    if old_def is None or new_def is None:
+        one = old if old_def is None else type(before).__name__
+        other = new if new_def is None else type(after).__name__
+        return Diff((Difference((), "unreadable", one, other),))
 
     def at_leaf(path: Path, i: int, j: int) -> tp.Iterable[Difference]:
         return [] if old is None or new is None else _leaf_differences(path, old[i], new[j])
@@ -95,31 +89,32 @@ def diff(before: tp.Any, after: tp.Any, /) -> Diff:
     return Diff(tuple(compare(old_def, new_def, at_leaf=at_leaf)))
 
 
-def _definition_and_leaves(side: tp.Any) -> tuple[GraphDef[tp.Any], list[tp.Any] | None]:
+def _definition_and_leaves(side: tp.Any) -> tuple[GraphDef[tp.Any] | None, tp.Any]:
+    """A definition alone has None for leaves, and what cannot be traversed a text alone."""
     if isinstance(side, GraphDef):
         return side, None
-    seen = view(side)
-    return seen.graphdef, list(seen.leaves)
+    try:
+        seen = view(side)
+    except Exception as error:  # half-built objects, containers with hidden data
+        return None, f"{type(error).__name__}: {error}"
+    return seen.graphdef, seen.leaves
 
 
 def _leaf_differences(path: Path, before: tp.Any, after: tp.Any) -> tp.Iterator[Difference]:
     old, new = content(before), content(after)
     if old is new:
         return
-    if is_array(old) and is_array(new):
-        yield from array_difference(path, old, new)
-        return
-    (old_leaves, old_tree), (new_leaves, new_tree) = map(jax.tree_util.tree_flatten, (old, new))
-    if old_tree != new_tree or is_array(old) or is_array(new):
+    (leaves, old_tree), (others, new_tree) = map(tree_flatten_with_path, (old, new))
+    if old_tree != new_tree:
         yield Difference(path, "value", _side(old), _side(new))
         return
-    names = [keys for keys, _ in jax.tree_util.tree_leaves_with_path(old)]
-    for keys, x, y in zip(names, old_leaves, new_leaves):
+    for (keys, x), (_, y) in zip(leaves, others):
         below = (*path, *map(key_name, keys))
         if is_array(x) and is_array(y):
             yield from array_difference(below, x, y)
         elif is_array(x) or is_array(y) or type(x) is not type(y) or not _equal(x, y):
-            yield _scalar_difference(below, x, y)
+            one, other = _side(x), _side(y)
+            yield Difference(below, "value", one, other, _distance(one, other) or None)  # 1, 1.0
 
 
 def _side(value: tp.Any) -> tp.Any:
@@ -133,28 +128,36 @@ def _equal(x: tp.Any, y: tp.Any) -> bool:
         return False
 
 
-def _scalar_difference(path: Path, x: tp.Any, y: tp.Any) -> Difference:
-    if isinstance(x, (int, float, complex)) and isinstance(y, (int, float, complex)):
-        return Difference(path, "value", x, y, float(abs(x - y)))
-    return Difference(path, "value", _side(x), _side(y))
+def _distance(x: tp.Any, y: tp.Any) -> float | None:
+    try:
+        return float(abs(x - y))
+    except Exception:  # text, dates, numbers that no float can hold
+        return None
 
 
 def array_difference(path: Path, x: tp.Any, y: tp.Any) -> tp.Iterator[Difference]:
-    """The difference of two arrays, if there is one: in shape, dtype or values."""
+    """The differences of two arrays: in shape, in dtype or its weak type, or in values."""
     if tuple(x.shape) != tuple(y.shape):
         yield Difference(path, "shape", array_text(x), array_text(y))
-    elif x.dtype != y.dtype:
-        yield Difference(path, "dtype", array_text(x), array_text(y))
-    elif (numbers := numbers_of(x)) is not None and (others := numbers_of(y)) is not None:
+        return
+    types = type_text(x), type_text(y)
+    if types[0] != types[1]:
+        yield Difference(path, "dtype", *types)
+    numbers, others = numbers_of(x), numbers_of(y)
+    if x.dtype != y.dtype or numbers is None or others is None:
+        return
+    if jnp.issubdtype(numbers.dtype, np.number) or numbers.dtype == bool:
         same = (numbers == others) | ((numbers != numbers) & (others != others))
-        if same.all():
-            return
         wide = np.complex128 if np.iscomplexobj(numbers) else np.float64
         with np.errstate(all="ignore"):
             delta = np.where(same, -1, np.abs(numbers.astype(wide) - others.astype(wide)))
+    else:  # text, dates, objects
+        same = np.vectorize(_equal, otypes=[bool])(numbers, others)
+        delta = ~same
+    if not same.all():
         index = np.unravel_index(np.argmax(delta), delta.shape)  # the first NaN, if there is one
-        old, new = numbers[index].item(), others[index].item()
-        yield Difference(path, "value", old, new, float(abs(old - new)), tuple(map(int, index)))
+        old, new = numbers.item(index), others.item(index)
+        yield Difference(path, "value", old, new, _distance(old, new), tuple(map(int, index)))
 
 
 def numbers_of(array: tp.Any) -> np.ndarray | None:
@@ -162,5 +165,6 @@ def numbers_of(array: tp.Any) -> np.ndarray | None:
     if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         if isinstance(array, Tracer) or array.is_deleted():
             return None
-        return np.asarray(jax.random.key_data(array))
-    return np.asarray(array) if can_be_read(array) else None
+        with jax.ensure_compile_time_eval():  # in a trace it would be a tracer
+            return np.asarray(jax.random.key_data(array))
+    return np.asarray(array) if isinstance(array, np.ndarray) or can_be_read(array) else None

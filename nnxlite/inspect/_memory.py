@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from nnxlite._base.jax import is_concrete, is_ref
+from nnxlite._base.jax import is_concrete
 from nnxlite._base.text import counted_as, human_bytes, is_array
 from nnxlite._state._flat import content
-from nnxlite.graph._walk import iter_graph
+from nnxlite.graph._plan import view
 from nnxlite.inspect._tabulate import printed
 from nnxlite.training import OptState
 from nnxlite.transforms._jit import jit
@@ -152,13 +152,10 @@ def memory(
 
 def _arrays(owners: tuple[tp.Any, ...]) -> tp.Iterator[tuple[str, tp.Any]]:
     """Every array with its kind, Variables once each."""
-    for _, leaf in iter_graph(owners):
+    for leaf in view(owners).leaves:
+        kind = ARRAYS
         if isinstance(leaf, Variable):
             kind = OPTIMIZER if isinstance(leaf, OptState) else counted_as(type(leaf))
-        elif is_array(leaf) or is_ref(leaf):
-            kind = ARRAYS
-        else:
-            continue
         for array in jax.tree_util.tree_leaves(content(leaf)):
             if is_array(array):
                 yield kind, array

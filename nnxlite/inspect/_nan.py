@@ -20,18 +20,22 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import tree_leaves_with_path
 
 from nnxlite._base.errors import path_text
+from nnxlite._base.jax import key_name
 from nnxlite._base.outline import array_text
+from nnxlite._state._flat import content
 from nnxlite.boundary._call_def import parameter_names
+from nnxlite.graph._kinds import is_graph_node
 from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._calls import Path, copied_call, is_called, watched
-from nnxlite.inspect._subject import is_float
 from nnxlite.variables._variable import Variable
 
-Where = tp.Literal["argument", "output", "between", "gradient", "result"]
+Where = tp.Literal["argument", "output", "between", "gradient", "result", "written"]
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Range:
     """The values of one array in short.
@@ -39,7 +43,8 @@ class Range:
     Attributes:
         name: which array: a path.
         type: its dtype and shape, as `float32[2,3]`.
-        low, high: the least and the greatest finite value; NaN if none is finite.
+        low, high: the least and the greatest finite value, of complex ones the parts; NaN if there is
+            none.
         nans, infinities: how many values are NaN, and how many infinite.
     """
 
@@ -69,9 +74,9 @@ class NotFinite:
     Attributes:
         where: "argument" if they were there before the call, "output" of a module, "between" the calls
             that a module (or the function) makes, "gradient" that came back to the output of a module,
-            or "result" of the function.
-        path: of the module (or of the array, for an argument or a result), from the arguments; for
-            "between" that of the module whose code it is, "" for the function itself.
+            "result" of the function, or "written" by it to an object that it was given.
+        path: of the module (or of the array, for an argument, a result or what was written), from the
+            arguments; for "between" that of the module whose code it is, "" for the function itself.
         module: the class of the module and, unless it is `__call__`, its method; else "".
         values: the array; for "between" an argument of the next call.
         inputs: the arrays that the module was called with.
@@ -96,9 +101,9 @@ class NotFinite:
             place = f"between {before} and {after}" if before else f"before {after}"
             place = f"{place}, in {who or 'the function'}"
         loop = "" if self.iteration is None else f", in iteration {self.iteration}"
-        what = "argument " if self.where == "argument" else ""  # the name of a result says "result"
-        if self.where in ("argument", "result"):
-            return f"First not finite: the {what}{self.values}"
+        what = {"argument": "argument ", "result": "", "written": "value written to "}
+        if self.where in what:  # the name of a result says "result"
+            return f"First not finite: the {what[self.where]}{self.values}"
         lines = [f"First not finite: {place}{loop}", f"  {self.values}"]
         if self.inputs:
             lines += ["  called with", *(f"    {one}" for one in self.inputs)]
@@ -114,8 +119,9 @@ def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) 
 
     It looks at the arguments, then at what the methods of their modules return, in the order in which
     they return, then at the gradients of these outputs, in the order in which they come back, and
-    finally at the result. A module that was called with such values is not named: they arose in the code
-    around it, which is. The function runs operation by operation, so the call is slow, and the
+    finally at the result and at what the arguments contain then. A module that was called with such
+    values is not named: they arose in the code around it, which is. Infinities are meant so where the
+    path has the word "mask". The function runs operation by operation, so the call is slow, and the
     first one slowest: give it the loss where the whole step is not needed. The arguments stay as they
     are. Objects that the function does not take as arguments are not looked at.
 
@@ -160,7 +166,11 @@ def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) 
         jax.block_until_ready([x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)])
         jax.effects_barrier()
     search.first.sort(key=lambda found: found[0].where == "gradient")  # these after the outputs
-    search.look("result", ("result",), result)
+    numbers = float, complex, np.generic
+    as_array = lambda x: np.asarray(x) if isinstance(x, numbers) else x
+    search.look("result", ("result",), jax.tree.map(as_array, result, is_leaf=is_graph_node))
+    for path, root in roots:
+        search.look("written", path, root)
     if not search.first:
         return None
     one, iteration = search.first[0]
@@ -235,8 +245,10 @@ class _Search:
         """Look at the arrays in an argument, or in the result."""
         for path, leaf in _arrays(tree):
             full = path_text((*beginning, *path))
-            values = _range_of(full, leaf, measure(leaf))
-            if not values.finite:
+            if getattr(leaf, "is_deleted", bool)():  # donated
+                continue
+            values = range_of(full, leaf)
+            if values.nans or (values.infinities and "mask" not in full):
                 self.first.append((NotFinite(where, full, "", values), lambda: None))
 
     def call(
@@ -247,7 +259,7 @@ class _Search:
         module = type(obj).__name__ + ("" if name == "__call__" else f".{name}")
         named = _named(obj, name, args, kwargs)
         inputs = [(".".join(map(str, keys)), leaf) for keys, leaf in _arrays(named)]
-        measured = [measure(jax.lax.stop_gradient(x)) for _, x in inputs]
+        measured = [measure(x) for _, x in inputs]
         around = self._running
         this = _Running(path, module, around, weakref.ref(obj), inputs, measured)
         self._running = this
@@ -272,26 +284,26 @@ class _Search:
             calls.append(outer)
 
         def note(values: tp.Any, by_call: tp.Sequence[tp.Any]) -> None:
-            seen = _range_of(name, leaf, values)
+            seen = range_of(name, leaf, values)
             this.returned = True
             if seen.finite:
                 around.ended = _who(this.path or _ROOT, this.module)
                 return
             ranges = [
-                [_range_of(n, x, one) for (n, x), one in zip(call.inputs, measured)]
+                [range_of(n, x, one) for (n, x), one in zip(call.inputs, measured)]
                 for call, measured in zip(calls, by_call)
             ]
             self.first.append(_blamed(calls, ranges, seen))
 
         def note_gradient(values: tp.Any) -> None:
-            seen = _range_of(name, leaf, values)
+            seen = range_of(name, leaf, values)
             if not seen.finite:
                 found = NotFinite("gradient", this.path or _ROOT, this.module, seen)
                 self.first.append((found, functools.partial(this.iteration, ())))
 
         inputs = [call.measured for call in calls]
-        jax.debug.callback(note, measure(jax.lax.stop_gradient(leaf)), inputs)
-        return _with_gradient(note_gradient, leaf)
+        jax.debug.callback(note, measure(leaf), inputs)
+        return leaf if isinstance(leaf, np.ndarray) else _with_gradient(note_gradient, leaf)
 
 
 _ROOT = path_text(())
@@ -352,7 +364,8 @@ def _named(obj: tp.Any, name: str, args: tuple[tp.Any, ...], kwargs: dict[str, t
 
 
 def is_measured(value: tp.Any) -> bool:
-    return isinstance(value, (jax.Array, np.ndarray)) and value.size > 0 and is_float(value)
+    is_array = isinstance(value, (jax.Array, np.ndarray)) and value.size > 0
+    return is_array and jnp.issubdtype(value.dtype, jnp.inexact)
 
 
 def is_opaque(value: tp.Any) -> bool:
@@ -362,28 +375,39 @@ def is_opaque(value: tp.Any) -> bool:
 def _arrays(tree: tp.Any) -> tp.Iterator[tuple[tuple[tp.Any, ...], tp.Any]]:
     """The floating arrays in a tree of objects, with their paths."""
     for path, value in iter_graph(tree):
-        array = value.get_value() if isinstance(value, Variable) else value
-        if is_measured(array):
-            yield path, array
+        is_variable = isinstance(value, Variable)
+        pairs = tree_leaves_with_path(content(value)) if is_variable else [((), value)]
+        for keys, array in pairs:
+            if is_measured(array):
+                yield (*path, *map(key_name, keys)), array
 
 
-def measure(x: tp.Any) -> tuple[tp.Any, ...]:
-    """The least and greatest finite value, and how many are NaN or infinite."""
+def measure(x: tp.Any) -> tp.Any:
+    """The least and greatest finite value, and how many are NaN or infinite; see `range_of`."""
+    if isinstance(x, np.ndarray):  # JAX would make float32 of its float64
+        return range_of("", x, _measure(x, np))
     with jax.disable_jit(False):  # one program for each shape, not one for each operation
-        return _measure(x)
+        return _compiled(jax.lax.stop_gradient(x))
 
 
-@jax.jit
-def _measure(x: tp.Any) -> tuple[tp.Any, ...]:
-    finite, nans, infinities = jnp.isfinite(x), jnp.isnan(x).sum(), jnp.isinf(x).sum()
-    x = x if x.dtype == jnp.float64 else jnp.asarray(x, jnp.float32)
-    low = jnp.min(jnp.where(finite, x, jnp.inf))
-    high = jnp.max(jnp.where(finite, x, -jnp.inf))
-    nothing = ~finite.any()
-    low, high = (jnp.where(nothing, jnp.nan, end) for end in (low, high))
-    return low, high, nans, infinities
+def _measure(x: tp.Any, np: tp.Any = jnp) -> tuple[tp.Any, ...]:
+    x = x if x.dtype.itemsize > 4 else np.asarray(x, np.float32)
+    nans, wrong = np.isnan(x).sum(), (~np.isfinite(x)).sum()
+    x = np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x
+    finite = np.isfinite(x)
+    low = np.min(np.where(finite, x, np.inf))
+    high = np.max(np.where(finite, x, -np.inf))
+    low, high = (np.where(finite.any(), end, np.nan) for end in (low, high))
+    return low, high, nans, wrong - nans
 
 
-def _range_of(name: str, array: tp.Any, measured: tp.Sequence[tp.Any]) -> Range:
+_compiled = jax.jit(_measure)
+
+
+def range_of(name: str, array: tp.Any, measured: tp.Any = None) -> Range:
+    """The values of an array in short, of one that `measure` measured while it was traced too."""
+    measured = measure(array) if measured is None else measured
+    if isinstance(measured, Range):
+        return dataclasses.replace(measured, name=name)
     low, high, nans, infinities = measured
     return Range(name, array_text(array), float(low), float(high), int(nans), int(infinities))

@@ -30,16 +30,9 @@ class Net(nnx.Module):
         return self.l2(self.drop(nnx.relu(self.norm(self.l1(x)))))
 
 
-def net():
-    return Net(nnx.Rngs(0))
-
-
-def adam(model, wrt=nnx.Param):
-    return nnx.Optimizer(model, optax.adam(1e-3), wrt=wrt)
-
-
-def sgd(model):
-    return nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+net = lambda: Net(nnx.Rngs(0))
+adam = lambda model, wrt=nnx.Param: nnx.Optimizer(model, optax.adam(1e-3), wrt=wrt)
+sgd = lambda model: nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
 
 
 def kinds(found):
@@ -135,12 +128,6 @@ class Settings(nnx.Module):
         self.w = nnx.Param(jnp.ones(2), scale=(x, 1))
 
 
-def traced():
-    models = []
-    jax.jit(lambda x: models.append(Settings(x)))(1.0)
-    return models[0]
-
-
 def two(one=0, other=0):
     streams = nnx.Rngs(one), nnx.Rngs(other)
     return nnx.Dict(zip("ab", (nnx.Dropout(0.5, rngs=rngs) for rngs in streams)))
@@ -192,12 +179,6 @@ class Router(Scale):
         return x
 
 
-def routed():
-    model = Router(nnx.Param(jnp.ones(2)))
-    model(X)
-    return model
-
-
 @nnx.custom_vjp
 def clip(layer, x):
     return layer(x)
@@ -225,12 +206,6 @@ class Loop(nnx.Module):
         return loop(self, clip(self.clipped, x))
 
 
-def cycle():
-    models = [net()]
-    models.append(models)
-    return models
-
-
 @functools.cache
 def scope():
     """What the lines use; `check` changes none of it."""
@@ -254,6 +229,10 @@ def scope():
     shared = nnx.Dict(a=nnx.Dropout(0.5, rngs=rngs), b=nnx.Dropout(0.5, rngs=rngs), rngs=rngs)
     mixed = nnx.Sequential(half, nnx.LayerNorm(3, rngs=nnx.Rngs(0)))  # as layers ask for
     part = adam(model.l1, lambda path, leaf: path == ("kernel",))  # paths of the part
+    routed, cycle, traced = Router(nnx.Param(jnp.ones(2))), [net()], []
+    routed(X)
+    cycle.append(cycle)
+    jax.jit(lambda x: traced.append(Settings(x)))(1.0)
     return {**globals(), **locals()}
 
 
@@ -284,7 +263,7 @@ kinds(nnx.check(model, nothing))
     [('empty filter', 'optimizer')]
 nnx.check(model, (adam(model), part))
     nothing found
-nnx.check(traced())
+nnx.check(*traced)
     traced setting: partial: contains float32[] of a transform, which cannot be used once that has
     returned; pass it as an argument, or make it the value of an nnx.Variable closure: contains ...
     method: contains ... w.scale: contains ...
@@ -350,7 +329,7 @@ nnx.check(unused, None, X)
 kinds(nnx.check(unused, adam(unused, nnx.All(nnx.Param, nnx.Not(nnx.PathContains('spare')))), X))
     [('outside wrt', 'spare'), ('never called', 'old'), ('no gradient', 'choice'),
     ('no gradient', 'frozen')]
-[nnx.check(m, None, X) for m in (Tied(rngs), Router(nnx.Param(jnp.ones(2))), routed())]
+[nnx.check(m, None, X) for m in (Tied(rngs), Router(nnx.Param(jnp.ones(2))), routed)]
     [nothing found, nothing found, nothing found]
 kinds(nnx.check(Loop(rngs), None, X)) + kinds(nnx.check(Loop(rngs), None, X))
     [('never called', 'idle'), ('no gradient', 'spare'), ('never called', 'idle'),
@@ -364,9 +343,13 @@ kinds(nnx.check(weak(jnp.asarray(1.0) * 2))) + kinds(nnx.check(weak(jnp.full(2, 
     [('weak type', 'b'), ('weak type', 'b')]
 nnx.check(weak(jnp.full((1,), -1.0, jnp.float32)))
     nothing found
+[nnx.check(weak(x)) for x in (np.array([1e300, np.nan]), {'c': np.array(np.nan * 1j)}, np.array(1e300))]
+    [not finite: b: 1 of 2 ..., not finite: b: 1 of 1 ..., nothing found]
+[nnx.check(x) for x in (weak(np.float32('inf')), nnx.Dict(a=nnx.Param(X / 0, ref=True)))]
+    [not finite: b: 1 of 1 ..., not finite: a: 8 of 8 ...]
 nnx.check(model, None, jnp.ones((4, 5)))
     not checked: <root>: could not check the call with these inputs: ... 5 ...
-nnx.check(cycle())
+nnx.check(cycle)
     not checked: <root>: could not check the model: ValueError: ...
 nnx.check([model], None, X)
     not checked: <root>: cannot call list with the inputs; give a module with `__call__` ...

@@ -4,6 +4,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -37,14 +38,9 @@ class Net(nnx.Module):
 
 
 X = jnp.ones((1, 2))
-
-
-def loss(model, x):
-    return model(x).sum()
-
-
-def shown(found):
-    return found.where, found.path, found.module
+loss = lambda model, x: model(x).sum()
+twice = lambda model, x: model(model(x) / 0).sum()
+shown = lambda found: (found.where, found.path, found.module)
 
 
 def test_finite_values_give_none_and_the_arguments_stay():
@@ -54,6 +50,10 @@ def test_finite_values_give_none_and_the_arguments_stay():
     assert not nnx.diff(before, model)
     with jax.enable_x64(True):
         assert nnx.find_nan(Root(), jnp.full((), 1e300)) is None
+    mask = np.array(
+        [0, -np.inf]
+    )  # meant so; of NumPy, as the next is, which is finite as it is given
+    assert nnx.find_nan(lambda by, mask: by.sum() / 2, np.full(2, 1e300), mask) is None
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,6 @@ class Attend(nnx.Module):
         return x, {"bad": x / 0}, 3, jnp.zeros((0,)), jnp.arange(2)
 
 
-def twice(model, x):
-    return model(model(x) / 0).sum()
-
-
 FOUND = """
 nnx.find_nan(loss, Net(Divide(jnp.nan)), X)
     the argument model.layers.0.by: float32[], 1 NaN
@@ -158,6 +154,12 @@ nnx.find_nan(lambda model, x: loss(model, x) / 0, Net(Divide(2.0)), X)
     the result: float32[], 1 infinite
 nnx.find_nan(lambda model, x: {"loss": loss(model, x) / 0}, Net(Divide(2.0)), X)
     the result.loss: float32[], 1 infinite
+nnx.find_nan(lambda model: float("nan") * float(model.by), Divide(2.0))
+    the result: float64[], 1 NaN
+nnx.find_nan(lambda model: model.by.set_value({"a": model.by / 0}), Divide(2.0))
+    the value written to model.by.a: float32[], 1 infinite
+nnx.find_nan(lambda model, x: model(x * 1j), Divide(0.0), X)
+    the output of model (Divide) output: complex64[1,2], 2 NaN
 nnx.find_nan(lambda model, x: model(x, jnp.full_like(x, -jnp.inf)).sum(), Attend(), X)
     the output of model (Attend) ... called with ... mask: ... infinite
 nnx.find_nan(lambda model, x: model.several(x)[0], Attend(), X)
@@ -187,7 +189,8 @@ def test_found(line, message):
     pattern = re.escape("First not finite: " + message).replace(r"\ \.\.\.", ".*")
     found = eval(line)
     assert re.match(pattern, " ".join(str(found).split()))
-    place = message.removeprefix("the ").partition(" ")[0].partition(".")[0].rstrip(":")
+    place = message.removeprefix("the ").removeprefix("value ")
+    place = place.partition(" ")[0].partition(".")[0].rstrip(":")
     assert found.where == ("between" if place == "before" else place)
 
 

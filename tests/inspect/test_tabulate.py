@@ -17,10 +17,7 @@ from tests.messages import refused, rows
 
 X = jnp.ones((4, 3))
 ALL = {"compute_flops": True, "compute_vjp_flops": True}
-
-
-def linear(din=3, dout=2, **options):
-    return nnx.Linear(din, dout, **options, rngs=nnx.Rngs(0))
+linear = lambda din=3, dout=2, **options: nnx.Linear(din, dout, **options, rngs=nnx.Rngs(0))
 
 
 class Net(nnx.Module):
@@ -77,6 +74,10 @@ def rebuilt(layer, x):
 class Louder(nnx.Linear):
     def __call__(self, x):
         return 2 * super().__call__(x)  # makes no row of its own
+
+    def __setattr__(self, name, value):
+        assert not name.startswith("_watched")  # no attribute of this class
+        super().__setattr__(name, value)
 
 
 @pytest.mark.parametrize("run", [twice, nnx.jit(twice), rebuilt], ids=["plain", "jit", "rebuilt"])
@@ -371,6 +372,7 @@ def test_arrays_that_are_not_on_a_device():
             "tree": nnx.Cache({"k": jnp.ones(2, "int8"), "n": 3}),
             "key": nnx.RngKey(jax.random.key(0)),
             "scalar": 3,
+            "lazy": nnx.Dict(x=type("Lazy", (), {"shape": property(lambda self: 1 / 0)})()),
         }
     )
     assert used.by_device == {"not allocated": 20, "cpu:0": 17, "deleted": 12, "host": 4}
