@@ -11,6 +11,7 @@ are divided like one of them.
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import typing as tp
 
@@ -19,11 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
-from nnxlite._base.errors import path_text, warn_user
+from nnxlite._base.errors import Modes, path_text, warn_user
 from nnxlite._base.jax import is_tracing, key_name, new_ref
 from nnxlite._base.text import mesh_text
 from nnxlite._state._definition import from_flat_state
 from nnxlite._state._flat import content
+from nnxlite.boundary._body import Body
+from nnxlite.boundary._inputs import Inputs
+from nnxlite.boundary._out import Fixed, replay
 from nnxlite.checkpoint.patterns import Pattern
 from nnxlite.graph._edit import update
 from nnxlite.graph._kinds import Kind, kind_of
@@ -45,7 +49,8 @@ from nnxlite.sharding._plan import (
     spec_text,
     ways,
 )
-from nnxlite.transforms._compiles import eval_shape
+from nnxlite.transforms._call import Call
+from nnxlite.transforms._wrapper import Options, unbind
 from nnxlite.variables._definition import PLACEMENT
 from nnxlite.variables._variable import Variable
 
@@ -134,18 +139,23 @@ def _is_array(value: tp.Any) -> bool:
     return isinstance(value, (jax.Array, np.ndarray, jax.ShapeDtypeStruct))
 
 
-def paths_of(leaf: Leaf, duplicates: list[list[Path]]) -> list[Path]:
-    """All paths of an array, those that lead through a shared object included.
+def paths_of(path: Path, duplicates: list[list[Path]]) -> list[Path]:
+    """All paths of something, those that lead through a shared object included.
 
     Args:
-        leaf: the array.
+        path: its first one.
         duplicates: the paths of what is shared, as `find_duplicates` gives them.
     """
-    paths = [leaf.whole]
+    paths = [path]
     for first, *others in duplicates:
-        if leaf.path[: len(first)] == first:
-            paths += [other + leaf.whole[len(first) :] for other in others]
+        if path[: len(first)] == first:
+            paths += [other + path[len(first) :] for other in others]
     return paths
+
+
+def matching(patterns: tp.Mapping[str, Pattern], names: tp.Sequence[str]) -> list[str]:
+    """The texts of the patterns that match one of these names."""
+    return [t for t, p in patterns.items() if any(p.match(name) is not None for name in names)]
 
 
 def decide(tree: tp.Any, leaves: list[Leaf], mesh: AnyMesh, plan: Plan, caller: str) -> Layout:
@@ -178,7 +188,7 @@ def decide(tree: tp.Any, leaves: list[Leaf], mesh: AnyMesh, plan: Plan, caller: 
 
 
 def _placement(leaf: Leaf, division: Division, mesh: AnyMesh) -> Placement:
-    shape, dtype = tuple(leaf.value.shape), leaf.value.dtype
+    shape, dtype = tuple(leaf.value.shape), jnp.result_type(leaf.value)  # float32 for float64
     size = math.prod(shape) * dtype.itemsize
     part = size // math.prod(ways(axes, mesh) for axes in division.spec)
     spec = PartitionSpec(*division.spec)
@@ -330,18 +340,15 @@ def _by_rules(
     matched, divisions = set[str](), dict[int, Division]()
     for number, leaf in enumerate(leaves):
         said: list[tuple[Path, str, Spec]] = []  # for each path the first rule that matches
-        for path in paths_of(leaf, duplicates):
+        for path in paths_of(leaf.whole, duplicates):
             paths = [path]
             if leaf.place != leaf.path:  # a rule for a kernel is one for the base of its adapter
                 paths.append(path[: len(path) - len(leaf.keys) - 1])
             paths += [inside[1:] for inside in paths if in_container]
             names = [path_text(one) for one in paths]
-            matching = [
-                t for t, p in patterns.items() if any(p.match(n) is not None for n in names)
-            ]
-            matched.update(matching)
-            if matching:
-                text = matching[0]
+            matched.update(texts := matching(patterns, names))
+            if texts:
+                text = texts[0]
                 spec = _spec_of_rule(path, text, plan.rules[text], leaf.value.shape, mesh, caller)
                 said.append((path, text, spec))
         for path, text, spec in said:
@@ -428,9 +435,8 @@ def plan_layout(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
 
 
 def _decided(tree: tp.Any, mesh: AnyMesh, plan: PlanLike, caller: str) -> tuple[list[Leaf], Layout]:
-    decided = as_plan(plan, mesh, caller)
     leaves = leaves_of(tree)
-    return leaves, decide(tree, leaves, mesh, decided, caller)
+    return leaves, decide(tree, leaves, mesh, as_plan(plan, mesh, caller), caller)
 
 
 def shard(tree: tp.Any, mesh: AnyMesh, plan: PlanLike) -> Layout:
@@ -496,22 +502,20 @@ def _warn_of_explicit_axes(layout: Layout) -> None:
 
 def _write(tree: tp.Any, leaves: list[Leaf], layout: Layout, new: list[tp.Any]) -> None:
     """Put new arrays in the place of the old ones, and each spec into the metadata of its Variable."""
-    bare: dict[Path, tp.Any] = {}
-    for leaf, entry, value in zip(leaves, layout, new):
-        moved, variable = value is not leaf.value, leaf.variable
-        if variable is None:
-            if moved:
-                bare[leaf.path] = value
+    moved = [(leaf, value) for leaf, value in zip(leaves, new) if value is not leaf.value]
+    if bare := {leaf.path: value for leaf, value in moved if leaf.variable is None}:
+        update(tree, from_flat_state(bare))  # first: it refuses arrays in tuples
+    for _, group in itertools.groupby(zip(leaves, layout, new), lambda each: id(each[0].variable)):
+        (leaf, entry, value), *others = group
+        if (variable := leaf.variable) is None:
             continue
-        if moved and variable.ref:
-            variable.set_raw_value(new_ref(value))
-        elif moved:
-            swap = lambda x, old=leaf.value, new=value: new if x is old else x
-            variable.set_raw_value(jax.tree.map(swap, variable.get_raw_value()))
+        if any(x is not old.value for old, _, x in ((leaf, entry, value), *others)):
+            values = iter([value, *[x for _, _, x in others]])
+            swap = lambda x, values=values: next(values) if _is_array(x) else x
+            raw = jax.tree.map(swap, content(variable))
+            variable.set_raw_value(new_ref(raw) if variable.ref else raw)
         if not leaf.keys and variable.get_metadata().get(PLACEMENT) != entry.spec:
             variable.set_metadata(PLACEMENT, entry.spec)
-    if bare:
-        update(tree, from_flat_state(bare))
 
 
 def init_sharded(build: tp.Callable[[], M], mesh: jax.sharding.Mesh, plan: PlanLike) -> M:
@@ -544,9 +548,16 @@ def init_sharded(build: tp.Callable[[], M], mesh: jax.sharding.Mesh, plan: PlanL
         raise ValueError("init_sharded: call it outside of transforms, or only build() inside.")
     if not isinstance(mesh, jax.sharding.Mesh):
         raise TypeError(f"init_sharded: the mesh has to be a jax.sharding.Mesh, got {mesh!r}.")
-    model = eval_shape(build)
-    leaves, layout = _decided(model, mesh, plan, "init_sharded")
-    shardings = [layout.sharding_of(entry) for entry in layout]
-    made = jax.jit(lambda: [leaf.value for leaf in leaves_of(build())], out_shardings=shardings)()
-    _write(model, leaves, layout, made)
+    options = Options.of("init_sharded", Modes.of(None, None))
+    call = Call(options, unbind(build), (), {}, captured=True, read_only=True)
+    closed, shapes = jax.make_jaxpr(call.run_out, return_shape=True)(call.leaves)
+    body = Body(closed, (Fixed(None), shapes))  # `build` runs once
+    arguments = call.definition.build(call.leaves), call.definition.trees
+    leaves, layout = _decided(replay(Inputs(*arguments), shapes), mesh, plan, "init_sharded")
+    known = {id(leaf.value): layout.sharding_of(entry) for leaf, entry in zip(leaves, layout)}
+    shardings = [known.get(id(shape)) for shape in jax.tree.leaves(shapes)]
+    made = jax.jit(body.flat, out_shardings=shardings)(*jax.tree.leaves(call.leaves))
+    model = replay(Inputs(*arguments), body.outputs(made))
+    leaves = leaves_of(model)
+    _write(model, leaves, layout, [leaf.value for leaf in leaves])
     return model

@@ -16,20 +16,21 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnxlite._base.errors import MOST_PATHS, path_text, short_type
+from nnxlite._base.errors import MOST_PATHS, listed, path_text, short_type, warn_user
 from nnxlite._base.jax import P, R, RematPolicy, key_name
 from nnxlite._state._flat import content
 from nnxlite.checkpoint.patterns import Pattern
+from nnxlite.filtered._calls import filter_checkpoint
 from nnxlite.graph._compare import compare, differences_text
 from nnxlite.graph._functional import merge, split
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._kinds import is_graph_node
 from nnxlite.graph._rebuild import Path
-from nnxlite.graph._walk import iter_graph
+from nnxlite.graph._walk import find_duplicates, iter_graph
 from nnxlite.objects._capture import observed
 from nnxlite.objects._containers import List
 from nnxlite.objects._module import Module, iter_modules
-from nnxlite.transforms._control import remat
+from nnxlite.sharding._decide import matching, paths_of
 from nnxlite.transforms._wrapper import name_of
 from nnxlite.variables._definition import PLACEMENT, changed_names
 from nnxlite.variables._variable import Variable, is_variable
@@ -146,17 +147,20 @@ class _Leaves:
 
     Attributes:
         graphdef: the definition.
-        paths: the path of each leaf.
-        values: its value; that of a reference, if it is in one.
+        contents: the values of its leaves, as one pytree; those of references, where they are in one.
+        paths: the path of each array in them.
+        values: the arrays.
     """
 
     def __init__(self, layer: tp.Any) -> None:
         self.graphdef: GraphDef[tp.Any]
         self.graphdef, state = split(layer)
         pairs, self._treedef = jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)
-        self.paths: list[Path] = [tuple(map(key_name, path)) for path, _ in pairs]
         self._leaves = [leaf for _, leaf in pairs]
-        self.values = [content(leaf) for leaf in self._leaves]
+        found, self.contents = jax.tree_util.tree_flatten_with_path([*map(content, self._leaves)])
+        keys = [(*pairs[number.idx][0], *rest) for (number, *rest), _ in found]
+        self.paths: list[Path] = [tuple(map(key_name, path)) for path in keys]
+        self.values = [value for _, value in found]
 
     def rebuilt(self, values: tp.Sequence[tp.Any], change: Change) -> tp.Any:
         """A new object with other values, and a change to the names of axes in annotations."""
@@ -164,7 +168,7 @@ class _Leaves:
             leaf.replace(value, **_metadata(leaf, value, change))
             if isinstance(leaf, Variable)
             else value
-            for leaf, value in zip(self._leaves, values)
+            for leaf, value in zip(self._leaves, self.contents.unflatten(values))
         ]
         return merge(self.graphdef, self._treedef.unflatten(leaves))
 
@@ -250,14 +254,11 @@ def _refuse_different(number: int, first: _Leaves, other: _Leaves) -> None:
     if first.graphdef != other.graphdef:
         what = differences_text(compare(first.graphdef, other.graphdef))
     else:
-        what = next(
-            (
-                f"'{path_text(path)}' is {short_type(two)}, and {short_type(one)} there"
-                for path, one, two in zip(first.paths, first.values, other.values)
-                if short_type(one) != short_type(two)
-            ),
-            "",
-        )
+        one, two = (dict(zip(x.paths, map(short_type, x.values))) for x in (first, other))
+        known = ((path, one.get(path, "absent"), two.get(path, "absent")) for path in one | two)
+        what = next((f"'{path_text(p)}' is {b}, and {a} there" for p, a, b in known if a != b), "")
+        if not what and first.contents != other.contents:
+            what = f"its values are {other.contents}, and {first.contents} there"
     if what:
         raise ValueError(
             f"stack_layers: layer {number} differs from layer 0: {what}. Layers of a stack are equal "
@@ -272,8 +273,10 @@ def remat_layers(
 
     The model stays as it is. A module that is called inside another one of these is part of that call.
 
+    If `f` calls none of them, which is so for the copies inside `nnx.jit`, there is a warning.
+
     Args:
-        f: a function of a model, such as a loss; apply `nnx.grad` to the result.
+        f: a function of a model, such as a loss; apply `nnx.grad` and `nnx.jit` to the result.
         policies: for patterns of paths in the model ("blocks.*", "encoder.layers.0") a policy of
             `jax.checkpoint_policies`, or None: remember only the inputs. The first pattern that matches
             counts; modules that none matches are called as ever.
@@ -298,18 +301,16 @@ def remat_layers(
 
     @functools.wraps(f)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        chosen: dict[int, RematPolicy | None] = {}
-        used, names, methods = set[str](), list[str](), list[tuple[type, str]]()
+        chosen: dict[int, tuple[type, RematPolicy | None]] = {}
+        used, names, called = set[str](), list[str](), list[str]()
         for model in jax.tree.leaves((args, kwargs), is_leaf=is_graph_node):
+            duplicates = find_duplicates(model)
             for path, module in iter_modules(model) if isinstance(model, Module) else ():
-                names.append(path_text(path))
-                found = [
-                    t for t, pattern in patterns.items() if pattern.match(names[-1]) is not None
-                ]
-                used.update(found)
-                if found and id(module) not in chosen:
-                    chosen[id(module)] = policies[found[0]]
-                    methods.append((type(module), "__call__"))
+                here = [path_text(one) for one in paths_of(path, duplicates)]
+                names += here
+                if found := matching(patterns, here):
+                    used.update(found)
+                    chosen.setdefault(id(module), (type(module), policies[found[0]]))
         for text in patterns.keys() - used:
             near = difflib.get_close_matches(text, names, n=3, cutoff=0.3) or names[:MOST_PATHS]
             raise ValueError(
@@ -320,25 +321,19 @@ def remat_layers(
         def observer(
             call: tp.Any, module: tp.Any, name: str, args: tp.Any, kwargs: tp.Any
         ) -> tp.Any:
-            if id(module) in chosen:
-                return _again(call, chosen[id(module)], module, args, kwargs)
-            return call(module, *args, **kwargs)
+            if id(module) not in chosen:
+                return call(module, *args, **kwargs)
+            called.append(name)
+            return filter_checkpoint(call, policy=chosen[id(module)][1])(module, *args, **kwargs)
 
-        with observed(methods, observer):
-            return f(*args, **kwargs)
+        with observed([(kind, "__call__") for kind, _ in chosen.values()], observer):
+            result = f(*args, **kwargs)
+        if policies and not called:
+            warn_user(
+                f"remat_layers: {name_of(f)} called none of the modules at {listed([*policies])}, so "
+                "nothing is computed again. Other methods do not count, nor do copies inside a "
+                "transform: apply remat_layers to the function inside nnx.jit and nnx.grad."
+            )
+        return result
 
     return wrapper
-
-
-def _again(call: tp.Any, policy: tp.Any, module: tp.Any, args: tp.Any, kwargs: tp.Any) -> tp.Any:
-    """A call under `remat`; anything but arrays and objects, such as a flag, stays a constant."""
-    leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_graph_node)
-    traced = [i for i, x in enumerate(leaves) if is_graph_node(x) or isinstance(x, jax.Array)]
-
-    def run(module: tp.Any, values: list[tp.Any]) -> tp.Any:
-        filled = dict(zip(traced, values))
-        every = [filled.get(i, x) for i, x in enumerate(leaves)]
-        args, kwargs = treedef.unflatten(every)
-        return call(module, *args, **kwargs)
-
-    return remat(run, policy=policy)(module, [leaves[i] for i in traced])

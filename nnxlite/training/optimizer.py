@@ -112,14 +112,13 @@ def _in_variables(tree: tp.Any, params: tp.Any) -> tp.Any:
 
     It shares no buffer with them, so that a transform may donate both.
     """
-    shapes = {path: getattr(content(leaf), "shape", None) for path, leaf in pairs(params)}
+    values = {path: content(leaf) for path, leaf in pairs(params)}
     beside, taken = _beside(params), {id(content(leaf)) for leaf in flatten(params)[0]}
     opt_state = jax.tree.map(_opt_leaf, tree, is_leaf=is_variable)
     for path, leaf in pairs(opt_state):
         value = content(leaf)
-        ends = [path[i:] for i in range(len(path)) if path[i:] in shapes]
-        if ends:  # it belongs to a parameter
-            _fit_sharding(leaf, getattr(value, "shape", None), shapes[ends[0]])
+        param = next((values[path[i:]] for i in range(len(path)) if path[i:] in values), None)
+        _fit_sharding(leaf, value, param)
         if id(value) in taken and isinstance(value, jax.Array):
             value = jnp.copy(value)
         value = place(value, leaf.get_metadata())
@@ -428,17 +427,19 @@ def _out_of_references(params: tp.Any) -> tp.Any:
     return jax.tree.map(lambda x: x[...] if is_ref(x) else x, params)
 
 
-def _fit_sharding(leaf: OptState[tp.Any], shape: tp.Any, param_shape: tp.Any) -> None:
-    """Correct the sharding annotation of a value whose shape is not that of its parameter.
+def _fit_sharding(leaf: OptState[tp.Any], value: tp.Any, param: tp.Any) -> None:
+    """Correct the sharding annotation of a value whose shapes are not those of its parameter.
 
-    Additional leading axes (a history of gradients) are not sharded; for an unrelated shape (a
-    factored moment) the annotation is removed.
+    Additional leading axes (a history of gradients) are not sharded; for unrelated shapes (a
+    factored moment, one vector for each axis) the annotation is removed. `param` is None for what
+    belongs to no parameter.
     """
     names = leaf.get_metadata("out_sharding", None)
-    if names is None or shape is None or param_shape is None or shape == param_shape:
+    shapes, wanted = ([jnp.shape(x) for x in jax.tree.leaves(tree)] for tree in (value, param))
+    if names is None or shapes == wanted or not (shapes and wanted):
         return
-    extra = len(shape) - len(param_shape)
-    fits = extra > 0 and shape[extra:] == param_shape
+    extra = len(shapes[0]) - len(wanted[0])
+    fits = extra > 0 and [shape[extra:] for shape in shapes] == wanted
     longer = changed_names(names, lambda names: (*[None] * extra, *names)) if fits else None
     leaf.set_metadata(out_sharding=longer)
 

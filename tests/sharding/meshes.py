@@ -28,17 +28,16 @@ def steps(key, shape, dtype=None, out_sharding=None):
     return jax.numpy.asarray(numbers.reshape(shape) / 10)
 
 
-def linear(*names, rngs=None, **metadata):
+def linear(*names):
     """A Linear of 8 by 16 features, annotated by the names of its kernel's axes."""
-    return nnx.Linear(
-        8,
-        16,
-        kernel_init=steps,
-        bias_init=steps,
-        kernel_metadata={"out_sharding": names, **metadata},
-        bias_metadata={"out_sharding": names[-1:], **metadata},
-        rngs=nnx.Rngs(0) if rngs is None else rngs,
-    )
+    inits = {"kernel_init": steps, "bias_init": steps, "rngs": nnx.Rngs(0)}
+    kernel, bias = ({"out_sharding": part} for part in (names, names[-1:]))
+    return nnx.Linear(8, 16, kernel_metadata=kernel, bias_metadata=bias, **inits)
+
+
+def tied():
+    layer = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    return nnx.Dict(a=layer, b=nnx.Dict(inner=layer))
 
 
 class Block(nnx.Module):

@@ -142,7 +142,6 @@ def test_transforms_move_names_of_other_metadata():
         (("data",), 2, {}, ("data", None, None)),
         (("data",), -1, {"transform_metadata": LAYERS}, ("data", None, "layers")),
     ],
-    ids=["last", "short", "named"],
 )
 def test_an_axis_is_where_the_transform_puts_it(names, axis, over, wanted):
     make = lambda i: nnx.Param(jnp.ones((8, 8)) * i, sharding=names)

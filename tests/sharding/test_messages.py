@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
 from tests.messages import refused, rows
-from tests.sharding.meshes import Decoder, linear, mesh_of
+from tests.sharding.meshes import Decoder, linear, mesh_of, tied  # noqa: F401  # in lines
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
 ABSTRACT = nnx.eval_shape(lambda: Decoder(nnx.Rngs(0), blocks=2))
@@ -22,11 +22,6 @@ def planned(plan, tree=ABSTRACT, mesh=MESH):
 
 def made(*args):
     return nnx.eval_shape(lambda: nnx.Linear(*args, rngs=nnx.Rngs(0)))
-
-
-def tied():
-    layer = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
-    return nnx.Dict(a=layer, b=nnx.Dict(inner=layer))
 
 
 PLANS = """
@@ -91,6 +86,8 @@ nnx.shard(layer, MESH, 'data')
     jax.sharding.Mesh, or only ask for the layout: nnx.plan_layout.
 nnx.init_sharded(tied, MESH, 'fsdp')
     TypeError: init_sharded: the mesh has to be a jax.sharding.Mesh, got AbstractMesh
+nnx.shard((layer, (x,)), mesh_of(), {'0.kernel': ('data',), '**': None})
+    ValueError: cannot change an array inside a tuple in place; pass the object that holds it
 nnx.shard(layer, mesh_of(), {'kernel': ('data',), 'bias': (None, 'model')})
     ValueError: shard: the rule 'bias' for bias divides shape (16,)
 nnx.plan_layout(layer, nnx.make_mesh(data=4, model=2), 'data').put({'x': jnp.zeros((6, 1))})
@@ -175,6 +172,10 @@ nnx.stack_layers([on('model'), on(None, 'model')])
 nnx.stack_layers([on('model') for _ in range(3)], partition='data')
     ValueError: stack_layers: 3 layers cannot be spread evenly over the 2 devices along the mesh axis
     'data'. Take a multiple of them, or another name for partition.
+nnx.stack_layers([holding({'a': x}), holding({'a': x, 'b': x})])
+    ValueError: layer 1 differs from layer 0: 'v.b' is float32[16, 8], and absent there. Layers
+nnx.stack_layers([holding([x]), holding((x,))])
+    ValueError: layer 1 differs from layer 0: its values are PyTreeDef([(*,)]), and PyTreeDef([[*]])
 nnx.unstack_layers(nnx.Dict(n=nnx.Variable(jnp.array(1))))
     ValueError: unstack_layers: Dict is not a stack of layers: 'n' is a scalar. Make one with
     nnx.stack_layers(layers).
@@ -235,6 +236,7 @@ def scope():
         "SHORT": nnx.Param(jax.ShapeDtypeStruct((3,), "float32"), sharding=(None, "model")),
         "spec": lambda **rules: nnx.get_partition_spec(param(2, sharding=("batch",), **rules)),
         "over": lambda f, **axes: nnx.transform_metadata(f, partition="layers", **axes),
+        "holding": lambda tree: nnx.Dict(v=nnx.Variable(tree)),
         "dropout": lambda rate: nnx.Dropout(rate, rngs=nnx.Rngs(0)),
         "call": lambda places, *args, **options: nnx.jit(
             lambda *args: args[0](x), in_shardings=places, **options

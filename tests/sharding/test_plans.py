@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
-from tests.sharding.meshes import Decoder
+from tests.sharding.meshes import Decoder, tied
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
 ABSTRACT = nnx.eval_shape(lambda: Decoder(nnx.Rngs(0), blocks=2))
@@ -214,10 +214,6 @@ def test_rules_decide_first_and_alone():
 
 
 def test_rules_for_any_path_of_what_is_shared():
-    def tied():
-        layer = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
-        return nnx.Dict(a=layer, b=nnx.Dict(inner=layer))
-
     found = specs(nnx.eval_shape(tied), {"b.inner.kernel": ("model", None)})
     assert found["a.kernel"] == ("model", None)
 
@@ -254,7 +250,9 @@ def test_a_layout_says_what_lies_where(monkeypatch):
 
 def test_a_long_layout_lists_its_largest_arrays():
     model = nnx.Dict({f"w{i}": nnx.Param(np.zeros(i + 1)) for i in range(70)})
-    text = str(nnx.plan_layout(model, MESH, "data"))
+    layout = nnx.plan_layout(model, MESH, "data")
+    assert layout.bytes == 4 * sum(range(71))  # on a device they are float32
+    text = str(layout)
     assert "w69" in text and "w3 " not in text and "... and 10 rows of smaller arrays" in text
 
 

@@ -20,6 +20,7 @@ class Block(nnx.Module):
         self.norm = nnx.BatchNorm(size, rngs=rngs)
         self.dropout = nnx.Dropout(rate, rngs=rngs)
         self.tied = self.linear.kernel
+        self.tree = nnx.Variable({"none": None, "pair": (self.linear.kernel[0], jnp.ones(1))})
 
     def __call__(self, x):
         return x + self.dropout(self.norm(self.linear(x)))
@@ -48,6 +49,7 @@ def test_scanned_and_unrolled_layers_compute_and_write_the_same():
         np.testing.assert_allclose(after.norm.mean[...], before.norm.mean[...], rtol=1e-4)
         assert after.dropout.rngs.count[...] == before.dropout.rngs.count[...] == 2
         assert after.dropout.rngs.key[...] == before.dropout.rngs.key[...]
+        assert not nnx.diff(before.tree, after.tree)
 
 
 def sharded(where=COLUMNS, **metadata):
@@ -56,14 +58,12 @@ def sharded(where=COLUMNS, **metadata):
     return layer
 
 
-@pytest.mark.parametrize(
-    ("partition", "spec"),
-    [(None, P(None, None, "model")), ("layers", P("layers", None, "model"))],
-)
-def test_a_sharding_stays_behind_the_new_axis(partition, spec):
+@pytest.mark.parametrize("partition", [None, "layers"])
+def test_a_sharding_stays_behind_the_new_axis(partition):
     layers = [sharded(sharding=(None, "model")) for _ in range(4)]
     stacked = nnx.stack_layers(layers, partition=partition)
-    assert stacked.kernel.value.sharding.is_equivalent_to(NamedSharding(MESH, spec), 3)
+    wanted = NamedSharding(MESH, P(partition, None, "model"))
+    assert stacked.kernel.value.sharding.is_equivalent_to(wanted, 3)
     assert stacked.kernel.sharding_names == (partition, None, "model")
     again = nnx.unstack_layers(stacked)
     assert again[3].kernel.value.sharding.is_equivalent_to(COLUMNS, 2)
@@ -94,10 +94,8 @@ def test_abstract_layers():
 
 def test_callbacks_hear_of_the_axis():
     seen = []
-    hooks = {
-        "on_add_axis": lambda v, index, name: seen.append(("added", index, name)),
-        "on_remove_axis": lambda v, index, name: seen.append(("removed", index, name)),
-    }
+    note = lambda what: lambda v, index, name: seen.append((what, index, name))
+    hooks = {"on_add_axis": note("added"), "on_remove_axis": note("removed")}
     layers = [nnx.Dict(w=nnx.Param(jnp.ones(2), **hooks)) for _ in range(2)]
     stacked = nnx.stack_layers(layers, partition="layers")
     assert seen == [("added", 0, "layers")]
@@ -117,16 +115,18 @@ class Wave(nnx.Module):
 
     def __call__(self, x, wave=False):
         self.calls[...] += 1
-        return jnp.sin(self.linear(x)) if wave else x
+        return jnp.sin(self.linear(x)) if wave else x, "text"
 
 
 class Waves(nnx.Module):
     def __init__(self):
         self.blocks = nnx.List(Wave(nnx.Rngs(i)) for i in range(3))
+        self.last = self.blocks[-1]
 
     def __call__(self, x):
         for block in self.blocks:
-            x = block(x, wave=True)
+            x, text = block(x, wave=True)
+            assert text == "text"
         return x
 
 
@@ -143,7 +143,10 @@ def test_what_is_computed_again_by_path():
     dots = jax.checkpoint_policies.dots_saveable
     products = str(nnx.make_jaxpr(nnx.grad(loss_of))(Waves(), INPUT)).count("dot_general[")
     assert recomputed({"blocks.*": None}) == (products + 3, 3)
-    assert recomputed({"blocks.1": None}) == (products + 1, 1)
+    for path in ("blocks.1", "last"):
+        assert recomputed({path: None}) == (products + 1, 1)
+    with pytest.warns(UserWarning, match=r"loss_of called none of the modules at blocks\.\*, so"):
+        nnx.remat_layers(nnx.jit(loss_of), {"blocks.*": None})(Waves(), INPUT)
     assert recomputed({"blocks.*": dots}) == (products, 3)
     assert recomputed({"blocks.0": None, "blocks.*": dots}) == (products + 1, 3)
 
