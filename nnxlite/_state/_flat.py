@@ -68,7 +68,7 @@ def sorted_keys(keys: abc.Iterable[tp.Any]) -> list[tp.Any]:
     keys = list(keys)
     try:
         return sorted(keys)
-    except TypeError:  # keys of different kinds
+    except (TypeError, ValueError):  # keys of different kinds
         return sorted(keys, key=sort_key)
 
 
@@ -347,7 +347,7 @@ class FlatState(Shown, abc.Sequence[tuple[Path, V]]):
         if sort:
             try:
                 pairs.sort(key=lambda pair: pair[0])
-            except TypeError:  # keys of different kinds
+            except (TypeError, ValueError):  # keys of different kinds
                 pairs.sort(key=lambda pair: [sort_key(key) for key in pair[0]])
         self._paths = tuple([path for path, _ in pairs])
         self._leaves = [leaf for _, leaf in pairs]

@@ -154,7 +154,8 @@ def restore(
             leaves of other shapes are refused. If not, what matches is restored.
         cast: whether values may lose precision or range by a cast to the dtype that the object has.
             None: nothing is cast, and the object takes the dtypes that were saved; arrays of 64 bits,
-            which JAX does not have without x64, are refused.
+            which JAX does not have without x64, are refused, as are numbers where an array of another
+            kind is.
         items: the objects, by the names they were saved by; one that cannot be changed in place, such as
             a frozen module, is in the `values` of the report. So is plain data (None, numbers, text,
             bytes, dictionaries, lists and tuples of these), passed or not: it comes back as it was

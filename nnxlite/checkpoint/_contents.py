@@ -16,6 +16,7 @@ objects and arrays, these, numbers and text are leaves, and anything else but `N
 from __future__ import annotations
 
 import base64
+import cmath
 import collections
 import dataclasses
 import math
@@ -64,36 +65,37 @@ def is_plain(value: tp.Any) -> bool:
     return value is None or cls is bytes or cls in NUMBERS_AND_TEXT.values()
 
 
-def plain_as_json(value: tp.Any) -> tp.Any:
-    """Plain data as JSON, in which a list is `[kind, content]`; keys of other types become text."""
+def as_json(value: tp.Any) -> tp.Any:
+    """Plain data as JSON, in which a list is `[kind, content]`; keys that are not plain become text."""
     match value:
         case bytes():
             return ["bytes", base64.b64encode(value).decode()]
         case complex():
             return [value.real, value.imag]
         case dict() | list() | tuple():
-            pairs = [(_json_key(key), plain_as_json(child)) for key, child in entries(value)]
+            pairs = [(_json_key(key), as_json(child)) for key, child in entries(value)]
             return [_KIND_OF[type(value)], pairs]
     return value
 
 
-def plain_of_json(value: tp.Any) -> tp.Any:
-    """The inverse of `plain_as_json`."""
+def of_json(value: tp.Any) -> tp.Any:
+    """The inverse of `as_json`."""
     match value:
         case ["bytes", text]:
             return base64.b64decode(text)
         case [float(), float()]:
             return complex(*value)
         case ["dict", pairs]:
-            return {key: plain_of_json(child) for key, child in pairs}
+            return {of_json(key): of_json(child) for key, child in pairs}
         case ["list" | "tuple" as kind, pairs]:
-            values = [plain_of_json(child) for _, child in pairs]
+            values = [of_json(child) for _, child in pairs]
             return values if kind == "list" else tuple(values)
     return value
 
 
 def _json_key(key: tp.Any) -> tp.Any:
-    return key if isinstance(key, (str, int, float, bool, type(None))) else str(key)
+    key = key.item() if isinstance(key, np.generic) else key
+    return as_json(key) if is_plain(key) else str(key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,13 +161,9 @@ def spec_of(value: tp.Any) -> Spec | None:
 
 
 def _impl_name(value: tp.Any) -> str:
-    if isinstance(value, jax.Array):
-        return str(jax.random.key_impl(value))
-    known = (name for name in KEY_IMPLS if jax.random.key(0, impl=name).dtype == value.dtype)
-    return next(known, str(value.dtype))  # of an abstract key that the user's own code defines
-
-
-KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
+    names: list[str] = []  # the key may be abstract
+    jax.eval_shape(lambda key: names.append(str(jax.random.key_impl(key))), value)
+    return names[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -248,20 +246,6 @@ def _with_devices(
     return jax.sharding.NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
 
 
-def new_dtype(stored: Spec, leaf: Leaf, cast: bool | None) -> str:
-    """The dtype of a leaf once a stored one has taken its place.
-
-    That is its own one, or with `cast=None` the stored one; but without x64, arrays of JAX have at most
-    32 bits.
-    """
-    if leaf.spec.is_python or leaf.spec.key_impl:
-        return stored.dtype if leaf.plain and stored.is_python else leaf.spec.dtype
-    dtype = leaf.spec.dtype if cast is not None or stored.is_python else stored.dtype
-    if isinstance(leaf.value, (np.ndarray, np.generic)):
-        return dtype
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype)).name
-
-
 def placed(value: tp.Any, leaf: Leaf, dtype: str) -> tp.Any:
     """A value that was read in the form and sharding of a leaf; a copy.
 
@@ -269,28 +253,36 @@ def placed(value: tp.Any, leaf: Leaf, dtype: str) -> tp.Any:
         value: an array of NumPy, or one of JAX in the sharding already; of random keys, also their data;
             or a value of Python.
         leaf: what it is for.
-        dtype: see `new_dtype`.
+        dtype: the one that it will have.
     """
     spec = leaf.spec
-    if spec.is_python:
-        number = value.item() if hasattr(value, "item") else value
-        return value if leaf.plain and number is value else spec.as_python(number)
     if spec.key_impl:
         return jax.random.wrap_key_data(_on_devices(value, leaf.sharding), impl=spec.key_impl)
-    if isinstance(value, jax.Array):
+    if isinstance(value, jax.Array) and not spec.is_python:
         return value.astype(dtype)
-    with np.errstate(over="ignore", invalid="ignore"):  # the report says what is cast
-        if isinstance(value, (int, float)) and value - value == 0 and dtype != "bool":  # finite
-            limits = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
-            if not limits.min <= value <= limits.max:
-                raise CheckpointError(
-                    f"'{leaf.name}' was saved as the number {value}, which is out of the range of "
-                    f"{dtype}. Restore it into a number, or an array of another dtype."
-                )
-        array = np.asanyarray(value).astype(jnp.dtype(dtype), copy=False)
+    try:
+        if spec.is_python:
+            return Spec((), dtype).as_python(value.item() if hasattr(value, "item") else value)
+        with np.errstate(over="ignore", invalid="ignore"):  # the report says what is cast
+            array = np.asanyarray(value).astype(jnp.dtype(dtype), copy=False)
+        if getattr(value, "dtype", np.dtype("O")).kind == "O":
+            _check_range(value, array)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(
+            f"'{leaf.name}' was saved as the number {value}, which is out of the range of {dtype}. "
+            "Restore it into a number of its type, or an array of another dtype."
+        ) from error
     if isinstance(leaf.value, (np.ndarray, np.generic)):
         return np.array(array) if isinstance(leaf.value, np.ndarray) else np.array(array)[()]
     return _on_devices(array, leaf.sharding)
+
+
+def _check_range(numbers: tp.Any, array: np.ndarray) -> None:
+    """Raise OverflowError if numbers of Python are not in the range of the array they became."""
+    whole = jnp.issubdtype(array.dtype, jnp.integer)
+    kind = lambda x: int(x) if whole else (cmath.isinf(x), cmath.isnan(x))
+    if [*map(kind, np.ravel(numbers).tolist())] != [*map(kind, np.ravel(array).tolist())]:
+        raise OverflowError
 
 
 def _on_devices(array: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
@@ -337,10 +329,8 @@ class Contents:
         self._start = 0 if named else 1
         predicate = to_predicate(only)
         found = list(self._leaves())
-        counts = collections.Counter(self._name(f[0]) for f in found)
-        for whole, path, owner, position, value in found:
-            # Both 0 and "0" are keys.
-            name = self._name(whole, quoted=counts[self._name(whole)] > 1)
+        names = names_of(whole[self._start :] for whole, *_ in found)
+        for name, (_, path, owner, position, value) in zip(names, found):
             wanted, plain = predicate(path[1:], owner), path in self._plain
             spec = _spec_or_problem(value, plain)
             if isinstance(spec, Spec):
@@ -359,8 +349,8 @@ class Contents:
         for first, *others in find_duplicates(self.root, only=_is_shared):
             self.aliases.update((self._name(path), self._name(first)) for path in others)
 
-    def _name(self, path: Path, quoted: bool = False) -> str:
-        return name_of(path[self._start :], quoted)
+    def _name(self, path: Path) -> str:
+        return name_of(path[self._start :])
 
     def _leaves(self) -> Iterator[Found]:
         """The leaves, with what is to be refused, and with plain data whole."""
@@ -382,13 +372,13 @@ class Contents:
         plain |= {name: value for name, value in rest.items() if filled(value)}
         yield from (((name,), (name,), value, 0, value) for name, value in plain.items())
 
-    def has_item(self, name: str) -> bool:
-        """Whether a stored name begins with that of an item, where names do."""
-        return self._start > 0 or name.partition(".")[0] in {name_of((item,)) for item in self.root}
-
     def also_named(self, name: str) -> list[str]:
         """The other names of a leaf."""
         return other_names(name, self.aliases)
+
+    def has_item(self, name: str) -> bool:
+        """Whether a stored name begins with that of an item, where names do."""
+        return self._start > 0 or name.partition(".")[0] in {name_of((item,)) for item in self.root}
 
     def classes(self) -> dict[str, str]:
         """The classes of objects and Variables, by name."""
@@ -472,6 +462,27 @@ def name_of(path: tp.Iterable[tp.Any], quoted: bool = False) -> str:
     ('layers.0.a%2Eb', "'layers'.'0'")
     """
     return ".".join(_segment(repr(key) if quoted else str(key)) for key in path)
+
+
+def names_of(paths: tp.Iterable[tp.Sequence[tp.Any]]) -> list[str]:
+    """Names of paths, with quotes where they tell keys apart.
+
+    >>> from nnxlite.checkpoint._contents import names_of
+    >>> names_of([("a", 0), ("a", "0"), ("b", 0)])
+    ["'a'.0", "'a'.'0'", 'b.0']
+    """
+    paths = [*paths]
+    counts = collections.Counter(map(name_of, paths))
+    return unique([name_of(path, quoted=counts[name_of(path)] > 1) for path in paths])
+
+
+def unique(names: list[str]) -> list[str]:
+    """The same names; CheckpointError if two of them are equal."""
+    if twice := [name for name, times in collections.Counter(names).items() if times > 1]:
+        raise CheckpointError(
+            f"Several arrays have the name '{twice[0]}'. Change some of their keys."
+        )
+    return names
 
 
 def _segment(text: str) -> str:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import MOST_PATHS
-from nnxlite.checkpoint._contents import PLAIN, Contents, Leaf, Spec, every_name, new_dtype, placed
+from nnxlite.checkpoint._contents import PLAIN, Contents, Leaf, Spec, every_name, placed
 from nnxlite.checkpoint._report import CheckpointError, Mismatch, MismatchError, Report, near_text
 from nnxlite.checkpoint._rules import Conversion, Entry, Ignore, Rule, any_matches, conversions
 from nnxlite.checkpoint.patterns import Pattern
@@ -188,11 +188,11 @@ def compare(
             if odd:
                 texts = f"{specs[odd[0]]} as {odd[0]}", str(forms[odd[0]])
                 by_field["misshapen"].append(Mismatch(leaf.name, *texts))
-            elif not compatible(stored, leaf, cast):
+            elif (dtype := new_dtype(stored, leaf, cast)) is None:
                 by_field["misshapen"].append(Mismatch(leaf.name, str(stored), str(leaf.spec)))
                 remedies.append(_remedy(stored, leaf, cast))
             else:
-                good[leaf.name] = dtype = new_dtype(stored, leaf, cast)
+                good[leaf.name] = dtype
                 if dtype != stored.dtype and not leaf.spec.key_impl:
                     new = Spec(leaf.spec.shape, dtype)
                     by_field["cast"].append(Mismatch(leaf.name, str(stored), str(new)))
@@ -267,33 +267,33 @@ def check_sharding(leaf: Leaf) -> None:
         ) from error
 
 
-def compatible(stored: Spec, leaf: Leaf, cast: bool | None) -> bool:
-    """Whether a stored leaf can take the place of another: plain data always does."""
-    wanted = leaf.spec
+def new_dtype(stored: Spec, leaf: Leaf, cast: bool | None) -> str | None:
+    """The dtype of a leaf once a stored one has taken its place; None where it cannot.
+
+    That is its own one, or with `cast=None` the stored one; but without x64, arrays of JAX have at most
+    32 bits. Plain data takes the place of plain data, and data that of random keys.
+    """
+    wanted, dtype = leaf.spec, leaf.spec.dtype
     if leaf.plain and stored.is_python:
-        return True
+        return stored.dtype
     if wanted.key_impl and (stored.dtype, stored.shape) == wanted.raw:  # its data
-        return True
-    if stored.shape != wanted.shape:
-        return False
-    if stored.dtype == wanted.dtype:
-        return True
-    if stored.key_impl or wanted.key_impl or NOT_CAST.intersection((stored.dtype, wanted.dtype)):
-        return False
-    if cast is None and not stored.is_python and not wanted.is_python:
-        return new_dtype(stored, leaf, cast) == stored.dtype
-    return cast is None or cast or lossless(stored.dtype, wanted.dtype)
+        return dtype
+    kept = stored.key_impl or wanted.key_impl or NOT_CAST.intersection((stored.dtype, dtype))
+    if stored.shape != wanted.shape or (kept and stored.dtype != dtype):
+        return None
+    alike = cast is None and stored.is_python == wanted.is_python
+    dtype = stored.dtype if alike else dtype
+    if not (wanted.is_python or kept or isinstance(leaf.value, (np.ndarray, np.generic))):
+        dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype)).name
+    fine = dtype == stored.dtype or (not alike and (cast or lossless(stored.dtype, dtype)))
+    return dtype if fine else None
 
 
 NOT_CAST = {"Python str", PLAIN}
 
-_CATEGORIES = {
-    "Python bool": jnp.bool_,
-    "Python int": jnp.integer,
-    "Python float": jnp.floating,
-    "Python complex": jnp.complexfloating,
-}
-_NUMBERS = dict(zip(_CATEGORIES, ("bool", "int64", "float64", "complex128")))
+_PYTHON = [f"Python {name}" for name in ("bool", "int", "float", "complex")]
+_CATEGORIES = dict(zip(_PYTHON, (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)))
+_NUMBERS = dict(zip(_PYTHON, ("bool", "int64", "float64", "complex128")))
 
 
 def lossless(stored: str, wanted: str) -> bool:
@@ -327,12 +327,12 @@ def _remedy(stored: Spec, leaf: Leaf, cast: bool | None) -> str:
             "a random key and other values are not cast to each other: jax.random.wrap_key_data makes "
             "a key of its data, only=nnx.Not(nnx.RngKey) leaves keys as they are"
         )
-    if not compatible(stored, leaf, True):
+    if new_dtype(stored, leaf, True) is None:
         return ""
-    if cast is None:
+    if cast is None and stored.is_python == leaf.spec.is_python:
         return (
             f"without x64 JAX has no arrays of {stored.dtype}: cast=True casts, or set "
             "jax.config.update('jax_enable_x64', True)"
         )
-    keeps = ", cast=None keeps the stored dtypes" if compatible(stored, leaf, None) else ""
+    keeps = ", cast=None keeps the stored dtypes" if new_dtype(stored, leaf, None) else ""
     return f"cast=True casts with loss of precision{keeps}"

@@ -21,6 +21,7 @@ import weakref
 import jax
 
 from nnxlite._base.errors import warn_user
+from nnxlite._base.jax import as_integer
 from nnxlite.checkpoint import _orbax
 from nnxlite.checkpoint._checkpoint import check_options, restore
 from nnxlite.checkpoint._contents import Contents
@@ -174,8 +175,8 @@ class Manager:
         What has been passed may be changed, and its arrays donated, as soon as this returns.
 
         Args:
-            step: its number. After an earlier checkpoint was restored, the run has gone back: the new
-                checkpoint replaces those of this step and later ones, with a warning.
+            step: its number, from 0 on. After an earlier checkpoint was restored, the run has gone back:
+                the new checkpoint replaces those of this step and later ones, with a warning.
             metrics: numbers to be stored with it; the one named `best` is compared.
             only: as in `nnx.checkpoint.save`.
             force: save also where the step is not a multiple of `every`.
@@ -185,7 +186,8 @@ class Manager:
             Whether it was saved.
 
         Raises:
-            ValueError: if `metrics` lacks the one named `best`, or there is a checkpoint of this step or
+            ValueError: if `metrics` lacks the one named `best`, the step is not an integer or is
+                negative, or there is a checkpoint of this step or
                 a later one, and none before it was restored.
             nnxlite.checkpoint.CheckpointError: for a leaf that cannot be saved.
                 Also if this one, or the one before it in the background, could not be written, as on a
@@ -198,6 +200,9 @@ class Manager:
                 f"Manager.save: checkpoints are compared by {self.best_metric!r}, and the metrics are "
                 f"{sorted(numbers)}. Pass metrics={{{self.best_metric!r}: ...}}."
             )
+        step = as_integer(step)
+        if type(step) is not int or step < 0:
+            raise ValueError(f"Manager.save: a step is an integer from 0 on, got {step!r}.")
         manager = self._open()
         there = manager.all_steps()
         due = step % self._every == 0 or not there or manager.reached_preemption(step)
@@ -264,7 +269,7 @@ class Manager:
             there = f"steps {', '.join(map(str, steps))}" if steps else "no checkpoint"
             what = "Nothing to restore" if step is None else f"No step {step}"
             raise NotFoundError(f"{what} in {self.directory}: there is {there}.")
-        for number in reversed(steps) if step is None else [step]:
+        for number in reversed(steps) if step is None else [steps[steps.index(step)]]:
             path = self.directory / str(number)
             try:
                 report = restore(path, only=only, rename=rename, strict=strict, cast=cast, **items)
@@ -283,8 +288,9 @@ class Manager:
         `latest`, `best`, `metrics` and `should_stop` count it as well. If it cannot be written, the call
         that raises the error removes it. Other managers list it when it is complete.
         """
-        complete = _orbax.complete_steps(self.directory) if self.directory.exists() else []
-        return sorted({*complete, *self._unfinished})
+        names = _orbax.orbax().path.step.standard_name_format()
+        there = names.find_all(self.directory) if self.directory.exists() else ()
+        return sorted({*(found.step for found in there), *self._unfinished})
 
     @property
     def latest(self) -> int | None:

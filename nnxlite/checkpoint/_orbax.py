@@ -21,16 +21,7 @@ import numpy as np
 from nnxlite._base.errors import importing
 from nnxlite._base.jax import key_name
 from nnxlite._base.text import human_bytes
-from nnxlite.checkpoint._contents import (
-    NUMBERS_AND_TEXT,
-    PLAIN,
-    Contents,
-    Spec,
-    is_below,
-    name_of,
-    plain_as_json,
-    plain_of_json,
-)
+from nnxlite.checkpoint._contents import PLAIN, Contents, Spec, as_json, names_of, of_json
 from nnxlite.checkpoint._loading import Source
 from nnxlite.checkpoint._report import (
     CheckpointError,
@@ -81,7 +72,7 @@ def content_of(contents: Contents) -> ocp.args.Composite:
             leaves[name] = {"dtype": spec.dtype, "shape": list(spec.shape)}
             same[name] = f"{spec} {value!r}" if spec.is_python else str(spec)
             if spec.is_python:
-                leaves[name]["value"] = plain_as_json(value)
+                leaves[name]["value"] = as_json(value)
             elif 0 not in spec.shape:
                 arrays[name] = value
                 if not isinstance(leaf.value, jax.Array) or leaf.value.is_fully_addressable:
@@ -200,11 +191,6 @@ def not_written(folder: epath.Path, error: Exception) -> CheckpointError:
 # Reading ------------------------------------------------------------------------------------------
 
 
-def complete_steps(path: epath.Path) -> list[int]:
-    """The steps in the folder of a manager whose checkpoints are complete, in ascending order."""
-    return sorted(found.step for found in orbax().path.step.standard_name_format().find_all(path))
-
-
 class Info(Source):
     """The contents of a checkpoint, without its arrays.
 
@@ -267,7 +253,7 @@ class Info(Source):
         self.specs = {n: Spec(tuple(x["shape"]), x["dtype"]) for n, x in leaves.items()}
         for name, spec in self.specs.items():
             if spec.is_python:
-                self.values[name] = spec.as_python(plain_of_json(leaves[name]["value"]))
+                self.values[name] = spec.as_python(of_json(leaves[name]["value"]))
         self.aliases, self.classes = given["aliases"], given["classes"]
 
     @property
@@ -347,11 +333,11 @@ def _upgraded(given: dict[str, tp.Any]) -> dict[str, tp.Any]:
         return ["bytes", value] if rest == "bytes" else value
 
     for item in items_of(leaves):
-        parts = {name: entry for name, entry in leaves.items() if is_below(name, item)}
-        if item in parts and parts[item]["dtype"] in NUMBERS_AND_TEXT:
+        parts = {name: x for name, x in leaves.items() if name.partition(".")[0] == item}
+        if item in parts and Spec((), parts[item]["dtype"]).is_python:
             continue
         plain = item in {*table, *parts} and all("value" in entry for entry in parts.values())
-        plain = plain and not any(is_below(name, item) for name in given["classes"])
+        plain = plain and item not in items_of(given["classes"])
         for name, entry in parts.items():
             if plain or entry["dtype"].startswith(("None", "empty")):
                 del leaves[name]
@@ -389,13 +375,15 @@ def _read_tree(path: epath.Path, items: tp.Collection[str]) -> dict[str, tp.Any]
     as_numpy = orbax().RestoreArgs(restore_type=np.ndarray)
 
     def whole(handler: tp.Any) -> tp.Any:
-        args = jax.tree.map(lambda _: as_numpy, handler.metadata(path).tree)
+        form = lambda leaf: as_numpy if hasattr(leaf, "shape") else None  # as it is, such as text
+        args = jax.tree.map(form, handler.metadata(path).tree)
         return orbax().args.PyTreeRestore(restore_args=args)
 
     pairs = jax.tree_util.tree_leaves_with_path(_read(path, path, whole))
     arrays = {tuple(map(key_name, keys)): leaf for keys, leaf in pairs if hasattr(leaf, "shape")}
-    boxed = all(keys[-1] in ("value", "raw_value") for keys in arrays)  # Variables of Flax
-    return {name_of([*items, *keys[: -1 if boxed else None]]): x for keys, x in arrays.items()}
+    boxed = all(keys[-1:] in (("value",), ("raw_value",)) for keys in arrays)  # Variables of Flax
+    names = names_of([*items, *keys[: -1 if boxed else None]] for keys in arrays)
+    return dict(zip(names, arrays.values()))
 
 
 def items_of(names: tp.Iterable[str]) -> list[str]:

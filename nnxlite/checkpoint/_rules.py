@@ -147,7 +147,7 @@ class Rule:
             return x
         right = self.axes.partition("->")[2]
         names = re.findall(r"[A-Za-z_]\w*", right)
-        every = f"{right} -> {' '.join(names)}"
+        every = f"{right} -> {' '.join(names)}{' ...' * ('...' in right)}"
         sizes = _rearranged(blank(shape), every, dict(self.sizes)).shape
         return _rearranged(x, self.axes, dict(zip(names, sizes)))
 

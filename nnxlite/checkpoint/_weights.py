@@ -27,7 +27,7 @@ import numpy as np
 
 from nnxlite._base.errors import importing
 from nnxlite._base.jax import key_name
-from nnxlite.checkpoint._contents import Contents, Leaf, Spec, spec_of
+from nnxlite.checkpoint._contents import Contents, Leaf, Spec, spec_of, unique
 from nnxlite.checkpoint._loading import Source, load_model
 from nnxlite.checkpoint._report import CheckpointError, DamagedError, NotFoundError, Report
 from nnxlite.checkpoint._rules import Conversion, Entry, MappingError, conversions
@@ -143,9 +143,8 @@ class Arrays(Source):
 
     def __init__(self, arrays: tp.Mapping[str, tp.Any]) -> None:
         pairs = jax.tree_util.tree_leaves_with_path(dict(arrays))
-        self._arrays = {
-            ".".join(str(key_name(key)) for key in keys): _as_array(value) for keys, value in pairs
-        }
+        names = unique([".".join(str(key_name(key)) for key in keys) for keys, _ in pairs])
+        self._arrays = {name: _as_array(value) for name, (_, value) in zip(names, pairs)}
         self.specs = {}
         for name, array in self._arrays.items():
             spec = spec_of(array)
@@ -155,14 +154,17 @@ class Arrays(Source):
 
     def read(self, name: str) -> np.ndarray:
         """See `Source`."""
-        array = self._arrays[name]
-        return np.asarray(jax.random.key_data(array) if self.specs[name].key_impl else array)
+        array, spec = self._arrays[name], self.specs[name]
+        # A number has no dtype of its own: `placed` compares it with the range of the leaf's.
+        dtype = object if spec.is_python else None
+        return np.asarray(jax.random.key_data(array) if spec.key_impl else array, dtype)
 
 
 def _as_array(value: tp.Any) -> tp.Any:
     """JAX's arrays as they are; PyTorch's without a copy."""
     if isinstance(value, (jax.Array, np.ndarray, np.generic)) or not hasattr(value, "__array__"):
         return value
+    value = value.detach() if hasattr(value, "detach") else value  # from its gradient
     try:
         return np.asarray(value)
     except TypeError:  # NumPy has no bfloat16 of its own

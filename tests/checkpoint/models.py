@@ -65,6 +65,10 @@ def params(**arrays):
     return nnx.Dict({name: nnx.Param(jnp.asarray(value)) for name, value in arrays.items()})
 
 
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
 def bits(*nodes):
     """Every leaf as bytes, by path."""
     found = {}

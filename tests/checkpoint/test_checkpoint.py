@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +13,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import nnxlite as nnx
-from nnxlite.checkpoint import CheckpointError, MismatchError
+from nnxlite.checkpoint import CheckpointError, MismatchError, Rule
 from nnxlite.checkpoint._contents import Contents
 from nnxlite.checkpoint._loading import lossless, renaming
-from tests.checkpoint.models import READ, SAVE, batch, bits, build, linear, params, step
+from tests.checkpoint.models import READ, SAVE, batch, bits, build, linear, names_in, params, step
 from tests.laws.graphs import roots
 
 checkpoint = nnx.checkpoint
-HERE = Path(__file__).parent
 
 
 @pytest.fixture
@@ -83,6 +81,10 @@ def test_names_are_readable_and_do_not_depend_on_the_order_of_attributes(trained
     tables = {key: nnx.Variable(jnp.zeros(1)) for key in ("0", "a.b", "", "a/b", "%")}
     found = names(m=tables, both=[{0: jnp.zeros(1)}, {"0": jnp.zeros(2)}])
     assert found == ["both.0.0", "both.1.0", "m.%", "m.%25", "m.0", "m.a%2Eb", "m.a%2Fb"]
+    alike = {"x": {0: jnp.ones(1), "0": jnp.ones(1)}, "'x'": {0: jnp.ones(1)}}
+    assert len(names(m=alike)) == 3
+    with pytest.raises(CheckpointError, match=r"Several arrays have the name ''x'\.0'"):
+        Contents({"m": alike}, named=False)
 
 
 def test_the_summary_of_a_checkpoint(trained, folder):
@@ -292,14 +294,31 @@ def test_64_bits_without_x64(tmp_path, value, file):
 
 
 def test_a_stored_number_has_the_dtype_of_the_array_that_it_becomes(folder):
-    checkpoint.save(folder, x=3)
+    checkpoint.save(folder, x=3.5)
     report = checkpoint.restore(folder, x=jnp.zeros((), "float16"), cast=None)
-    assert report.values["x"].dtype == "float16" and report.values["x"] == 3
-    assert [m.stored for m in report.cast] == ["Python int"]
-    for number, dtype in [(300, "int8"), (-1, "uint8"), (1e5, "float16")]:
-        checkpoint.save(folder / dtype, x=number)
-        with pytest.raises(CheckpointError, match=f"{number}, .* out of the range of {dtype}"):
-            checkpoint.restore(folder / dtype, x=jnp.zeros((), dtype), cast=True)
+    assert report.values["x"].dtype == "float16" and report.values["x"] == 3.5
+    assert [m.stored for m in report.cast] == ["Python float"]
+    model, one = (nnx.Dict(v=nnx.Variable(value)) for value in (jnp.int32(0), 0))
+    with pytest.raises(MismatchError, match="Python float, wanted int32.*\n  cast=True casts with"):
+        checkpoint.restore(folder, x=model, cast=None, rename={"x": "x.v"})
+    checkpoint.restore(folder, x=one, cast=None, rename={"x": "x.v"})
+    assert model.v.value == 0 and one.v.value == 3.5  # a number has no other dtype to keep
+
+
+BYTE, HALF, FLOAT8 = (jnp.zeros((), dtype) for dtype in ("int8", "float16", "float8_e4m3fn"))
+UNFIT = [(300, BYTE), (2**70, BYTE), (1e5, HALF), (np.inf, FLOAT8), (np.nan, 3), (1j, 2.0)]
+
+
+@pytest.mark.parametrize(("number", "old"), [*UNFIT, (1e300j, HALF + 0j)])
+def test_a_number_that_does_not_fit_is_refused(folder, number, old):
+    model, mapping = nnx.Dict(v=nnx.Variable(old)), checkpoint.Mapping([Rule("v", "v")])
+    checkpoint.save(folder, v=number)
+    refused = pytest.raises(CheckpointError, match="v' was saved as the number .* of the range of")
+    with refused:
+        checkpoint.restore(folder, model=model, rename={"v": "model.v"}, cast=True)
+    with refused:
+        mapping.load({"v": number}, model, cast=True)
+    assert model.v.get_value() is old
 
 
 def test_no_cast_without_a_word_changes_a_value():
@@ -433,10 +452,6 @@ def test_items_with_the_name_of_another_calls_option(folder, name):
     assert bits(new) == bits(item)
 
 
-def names_in(path):
-    return sorted(p.name for p in path.iterdir())
-
-
 def test_an_existing_folder_is_not_overwritten_unasked(tmp_path, folder):
     checkpoint.save(folder, step=1)
     with pytest.raises(FileExistsError, match="pass overwrite=True to replace it when the new"):
@@ -488,6 +503,9 @@ def test_trees_that_orbax_wrote_by_hand(folder, form):
     assert checkpoint.info(folder).leaves["blocks.1.kernel"] == "float32[4,4]"
     with pytest.raises(CheckpointError, match="as one tree: restore one item of it, not mod"):
         checkpoint.restore(folder, model=new, optimizer=optimizer)
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(folder / "one", jnp.arange(3))
+    assert checkpoint.restore(folder / "one", x=jnp.zeros(3, int)).values["x"].tolist() == [0, 1, 2]
 
 
 def mesh(shape, names, devices=None, kind=jax.sharding.AxisType.Auto):

@@ -261,6 +261,9 @@ def test_saves_that_are_refused(tmp_path):
         message = r"compared by 'loss', and the metrics are \['acc'\]\."
         with pytest.raises(ValueError, match=message):
             manager.save(1, model=model(), metrics={"acc": 1})
+        for step in (-1, 1.0, True, "1"):
+            with pytest.raises(ValueError, match=f"a step is an integer from 0 on, got {step!r}"):
+                manager.save(step, model=model(), metrics={"loss": 1})
         manager.save(1, model=model(), metrics={"loss": 1})
         for force in (False, True):
             with pytest.raises(ValueError, match=r"step 1 is not after those .* to 1\. Each save"):

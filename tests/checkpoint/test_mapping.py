@@ -25,21 +25,15 @@ def params(**shapes):
 
 
 def values(model):
-    return {
-        ".".join(map(str, path)): np.asarray(leaf[...]).tolist()
-        for path, leaf in nnx.to_flat_state(nnx.state(model))
-    }
-
-
-def zeros_like(model):
-    return nnx.map(lambda path, leaf: leaf.replace(jnp.zeros_like(leaf[...])), nnx.clone(model))
+    pairs = nnx.to_flat_state(nnx.state(model))
+    return {".".join(map(str, path)): leaf[...].tolist() for path, leaf in pairs}
 
 
 def round_trip(model, *rules):
     """What the mapping exports, after checking that it loads back to the same."""
     mapping = Mapping(rules)
     foreign = mapping.export(model)
-    loaded = zeros_like(model)
+    loaded = nnx.map(lambda _, leaf: leaf.replace(jnp.zeros_like(leaf[...])), nnx.clone(model))
     report = mapping.load(foreign, loaded)
     assert report.complete and sorted(report.restored) == sorted(values(model))
     assert values(loaded) == values(model)
@@ -97,6 +91,7 @@ def test_arrays_are_renamed_and_converted_and_back(shapes, rules, foreign):
         # Llama's own checkpoints rotate neighbours, RoPE here the two halves.
         ("(h k two) d -> d h (two k)", {"two": 2}, (5, 2, 6), (12, 5)),
         ("1 1 d -> d", {}, (3,), (1, 1, 3)),
+        ("(o g) i ... -> g ... i o", {}, (2, 3, 3, 4, 5), (10, 4, 3, 3)),
         ("-> ", {}, (), ()),
         ("(a b) -> b a", {}, (0, 2), (0,)),
         ("in out -> out in", {}, (2, 3), (3, 2)),  # a keyword is a fine name
@@ -147,6 +142,8 @@ def test_nested_dictionaries():
     assert model.a.w[...].tolist() == [3, 4]
     with pytest.raises(ValueError, match=re.escape("'x.y' is a str, not an array.")):
         mapping.load({"x": {"y": "three"}}, model)
+    with pytest.raises(ValueError, match=re.escape("Several arrays have the name 'x.y'")):
+        mapping.load({"x": {"y": jnp.ones(2)}, "x.y": jnp.zeros(2)}, model)
 
 
 def test_what_does_not_match_is_reported_by_name():
@@ -167,9 +164,7 @@ def test_what_does_not_match_is_reported_by_name():
         "rest."
     )
     assert values(model) == before
-    mapping = Mapping(
-        [*mapping.entries, Rule("none", "none")]
-    )  # without strict it may match nothing
+    mapping = Mapping([*mapping.entries, Rule("none", "none")])  # not strict: it may match nothing
     report = mapping.load(foreign, model, strict=False, cast=True)
     assert report.restored == ("head",) and model.head[...] == 0
     assert values(model)["other"] == before["other"]

@@ -36,7 +36,7 @@ Text = type("Text", (str,), {})
 COMPLEX = st.complex_numbers(allow_nan=False, allow_infinity=False)
 NUMBERS = st.integers() | st.floats(allow_nan=False) | COMPLEX
 SIMPLE = st.none() | st.booleans() | NUMBERS | st.text(max_size=5) | st.binary(max_size=5)
-KEYS = st.text(max_size=3) | st.integers(0, 3) | st.booleans() | st.none()
+KEYS = st.text(max_size=3) | st.integers(0, 3) | st.booleans() | st.none() | st.tuples(st.binary())
 NAMES = st.sampled_from(["1", "None", "a.b", ""])
 
 
@@ -51,15 +51,11 @@ PLAIN = st.recursive(SIMPLE, containers, max_leaves=8)
 
 def blank(value):
     """The same structure with other values."""
-    match value:
-        case dict():
-            return {key: blank(part) for key, part in value.items()}
-        case list() | tuple():
-            return type(value)(map(blank, value))
-        case None:
-            return None
-        case _:
-            return type(value)()
+    if isinstance(value, dict):
+        return {key: blank(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(blank, value))
+    return None if value is None else type(value)()
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
