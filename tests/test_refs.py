@@ -153,6 +153,9 @@ def test_references_made_inside_leave_as_new_ones():
     made(m)
     assert m.raw is m.old and m.cache.get_raw_value() is m.again.get_raw_value()
     first = m.cache.get_raw_value()
+    own = nnx.clone(m, arrays=True)
+    assert own.raw is own.old is not m.old
+    assert own.cache.get_raw_value() is own.again.get_raw_value() is not first
     m.again[...] *= 5
     assert m.cache.value.tolist() == [5.0, 5.0]
     del m.again  # JAX takes each reference once

@@ -232,7 +232,7 @@ class CallDef(TreeForm):
     def __init__(self, *key: tp.Any) -> None:
         self.key = key
         (self.treedef, self.where, self.graphdef, self.extra) = key[:4]
-        (self.trees, self.names, self.structure, self.static) = key[4:]
+        (self.trees, self.names, self.structure, self.static) = key[4:8]
         self.cache: Bounded[tp.Any, tp.Any] = Bounded(_ENTRIES_PER_CALL)
 
     @functools.cached_property
@@ -368,8 +368,13 @@ _interned: Table[CallDef] = Table("key")
 
 def call_def(*key: tp.Any) -> CallDef:
     """The CallDef with these parts; raises TypeError where one is unhashable."""
-    treedef, where, graphdef, *more, static = key
+    treedef, where, graphdef, *more, static = key[:8]
     public = (treedef, where, graphdef.structure, *more, static)
+    ids = [id(value) for value in own_values(graphdef, static) if not facts(value).exact]
+    first = dict[int, int]()
+    places = tuple([first.setdefault(number, at) for at, number in enumerate(ids)])
+    if len(first) < len(ids):  # `OutDef.of_call` tells by identity which of them is returned
+        public = (*public, places)
     shared = _interned.find(public) or _interned.add(public, CallDef(*public))
     own = graphdef.own or shared.own_tree or (static is not None and not static.exact)
     return OwnCall(shared, *key) if own else shared

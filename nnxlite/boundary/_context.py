@@ -25,7 +25,7 @@ from nnxlite._state._flat import FlatState
 from nnxlite.boundary._out import note_changes
 from nnxlite.filters import Filter
 from nnxlite.graph._defs import children_by_name
-from nnxlite.graph._functional import copied, leaves_of, listed_leaves, select
+from nnxlite.graph._functional import copies, leaves_of, listed_leaves, select
 from nnxlite.graph._graphdef import GraphDef
 from nnxlite.graph._plan import View, refuse_sharing
 from nnxlite.graph._rebuild import (
@@ -187,7 +187,7 @@ def unflatten(
     is_list = isinstance(state, (list, tuple))
     leaves = listed_leaves(graphdef, state) if is_list else leaves_of(graphdef, (state,))
     if copy_variables:
-        leaves = [copied(leaf) for leaf in leaves]
+        leaves = copies(leaves)
     decoded, first = graphdef.decoded, graphdef.first
     known: list[tp.Any] = [None] * len(decoded.node_defs)
     for number in range(first):

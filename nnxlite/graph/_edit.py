@@ -121,6 +121,7 @@ class _Update:
         others: the Variables with more to be done, their values, and whose metadata they take over.
         bare: the new values of leaves that are not Variables, by path, with the object around each.
         added: the nodes that get Variables at new names, by their ids, and these Variables.
+        brought: the path and the value of each leaf in the present state, by what it is one of.
     """
 
     def __init__(self, root: tp.Any) -> None:
@@ -131,12 +132,13 @@ class _Update:
         self.others: dict[int, tuple[Variable[tp.Any], tp.Any, Variable[tp.Any] | None]] = {}
         self.bare: dict[Path, tuple[tp.Any, tp.Any]] = {}
         self.added: dict[int, tuple[tp.Any, dict[tp.Any, tp.Any]]] = {}
+        self.brought: dict[tp.Any, tuple[Path, tp.Any]] = {}
 
     # gathering -------------------------------------------------------------------------------
 
     def collect(self, given: tp.Any) -> None:
         """Note and check everything that one state brings."""
-        self.again = bool(self.others or self.values)
+        self.again, self.brought = bool(self.others or self.values), {}
         if isinstance(self.root, Variable):
             self._variable(self.root, given)
             return
@@ -170,7 +172,8 @@ class _Update:
             for name, value in items:
                 path, child = (*above, name), children.get(name, MISSING)
                 if isinstance(child, Variable):
-                    self._variable(child, value, path)
+                    if not self._has_come(id(child), path, value):
+                        self._variable(child, value, path)
                 elif type(value) is State and kind_of(child) == Kind.OBJECT:  # quick
                     pending.append((path, child, owner, value))
                 elif child is MISSING or (child is None and isinstance(value, Variable)):
@@ -180,6 +183,7 @@ class _Update:
                 elif child is None and value is not None:
                     raise self._unknown(path, value, "is None")
                 elif kind_of(child) not in NODES:
+                    self._has_come((id(node), name), path, value)
                     self._bare(path, child, owner, value)
                 elif isinstance(value, Mapping):
                     pending.append((path, child, owner, value))
@@ -239,11 +243,27 @@ class _Update:
             if name != size + len([n for n in added if isinstance(n, int) and n >= size]):
                 raise self._unknown(path, value, "is not the next item of a list", node)
         check_trace(owner)
+        self._has_come((id(node), name), path, value)
         if kind_of(node) == Kind.OBJECT and name not in node._nnx_status:
             node._nnx_decided(name, value)  # raises where the attribute is declared static
         added[name] = value
 
     # checking --------------------------------------------------------------------------------
+
+    def _has_come(self, leaf: tp.Any, path: Path, value: tp.Any) -> bool:
+        """Whether the state brings this for a leaf at another path, too, and metadata nowhere but there.
+
+        Raises ValueError where that value is not known to be equal.
+        """
+        first, given = self.brought.setdefault(leaf, (path, value))
+        if given is not value and not _are_equal(given, value):
+            raise ValueError(
+                f"update: '{path_text(first)}' and '{path_text(path)}' of {type(self.root).__name__} "
+                f"are one leaf, the state brings {short_type(given)} for the one and another value, "
+                f"{short_type(value)}, for the other. Remove one of them from the state, or bring "
+                "equal values (while JAX traces: the same array)."
+            )
+        return first is not path and not isinstance(value, Variable)
 
     def _check_fit(
         self, path: Path, old: tp.Any, new: tp.Any, variable: Variable[tp.Any] | None = None
@@ -418,6 +438,18 @@ def note_arrays(
     raise ValueError(
         f"update cannot change an array inside a {name} in place; pass the object that holds it."
     )
+
+
+def _are_equal(one: tp.Any, other: tp.Any) -> bool:
+    """Whether two values of a leaf are known to be equal; traced ones are not."""
+    bare = lambda value: value._box.value if isinstance(value, Variable) else value
+    (leaves, tree), (others, other_tree) = map(jax.tree_util.tree_flatten, map(bare, (one, other)))
+    same = lambda x, y: x is y or np.all((x == y) | ((x != x) & (y != y)))
+    try:
+        shapes = [[*map(np.shape, each)] for each in (leaves, others)]
+        return tree == other_tree and shapes[0] == shapes[1] and all(map(same, leaves, others))
+    except Exception:  # traced, deleted
+        return False
 
 
 def _shape_of(value: tp.Any) -> tuple[int, ...] | None:

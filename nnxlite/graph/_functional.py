@@ -9,6 +9,7 @@ objects costs a few tens of nanoseconds per leaf.
 
 from __future__ import annotations
 
+import copy as copy_lib
 import operator
 import typing as tp
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import listed, non_exhaustive, path_text
-from nnxlite._base.jax import ApplyCaller, flatten_one_level
+from nnxlite._base.jax import ApplyCaller, flatten_one_level, is_ref, new_ref
 from nnxlite._state._definition import State
 from nnxlite._state._flat import FlatState
 from nnxlite._state.traversals import flatten_to_sequence
@@ -326,7 +327,7 @@ def merge(
     definition, states = _unpacked(graphdef_or_graphstate, states)
     leaves = leaves_of(definition, states)
     if copy:
-        leaves = [copied(leaf) for leaf in leaves]
+        leaves = copies(leaves)
     return build(definition, leaves, recreate_variables)
 
 
@@ -468,16 +469,30 @@ def flat_pairs(given: tp.Any, stops: tp.Container[Path] = ()) -> tp.Iterator[tup
     return iter(flatten_to_sequence(given, is_leaf=lambda path, _: path != () and path in stops))
 
 
-def copied(leaf: tp.Any) -> tp.Any:
-    return leaf.copy() if isinstance(leaf, Variable) else leaf
+def copies(leaves: tp.Iterable[tp.Any]) -> list[tp.Any]:
+    """Copies of Variables and references, and the other leaves; each reference is copied once."""
+    refs: dict[int, tp.Any] = {}
+
+    def own(value: tp.Any) -> tp.Any:
+        if is_ref(value) and id(value) not in refs:
+            refs[id(value)] = new_ref(value[...])
+        return refs.get(id(value), value)
+
+    def copied(leaf: tp.Any) -> tp.Any:
+        if not isinstance(leaf, Variable):
+            return own(leaf)
+        box = leaf._box
+        return make(box.definition, own(box.value) if box.definition.is_ref else box.value)
+
+    return [*map(copied, leaves)]
 
 
 def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool | None = None) -> N:
-    """A copy of a graph: new objects, new Variables, the same arrays; with its sharing and cycles.
+    """A copy of a graph: new objects, Variables and references, the same arrays; shared as before.
 
     Args:
         node: an object, or a pytree of objects.
-        variables: False keeps the original's Variables in the copy.
+        variables: False keeps the original's Variables and references in the copy.
         arrays: True copies the arrays as well, those of NumPy and numbers as arrays of JAX.
         graph: False refuses shared references.
 
@@ -493,12 +508,7 @@ def clone(node: N, variables: bool = True, *, arrays: bool = False, graph: bool 
     seen = checked_view(node, graph, "clone")
     leaves: tp.Sequence[tp.Any] = seen.leaves
     if variables:
-        leaves = [
-            make(leaf._box.definition, leaf._box.value)
-            if isinstance(leaf, Variable) and not leaf._box.definition.is_ref
-            else copied(leaf)
-            for leaf in leaves
-        ]
+        leaves = copies(leaves)
     if arrays:
         leaves = [_with_own_arrays(leaf) for leaf in leaves]
     return build(seen.graphdef, leaves)
@@ -508,12 +518,17 @@ def _with_own_arrays(leaf: tp.Any) -> tp.Any:
     def own(x: tp.Any) -> tp.Any:
         if isinstance(x, jax.Array):
             return jnp.copy(x)  # the method of keys fails while JAX records
-        return jnp.array(x) if is_data(x) or isinstance(x, (int, float, complex, np.generic)) else x
+        if is_ref(x) or not (is_data(x) or isinstance(x, (int, float, complex, np.generic))):
+            return x
+        try:
+            return jnp.array(x)
+        except TypeError:  # text, dates or objects of NumPy
+            return copy_lib.deepcopy(x)
 
     if not isinstance(leaf, Variable):
         return own(leaf)
-    is_ref = leaf._box.definition.is_ref
-    return leaf if is_ref else leaf.replace(jax.tree.map(own, leaf._box.value))
+    box = leaf._box
+    return leaf if box.definition.is_ref else leaf.replace(jax.tree.map(own, box.value))
 
 
 class Proxy:

@@ -164,8 +164,16 @@ class List(Module, tp.MutableSequence[T]):
             return self[number]
 
         def __setattr__(self, name: str, value: tp.Any) -> None:
-            number = _position(name, len(self))
-            super().__setattr__(name, value) if number is None else self._nnx_assign(number, value)
+            number, size = _position(name, 10**9), len(self)
+            if number is None:
+                super().__setattr__(name, value)
+            elif number <= size:
+                self._nnx_assign(number, value)
+            else:
+                raise AttributeError(
+                    f"Cannot assign the attribute {name!r} of a List of {size} items, since it would be "
+                    f"an item: the next one is {str(size)!r}. Use append, or fill the List in order."
+                )
 
     def append(self, value: T) -> None:
         """Add an item at the end.

@@ -204,6 +204,8 @@ NAMES = {
     nnx.update(with_axes, {"kernel": nnx.Param(jnp.ones(3), sharding=(None, "a"))})
         ValueError: 'kernel' has shape (2, 3) and its axes are annotated as (None, 'a'), the state
         brings ... Bring a Variable with the annotation of its axes
+    nnx.update(nnx.Dict(a=variable, b=[variable]), {"a": nnx.Param(ONE), "b": {0: 2 * ONE}})
+        ValueError: update: 'a' and 'b.0' of Dict are one leaf ... Remove one of them from the state
     nnx.update(3, {})
         TypeError: update takes an object, or a pytree of objects, got int
     nnx.update(ONE, {})

@@ -267,3 +267,6 @@ def test_a_compiled_function_returns_the_static_values_of_its_own_call():
         part, given = Part(KINDS["dataclass"], "attribute", owner), Frozen(owner=owner)
         assert held(part) is part.held and both(part, given)[1] is given
         assert made(given).held is given
+    first = nnx.jit(lambda pair: nnx.Dict(held=pair.a))
+    for a, b in ((given, given), (Frozen(owner="a"), Frozen(owner="b"))):
+        assert first(nnx.Dict(a=a, b=b, x=jnp.ones(1))).held is a

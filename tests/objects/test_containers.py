@@ -25,12 +25,12 @@ def keys(node):
 
 def test_lists_and_dicts_are_collections_and_modules():
     table = nnx.Dict({"b": 1}, a=2)
-    assert isinstance(table, MutableMapping) and isinstance(table, nnx.Module)
     assert list(table) == ["b", "a"] and bool(nnx.Dict(a=0)) and not nnx.Dict()
     items = nnx.List([1, jnp.zeros(2), nnx.data(3), nnx.static("s"), [jnp.zeros(1)], [2]])
     assert [items._nnx_status[i] for i in range(6)] == [False, True, True, False, True, False]
     assert keys(items) == ["[1]", "[2]", "[4][0]"]
-    assert isinstance(items, MutableSequence) and isinstance(items, nnx.Module)
+    for it, kind in ((table, MutableMapping), (items, MutableSequence)):
+        assert isinstance(it, kind) and isinstance(it, nnx.Module)
     for new in (copy.copy(items), copy.deepcopy(items), pickle.loads(pickle.dumps(items))):
         assert type(new) is nnx.List and len(new) == 6 and new[0] == 1
         new.append(4)
@@ -141,4 +141,5 @@ def test_attributes_of_a_list_have_the_names_that_setattr_takes():
         vars(layers)["0"] = 3
     layers.__dict__ = {"0": nnx.Param(5.0), "note": 1}
     assert (len(layers), layers[0].value, layers.note) == (1, 5.0, 1)
-    assert jax.tree.leaves(nnx.state(nnx.clone(layers))) == [5.0]
+    setattr(layers, "1", nnx.Param(6.0))
+    assert jax.tree.leaves(nnx.state(nnx.clone(layers))) == [5.0, 6.0] == [v.value for v in layers]

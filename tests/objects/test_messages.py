@@ -136,6 +136,8 @@ def perturbed():
         ValueError: nnx.static(...) when setting attribute 3 of Pytree type 'List'
     items[3]
         IndexError: Index out of bounds: 3 for a List of 3
+    setattr(items, "7", ONE)
+        AttributeError: attribute '7' of a List of 3 items ... the next one is '3'. Use append
     items[3] = 1
         IndexError: Index out of bounds: 3 for a List of 3
     items["a"]
