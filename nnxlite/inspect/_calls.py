@@ -32,6 +32,7 @@ from nnxlite.graph._functional import clone, merge, split
 from nnxlite.graph._kinds import GraphNode, hidden_writes_undone
 from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._capture import observed, public_methods
+from nnxlite.transforms._wrapper import unbind
 from nnxlite.variables._variable import Variable
 
 Path = tuple[tp.Any, ...]
@@ -195,24 +196,25 @@ def copied_call(
     """A call of a function with copies of the objects in its arguments.
 
     Args:
-        fun: a function, a module, or a method of one; the module is copied as well.
+        fun: a function, a module, or a method of one; the module is copied as well, and so are objects
+            in the arguments of a partial.
         args, kwargs: its arguments.
 
     Returns:
         The copies, each with the beginning of the paths below it: nothing for the module of `fun`, the
         name of the parameter for an argument. And the function that makes the call.
     """
+    unbound = unbind(fun)
+    copies: tp.Any = clone([unbound.args, args, {**unbound.kwargs, **kwargs}])
+    carried, args, kwargs = copies
+    call, method = unbound.fun, getattr(unbound.fun, "__name__", "")
+    if carried and getattr(type(carried[0]), method, None) is call:  # the class will have another
+        call = lambda obj, *args, **kwargs: getattr(obj, method)(*args, **kwargs)
     names = [*parameter_names(fun)]
     names += [f"args[{i}]" for i in range(len(names), len(args))]
-    owner = fun if isinstance(fun, GraphNode) else getattr(fun, "__self__", None)
-    owner = owner if isinstance(owner, GraphNode) else None
-    copies: tp.Any = clone([owner, args, kwargs])
-    copy, args, kwargs = copies
-    call: tp.Any = fun
-    if owner is not None:
-        call = copy if isinstance(fun, GraphNode) else getattr(copy, fun.__name__)
-    roots = [((), copy), *(((name,), x) for name, x in (*zip(names, args), *kwargs.items()))]
-    return roots, functools.partial(call, *args, **kwargs)
+    named = (*zip(unbound.names[1:], carried[1:]), *zip(names, args), *kwargs.items())
+    roots = [*(((), owner) for owner in carried[:1]), *(((name,), x) for name, x in named)]
+    return roots, functools.partial(call, *carried, *args, **kwargs)
 
 
 # Recording -----------------------------------------------------------------------------------
