@@ -422,8 +422,8 @@ Mine< # c
 
 ## what cannot be shown is said so, and a text within a text ends
 >>> bare = object.__new__(nnx.Linear)
->>> print(bare, repr(bare), object.__new__(nnx.Param))
-Linear Linear() <Param: AttributeError while it was shown>
+>>> print(bare, repr(bare), object.__new__(nnx.Param), repr(nnx.Param(nnx.Rngs(0)))[:8])
+Linear Linear() <Param: AttributeError while it was shown> Param( #
 >>> abstract = nnx.Param(jax.ShapeDtypeStruct((2, 3), "bfloat16"))
 >>> model = made(half=object.__new__(nnx.Param), gone=nnx.Param(deleted(())), abstract=abstract)
 >>> model.odd, model.unset = Odd(), bare

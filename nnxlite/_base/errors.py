@@ -449,7 +449,7 @@ def short_type(value: tp.Any) -> str:
     """A value in a few words for a message: arrays by shape and dtype, the rest by type."""
     shape = getattr(value, "shape", None)
     dtype = getattr(value, "dtype", None)
-    if shape is not None and dtype is not None:
+    if isinstance(shape, tuple) and dtype is not None:  # every name is an attribute of Rngs
         return f"{dtype}{list(shape)}"
     return type(value).__name__
 

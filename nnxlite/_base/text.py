@@ -229,7 +229,7 @@ def clip(text: str, width: int) -> str:
 def is_array(value: tp.Any) -> bool:
     if isinstance(value, (type, np.generic)):
         return False
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+    return isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype")
 
 
 def _array_text(array: tp.Any, few: int) -> str:

@@ -44,8 +44,8 @@ slots = lambda: dataclasses.make_dataclass("Slots", ["t"], slots=True)(jnp.ones(
 
 FORGOTTEN = {
     "module": (Block, "'held.layer' is a Linear in a Block"),
-    "list": (lambda: [Block()], "'held.0.layer' is a Linear in a Block"),
-    "dict": (lambda: {"a": (Block(),)}, "'held.a.0.layer' is a Linear in a Block"),
+    "containers": (lambda: [{"a": (Block(),)}], "'held.0.a.0.layer' is a Linear in a Block"),
+    "rngs": (lambda: Temps(nnx.Rngs(0)), "'held.t' is a Rngs in a Temps"),
     "array": (lambda: Temps(jnp.ones(1)), r"'held.t' is a float32\[1\] in a Temps"),
     "slots": (slots, r"'held.t' is a float32\[1\] in a Slots"),
     "variable": (lambda: Temps(nnx.Param(jnp.ones(1))), "'held.t' is a .* in a Temps"),
