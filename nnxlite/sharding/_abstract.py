@@ -90,15 +90,8 @@ def get_abstract_model(
     >>> state["kernel"].value.sharding.spec == jax.sharding.PartitionSpec()
     True
     """
-    definitions: list[GraphDef[M]] = []
-
-    def init() -> tp.Any:
-        definition, state = split(init_fn(), graph=graph)
-        definitions.append(definition)
-        return state
-
-    shapes = jax.eval_shape(init)
-    return definitions[0], _mapped(shapes, mesh, graph, arrays=False, replicate=True)
+    definition, shapes = jax.eval_shape(lambda: split(init_fn(), graph=graph))
+    return definition, _mapped(shapes, mesh, graph, arrays=False, replicate=True)
 
 
 def _mapped(
@@ -129,11 +122,12 @@ def _annotated(
     value: tp.Any, metadata: tp.Mapping[str, tp.Any], mesh: tp.Any, replicate: bool
 ) -> NamedSharding | None:
     """The sharding for an annotation, if there is one and a mesh."""
-    mesh = annotation_of(metadata).mesh or mesh
+    annotation = annotation_of(metadata)
+    mesh = annotation.mesh or mesh
     if metadata.get("out_sharding") is None:
         return NamedSharding(mesh, PartitionSpec()) if replicate and mesh is not None else None
     if mesh is None:
         return None
     spec = spec_of(metadata)
     check_spec(value, spec, mesh)
-    return NamedSharding(mesh, spec)
+    return NamedSharding(mesh, spec, memory_kind=annotation.memory_kind)

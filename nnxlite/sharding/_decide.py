@@ -393,15 +393,16 @@ def _follow_parameters(leaves: list[Leaf], divisions: list[Division], own: list[
     Such an array is outside of the model's objects (its rank is higher), its path ends like the
     parameter's, and it has the same shape. A rule or an annotation of its own takes precedence.
     """
-    parameters: dict[tuple[Path, tuple[int, ...]], int] = {}
+    parameters: dict[tuple[Path, tuple[int, ...], int], int] = {}  # the first of each rank
     for i in sorted(range(len(leaves)), key=lambda i: leaves[i].rank):
-        whole, shape = leaves[i].whole, leaves[i].value.shape
+        whole, shape, rank = leaves[i].whole, leaves[i].value.shape, leaves[i].rank
         ends = [(whole[start:], shape) for start in range(len(whole))]
-        found = next((parameters[end] for end in ends if end in parameters), None)
-        if found is not None and leaves[found].rank < leaves[i].rank and shape and not own[i]:
+        below = [(*end, lower) for end in ends for lower in range(rank)]
+        found = next((parameters[end] for end in below if end in parameters), None)
+        if found is not None and shape and not own[i]:
             divisions[i] = divisions[found]._replace(why="like its parameter")
         for end in ends:
-            parameters.setdefault(end, i)
+            parameters.setdefault((*end, rank), i)
 
 
 # Putting arrays there ------------------------------------------------------------------------------

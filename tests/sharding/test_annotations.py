@@ -220,6 +220,8 @@ def test_as_abstract():
         assert kept["kernel"].value is born.kernel.value
         tree = {"a": jnp.ones(2), "s": jax.ShapeDtypeStruct((2,), jnp.float32), "c": 1}
         assert nnx.abstract_with_sharding(tree)["s"].sharding is None
+    host = NamedSharding(mesh_of(), P("data"), memory_kind="pinned_host")
+    assert nnx.as_abstract(param(8, 4, sharding=host)).value.sharding == host
     again = nnx.as_abstract(born)  # outside the mesh: as the arrays are
     assert isinstance(again, nnx.Linear) and again is not born
     assert shapes(nnx.state(again)) == SHARDED
