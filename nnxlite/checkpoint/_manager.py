@@ -113,7 +113,7 @@ class Manager:
         self._every = every
         self._orbax: tp.Any = None
         self._unfinished: dict[int, dict[str, float]] = {}  # metrics of a step, until `wait`
-        self._at: int | None = None  # the step that this manager saved or restored last
+        self._at: int | None = None  # the step that was saved completely, or restored, last
 
     def _open(self) -> tp.Any:
         """Orbax's manager, for saving; it removes what a process that was ended has left."""
@@ -138,16 +138,17 @@ class Manager:
         return self._orbax
 
     def _kept(self, checkpoints: tp.Sequence[tp.Any], *, context: tp.Any) -> list[bool]:
-        """Which checkpoints are kept: of equally good ones the first, from which `should_stop` counts.
+        """Which checkpoints are kept once the last of them is complete: none of later steps.
 
-        Orbax's own policy keeps the last.
+        Of equally good ones that is the first, from which `should_stop` counts. Orbax's own policy
+        keeps the last.
         """
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = set(steps if self._keep is None else steps[-self._keep :])
+        metrics = {c.step: c.metrics for c in checkpoints if c.step <= checkpoints[-1].step}
+        kept = {step for step in metrics if self._keep_every and step % self._keep_every == 0}
+        kept |= set(metrics if self._keep is None else [*metrics][-self._keep :])
         if self.best_metric is not None:
-            kept.add(self._best_of({c.step: c.metrics for c in checkpoints}))
-        every = self._keep_every
-        return [step in kept or (every is not None and step % every == 0) for step in steps]
+            kept.add(self._best_of(metrics))
+        return [checkpoint.step in kept for checkpoint in checkpoints]
 
     def _best_of(self, metrics: tp.Mapping[int, tp.Any]) -> int | None:
         """The step with the best of some metrics, the first of equally good ones."""
@@ -186,9 +187,8 @@ class Manager:
             Whether it was saved.
 
         Raises:
-            ValueError: if `metrics` lacks the one named `best`, the step is not an integer or is
-                negative, or there is a checkpoint of this step or
-                a later one, and none before it was restored.
+            ValueError: if `metrics` lacks the one named `best`, the step is not an integer from 0 on,
+                or there is a checkpoint of this step or a later one, and none before it was restored.
             nnxlite.checkpoint.CheckpointError: for a leaf that cannot be saved.
                 Also if this one, or the one before it in the background, could not be written, as on a
                 full disk; those before are as they were.
@@ -208,9 +208,9 @@ class Manager:
         due = step % self._every == 0 or not there or manager.reached_preemption(step)
         if not force and not due:
             return False
+        self.wait()  # a save that failed may be the reason to try its step again
         later = [other for other in there if other >= step]
         if later and (self._at is None or self._at >= step):
-            self.wait()  # a save that failed is the reason to try its step again
             raise ValueError(
                 f"Manager.save: step {step} is not after those in {self.directory}, which are up to "
                 f"{max(later)}. Each save needs a later step. To go back, restore the checkpoint to go "
@@ -219,7 +219,6 @@ class Manager:
         with together(f"nnx.checkpoint.Manager.save: step {step}"):
             contents = Contents(items, only)
         args = _orbax.content_of(contents)
-        self.wait()
         if later:
             warn_user(
                 f"Manager.save: the run went back to step {self._at}, so step {step} replaces the later "
@@ -227,13 +226,13 @@ class Manager:
             )
 
         def write() -> None:
-            for other in sorted(later, reverse=True):
-                manager.delete(other)
+            # Orbax does not overwrite a step. Later ones stay until this one is complete.
+            if step in later:
+                manager.delete(step)
             manager.save(step, args=args, metrics=numbers, force=True)
 
         self._unless_failed(write)
         self._unfinished[step] = numbers
-        self._at = step
         return True
 
     def restore(
@@ -290,7 +289,8 @@ class Manager:
         """
         names = _orbax.orbax().path.step.standard_name_format()
         there = names.find_all(self.directory) if self.directory.exists() else ()
-        return sorted({*(found.step for found in there), *self._unfinished})
+        new = min(self._unfinished, default=math.inf)  # which replaces those of later steps
+        return sorted({*(x.step for x in there if x.step <= new), *self._unfinished})
 
     @property
     def latest(self) -> int | None:
@@ -330,6 +330,7 @@ class Manager:
         """Wait until what is being written is complete; CheckpointError if it cannot be written."""
         if self._orbax is not None:
             self._unless_failed(self._orbax.wait_until_finished)
+        self._at = max(self._unfinished, default=self._at)
         self._unfinished.clear()
 
     def _unless_failed(self, call: tp.Callable[[], tp.Any]) -> None:
