@@ -323,8 +323,7 @@ def _lanes(subject: Subject) -> tp.Iterator[Finding]:
 
 
 def _dtypes(subject: Subject) -> tp.Iterator[Finding]:
-    params = subject.variables(Param).items()
-    dtypes = {path: abstract(value).dtype for path, value in params if is_float(value)}
+    dtypes = {p: abstract(v).dtype for p, v in subject.variables(Param).items() if is_float(v)}
     if not dtypes:
         return
     usual = collections.Counter(dtypes.values()).most_common(1)[0][0]

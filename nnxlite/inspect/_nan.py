@@ -82,7 +82,8 @@ class NotFinite:
         inputs: the arrays that the module was called with.
         between: the call before and the call after, each as "path (class)"; the first is "" where
             there is none.
-        iteration: of the innermost loop, such as `scan`, counted from 0; None outside of loops.
+        iteration: how many times the loops around it, such as `scan`, had made the call before: where
+            one loop makes it each time, the number of the iteration, from 0; None outside of loops.
     """
 
     where: Where
@@ -100,14 +101,12 @@ class NotFinite:
             before, after = self.between
             place = f"between {before} and {after}" if before else f"before {after}"
             place = f"{place}, in {who or 'the function'}"
-        loop = "" if self.iteration is None else f", in iteration {self.iteration}"
+        loop = "" if self.iteration is None else f", earlier calls in the loop: {self.iteration}"
         what = {"argument": "argument ", "result": "", "written": "value written to "}
         if self.where in what:  # the name of a result says "result"
             return f"First not finite: the {what[self.where]}{self.values}"
-        lines = [f"First not finite: {place}{loop}", f"  {self.values}"]
-        if self.inputs:
-            lines += ["  called with", *(f"    {one}" for one in self.inputs)]
-        return "\n".join(lines)
+        called = ["  called with", *(f"    {one}" for one in self.inputs)] if self.inputs else []
+        return "\n".join([f"First not finite: {place}{loop}", f"  {self.values}", *called])
 
 
 def _who(path: str, module: str) -> str:
@@ -343,17 +342,21 @@ def _is_bad(given: Range, returned: Range) -> bool:
     return bool(given.nans or (given.infinities and not (masked and returned.nans)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _with_gradient(note: tp.Callable[[tp.Any], None], x: jax.Array) -> jax.Array:
     return x
 
 
-def _backward(note: tp.Callable[[tp.Any], None], _: None, gradient: jax.Array) -> tuple[jax.Array]:
-    jax.debug.callback(note, measure(gradient))
-    return (gradient,)
+@_with_gradient.defjvp
+def _with_tangent(note: tp.Callable[[tp.Any], None], primals: tp.Any, tangents: tp.Any) -> tp.Any:
+    """The tangent, as the solution of an equation, which can be transposed, batched, differentiated."""
 
+    def solve(_: tp.Any, gradient: jax.Array) -> jax.Array:
+        jax.debug.callback(note, measure(gradient))
+        return gradient
 
-_with_gradient.defvjp(lambda note, x: (x, None), _backward)
+    equal = jax.lax.custom_linear_solve(lambda x: x, tangents[0], lambda _, x: x, solve)
+    return primals[0], equal
 
 
 def _named(obj: tp.Any, name: str, args: tuple[tp.Any, ...], kwargs: dict[str, tp.Any]) -> tp.Any:

@@ -32,11 +32,8 @@ class Net(nnx.Module):
 
 net = lambda: Net(nnx.Rngs(0))
 adam = lambda model, wrt=nnx.Param: nnx.Optimizer(model, optax.adam(1e-3), wrt=wrt)
+kinds = lambda found: [(finding.kind, ".".join(map(str, finding.path))) for finding in found]
 sgd = lambda model: nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-
-
-def kinds(found):
-    return [(finding.kind, ".".join(map(str, finding.path))) for finding in found]
 
 
 class Scale(nnx.Module):

@@ -214,9 +214,7 @@ def test_values_that_cannot_be_shown_or_compared():
         def __repr__(self):
             raise RuntimeError("no text")
 
-    def made(number):
-        return nnx.Dict(w=nnx.Param(jnp.ones(2), note=Odd(number)), odd=Odd(number))
-
+    made = lambda n: nnx.Dict(w=nnx.Param(jnp.ones(2), note=Odd(n)), odd=Odd(n))
     odd = "<Odd: RuntimeError while it was shown>"
     assert not nnx.diff(made(1), made(1)) and nnx.diff(nnx.Variable(10**400), nnx.Variable(0))
     assert str(nnx.diff(made(1), made(2))) == (

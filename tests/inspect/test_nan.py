@@ -165,6 +165,8 @@ nnx.find_nan(lambda model, x: model(x * 1j), Divide(0.0), X)
     the output of model (Divide) output: complex64[1,2], 2 NaN
 nnx.find_nan(lambda model, x: model(x, jnp.full_like(x, -jnp.inf)).sum(), Attend(), X)
     the output of model (Attend) ... called with ... mask: ... infinite
+nnx.find_nan(lambda model, x: jax.jvp(model, (x,), (x,)), Divide(0.0), X)
+    the output of model (Divide) output: float32[1,2], 2 infinite
 nnx.find_nan(lambda model, x: model.several(x)[0], Attend(), X)
     the output of model (Attend.several) output 1: float32[1,2], 2 infinite
 nnx.find_nan(nnx.vmap(loss, in_axes=(None, 0)), Net(Divide(0.0)), jnp.ones((3, 2)))
@@ -205,13 +207,15 @@ def test_the_iteration_of_a_scan(wrap):
     blocks = nnx.vmap(Scaled)(jnp.array([1.0, 2.0, 0.0, 4.0]))
     found = nnx.find_nan(wrap(by_scan), blocks, X[0])
     assert (found.where, found.path) == ("output", "blocks.inner") and found.iteration == 2
-    assert "the output of blocks.inner (Divide), in iteration 2" in str(found)
+    assert "the output of blocks.inner (Divide), earlier calls in the loop: 2" in str(found)
 
     divided = lambda x, block: block(x / (block.inner.by - 4))
     blocks = nnx.vmap(Scaled)(jnp.array([1.0, 2.0, 3.0, 4.0]))
     found = nnx.find_nan(wrap(lambda blocks, x: by_scan(blocks, x, divided)), blocks, X[0])
     assert (found.where, found.path, found.iteration) == ("between", "", 3)
-    place = "between blocks (Scaled) and blocks (Scaled), in the function, in iteration 3"
+    place = (
+        "between blocks (Scaled) and blocks (Scaled), in the function, earlier calls in the loop: 3"
+    )
     assert str(found).startswith(f"First not finite: {place}")
     found = nnx.find_nan(wrap(nnx.vmap(by_scan, in_axes=(None, 0))), blocks, jnp.ones((3, 2)) * 0)
     assert found is None
