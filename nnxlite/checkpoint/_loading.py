@@ -237,7 +237,8 @@ def _read(source: Source, reads: Reads, contents: Contents) -> dict[str, tp.Any]
         for leaf in map(contents.leaves.__getitem__, dtypes):
             check_sharding(leaf)
             sharding = leaf.sharding if conversion.rule.renames else None
-            wanted.update(dict.fromkeys(conversion.foreign, sharding))
+            # One that two leaves get is read for none of them, and copied for each.
+            wanted |= {n: None if n in wanted else sharding for n in conversion.foreign}
     read, new = source.open(wanted), dict[str, tp.Any]()
     for (foreign, ours, rule), dtypes in reads:
         parts = rule.to_ours([read(name) for name in foreign], [*ours.values()])

@@ -142,8 +142,13 @@ def zero(value):
 def test_a_tied_layer_comes_back_into_two_but_two_not_into_one(trained, folder):
     items, path = trained
     model, _ = build(1, tied=False)
+    kernels = model.blocks[0].kernel, model.last.kernel
+    for kernel, device in zip(kernels, jax.devices()):
+        kernel.set_value(jax.device_put(kernel.get_value(), device))
     assert checkpoint.restore(path, model=model).complete
-    np.testing.assert_array_equal(model.last.kernel, items["model"].blocks[0].kernel)
+    for kernel, device in zip(kernels, jax.devices()):
+        np.testing.assert_array_equal(kernel, items["model"].blocks[0].kernel)
+        assert kernel.get_value().devices() == {device}
     checkpoint.save(folder, model=model)
     tied, _ = build(2)
     before = bits(tied)

@@ -126,7 +126,6 @@ def test_a_filter_leaves_out_what_cannot_be_stored(tmp_path):
 
 def test_structure_of_optimizers_and_objects_is_no_plain_data(tmp_path):
     """Attributes, fields of named tuples, and what their classes set, are built by the program."""
-
     table = {1: len, "w": jnp.ones(2)}
     items = {
         "model": nnx.Dict(act=jax.nn.relu, none=None, table=table),

@@ -177,9 +177,8 @@ class Small:
 
 def test_a_value_that_cannot_be_put_together_changes_nothing(tmp_path):
     zero = jnp.zeros(2)
-    model = nnx.Dict(
-        a=nnx.Param(zero), bare=zero, small=nnx.Variable(Small(zero)), z=nnx.Param(zero)
-    )
+    small, a, z = nnx.Variable(Small(zero)), nnx.Param(zero), nnx.Param(zero)
+    model = nnx.Dict(a=a, bare=zero, small=small, z=z)
     names = ("a", "bare", "small.value", "z")
     save_file({name: np.full(2, 20, "f4") for name in names}, tmp_path / "m.safetensors")
     with pytest.raises(ValueError, match="too large"):
