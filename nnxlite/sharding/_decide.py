@@ -506,17 +506,19 @@ def _write(tree: tp.Any, leaves: list[Leaf], layout: Layout, new: list[tp.Any]) 
     moved = [(leaf, value) for leaf, value in zip(leaves, new) if value is not leaf.value]
     if bare := {leaf.path: value for leaf, value in moved if leaf.variable is None}:
         update(tree, from_flat_state(bare))  # first: it refuses arrays in tuples
-    for _, group in itertools.groupby(zip(leaves, layout, new), lambda each: id(each[0].variable)):
-        (leaf, entry, value), *others = group
+    for _, same in itertools.groupby(zip(leaves, layout, new), lambda each: id(each[0].variable)):
+        group = list(same)
+        leaf, entry, _ = group[0]
         if (variable := leaf.variable) is None:
             continue
-        if any(x is not old.value for old, _, x in ((leaf, entry, value), *others)):
-            values = iter([value, *[x for _, _, x in others]])
+        if any(value is not old.value for old, _, value in group):
+            values = iter([value for _, _, value in group])
             swap = lambda x, values=values: next(values) if _is_array(x) else x
             raw = jax.tree.map(swap, content(variable))
             variable.set_raw_value(new_ref(raw) if variable.ref else raw)
-        if not leaf.keys and variable.get_metadata().get(PLACEMENT) != entry.spec:
-            variable.set_metadata(PLACEMENT, entry.spec)
+        spec = tuple([entry.spec for _, entry, _ in group]) if leaf.keys else entry.spec
+        if variable.get_metadata().get(PLACEMENT) != spec:
+            variable.set_metadata(PLACEMENT, spec)
 
 
 def init_sharded(build: tp.Callable[[], M], mesh: jax.sharding.Mesh, plan: PlanLike) -> M:

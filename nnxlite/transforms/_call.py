@@ -421,8 +421,13 @@ def stay_in_place(call: CallDef, leaves: list[tp.Any], out: Outputs) -> Outputs:
     return Outputs(out.definition, new)
 
 
-def _in_place(new: tp.Any, old: tp.Any, spec: PartitionSpec) -> tp.Any:
-    """A new value with the sharding of the old one, if that has this spec."""
+def _in_place(new: tp.Any, old: tp.Any, spec: tp.Any) -> tp.Any:
+    """A new value with the sharding of the old one, if that has this spec, or a pytree these."""
+    if not isinstance(spec, PartitionSpec):
+        (values, treedef), (before, known) = map(jax.tree_util.tree_flatten, (new, old))
+        if treedef != known or len(values) != len(spec):
+            return new
+        return treedef.unflatten(map(_in_place, values, before, spec))
     if not isinstance(old, jax.Array) or not isinstance(new, jax.Array):
         return new
     if new.shape != old.shape or new.ndim != len(spec):

@@ -308,7 +308,8 @@ class JitProgram:
         for leaf, (value, sharding) in enumerate(zip(inputs.values, shardings)):
             committed = getattr(value, "committed", not isinstance(value, np.ndarray))
             if sharding is not None and not committed:
-                moved[leaf] = jax.device_put(value, sharding)
+                with contextlib.suppress(ValueError):  # JAX will refuse it, by name
+                    moved[leaf] = jax.device_put(value, sharding)
         put(inputs.values, moved, moved.values())
         return moved
 

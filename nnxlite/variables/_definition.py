@@ -212,7 +212,8 @@ FROZEN = "nnx_frozen"
 """The metadata entry of a frozen Variable; only those have it."""
 
 PLACEMENT = "nnx_placement"
-"""The metadata entry with the spec by which a Variable was put on a mesh, with a part for each axis."""
+"""The metadata entry with the spec by which a Variable was put on a mesh, with a part for each axis; for
+a pytree a tuple of the specs of its arrays."""
 
 PARTITION_NAME = "partition_name"
 """Key in `transform_metadata` for the name of the axis that a transform adds."""

@@ -198,6 +198,8 @@ call(whole, layer, out_shardings=(whole, whole))
     ValueError: out_shardings is not a prefix of the result
 call((whole, columns), layer, layer)
     ValueError: different sharding for a shared Param: at 'args[0].kernel' ... at 'args[1].kernel'
+call(whole.update(spec=P(None, 'model')), layer)
+    ValueError: key path args[0].bias is incompatible with its sharding
 call(columns, on("data"))
     ValueError: does not match the sharding on the respective arg
 nnx.jit(lambda m: setattr(m, 'w', 1) or 1 // 0, in_shardings=whole)(layer)

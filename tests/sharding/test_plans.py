@@ -222,8 +222,7 @@ def test_meshes():
     mesh = nnx.make_mesh(data=-1, model=2)
     assert mesh.shape == {"data": 4, "model": 2}
     assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
-    few = nnx.make_mesh(data=2, devices=jax.devices()[:2])
-    assert list(few.devices) == jax.devices()[:2]
+    assert [*nnx.make_mesh(data=2, devices=jax.devices()[:2]).devices] == jax.devices()[:2]
 
 
 def test_a_layout_says_what_lies_where(monkeypatch):

@@ -72,9 +72,8 @@ def test_a_sharding_stays_behind_the_new_axis(partition):
 
 
 def test_an_annotation_with_a_mesh_and_the_plan_of_a_layout():
-    layers = [sharded(sharding=COLUMNS) for _ in range(2)]
-    wanted = NamedSharding(MESH, P(None, None, "model"))
-    assert nnx.stack_layers(layers).kernel.sharding_names == wanted
+    stacked = nnx.stack_layers([sharded(sharding=COLUMNS) for _ in range(2)])
+    assert stacked.kernel.sharding_names == COLUMNS.update(spec=P(None, None, "model"))
     layers = [sharded() for _ in range(2)]
     nnx.shard(nnx.List(layers), MESH, {"**.kernel": P("model")})
     stacked = nnx.stack_layers(layers)
