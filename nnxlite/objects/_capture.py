@@ -88,8 +88,9 @@ def capture(
     """A function that returns the result of `fn` and what its modules recorded.
 
     Inside, `Module.sow` and `Module.perturb` record only the kinds asked for, and leave nothing in
-    the modules.  The modules are those in `fn` itself, if it is a module or a bound method of one,
-    else those in the first positional argument, or in the first with any that a `partial` has.
+    the modules.  The modules are those in `fn` itself, if it is a module or a bound method of one
+    (which may be under a transform), else those in the first positional argument, or in the first
+    with any that a `partial` has.
 
     Args:
         fn: a module, or a function. Without it (`capture(nnx.Intermediate)`), a decorator.
@@ -166,7 +167,7 @@ def _subject(fn: tp.Any, args: tuple[tp.Any, ...]) -> tp.Any:
 
     The call's own first argument comes before those of a partial.
     """
-    args = args[:1]
+    args = (*getattr(getattr(fn, "bound", None), "args", ()), *args[:1])  # a transform of a method
     while isinstance(fn, functools.partial):
         args = (*args, *fn.args)
         fn = fn.func
