@@ -161,9 +161,8 @@ def spec_of(value: tp.Any) -> Spec | None:
 
 
 def _impl_name(value: tp.Any) -> str:
-    names: list[str] = []  # the key may be abstract
-    jax.eval_shape(lambda key: names.append(str(jax.random.key_impl(key))), value)
-    return names[0]
+    key = value if isinstance(value, jax.Array) else jnp.empty((), value.dtype)  # it is abstract
+    return str(jax.random.key_impl(key))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
