@@ -20,15 +20,12 @@ from tests.checkpoint.models import READ, SAVE, batch, bits, build, linear, name
 from tests.laws.graphs import roots
 
 checkpoint = nnx.checkpoint
+average = lambda: nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
 
 
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "c"
-
-
-def average():
-    return nnx.MultiMetric(loss=nnx.metrics.Average("loss"))
 
 
 @pytest.fixture(scope="module")
