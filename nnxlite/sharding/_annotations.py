@@ -172,7 +172,7 @@ def placed(value: tp.Any, sharding: NamedSharding, layout: tp.Any = None) -> tp.
     """An array, abstract, traced or not, with this sharding; itself if that is so already."""
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
-    if is_tracing():
+    if is_tracing() or PartitionSpec.UNCONSTRAINED in sharding.spec:
         traced = constrained(value, sharding)
         return traced if layout is None else with_layout_constraint(traced, layout)
     if layout is None and getattr(value, "sharding", None) == sharding and value.committed:

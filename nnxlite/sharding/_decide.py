@@ -221,7 +221,7 @@ def _choices(leaf: Leaf) -> list[tuple[int | None, str]]:
 
     None for an axis: each device has the whole parameter. Nothing where the layer is not known.
     """
-    layer, name = leaf.layer, str(leaf.place[-1])
+    layer, name = leaf.layer, path_text(leaf.place[-1:])  # the root itself has no name
     if isinstance(layer, Embed):
         return [(-2, "vocabulary"), (-1, "features")] if name == "embedding" else []
     if not isinstance(layer, (Linear, LinearGeneral, Conv)) or name not in ("kernel", "bias"):
@@ -248,7 +248,7 @@ def _adapters_like_kernels(leaves: list[Leaf], divisions: list[Division]) -> Non
     """Divide the matrices of adapters like their kernels, where nothing of their own decides."""
     numbers = {leaf.path: i for i, leaf in enumerate(leaves) if not leaf.keys}
     for i, leaf in enumerate(leaves):
-        if leaf.keys or leaf.path[-1] not in ("lora_a", "lora_b") or divisions[i].why:
+        if leaf.keys or leaf.path[-1:] not in (("lora_a",), ("lora_b",)) or divisions[i].why:
             continue
         if isinstance(leaf.layer, LoRAKernel):
             base, outputs = numbers.get((*leaf.path[:-1], "base")), leaf.layer.outputs

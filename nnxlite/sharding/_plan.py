@@ -166,18 +166,18 @@ def make_mesh(*, devices: tp.Sequence[tp.Any] | None = None, **axes: int) -> Mes
     >>> mesh.axis_names, mesh.size == jax.device_count()
     (('data', 'model'), True)
     """
-    devices = jax.devices() if devices is None else list(devices)
+    devices = jax.devices() if devices is None else [*np.ravel(np.array(devices))]
     try:
         sizes = np.empty(len(devices)).reshape(tuple(axes.values())).shape if axes else None
     except ValueError:
         sizes = None
-    if sizes is None:
+    if not (sizes and devices):
         text = ", ".join(f"{name}={size}" for name, size in axes.items())
         raise ValueError(
             f"make_mesh: the axes {text or '()'} do not make a grid of {len(devices)} devices "
-            f"({devices[0].platform}). The product of the sizes has to be that number; one size may be "
-            "-1. For other devices give devices=, for virtual ones on a CPU set "
-            "XLA_FLAGS=--xla_force_host_platform_device_count=8."
+            f"({''.join(device.platform for device in devices[:1])}). The product of the sizes has to "
+            "be that number; one size may be -1. For other devices give devices=, for virtual ones on a "
+            "CPU set XLA_FLAGS=--xla_force_host_platform_device_count=8."
         )
     kinds = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(sizes, tuple(axes), axis_types=kinds, devices=devices)

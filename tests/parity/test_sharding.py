@@ -226,6 +226,7 @@ placed(
     own_mesh_and_settings(mesh_of())
     own_mesh_and_settings(mesh_of(jax.sharding.AxisType.Explicit))
     place(lib.eval_shape(lambda: param(('data', None), mesh=mesh_of())).get_raw_value())
+    place(param((P.UNCONSTRAINED, None), mesh=mesh_of()).get_raw_value())
     """,
 )
 

@@ -99,6 +99,8 @@ nnx.make_mesh(data=3)
     ValueError: make_mesh: the axes data=3 do not make a grid of 8 devices
 nnx.make_mesh(a=-1, b=-1)
     ValueError: do not make a grid of 8 devices
+nnx.make_mesh(a=-1, devices=[])
+    ValueError: make_mesh: the axes a=-1 do not make a grid of 0 devices
 nnx.make_mesh(a=0)
     ValueError: do not make a grid of 8 devices
 """

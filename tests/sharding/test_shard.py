@@ -122,10 +122,8 @@ def test_one_array_in_two_places_of_a_variable_has_two_shardings():
 
 
 def test_annotations_come_before_the_plan():
-    annotated = functools.partial(
-        nnx.Linear, 64, 64, kernel_metadata={"out_sharding": ("embed", "mlp")}, rngs=nnx.Rngs(0)
-    )
-    model = annotated()
+    names = {"out_sharding": ("embed", "mlp")}
+    model = nnx.Linear(64, 64, kernel_metadata=names, rngs=nnx.Rngs(0))
     with nnx.logical_axis_rules([("embed", None), ("mlp", "model")]):
         layout = nnx.shard(model, grid(), "fsdp")
     assert spec_of(model.kernel) == P("data", "model")
@@ -147,8 +145,7 @@ def test_a_model_leaves_its_mesh_again():
 
 
 def test_stacked_layers_are_divided_like_one():
-    stack = nnx.vmap(lambda key: nnx.Linear(64, 64, rngs=nnx.Rngs(key)))
-    layers = stack(jax.random.split(jax.random.key(0), 4))
+    layers = nnx.vmap(lambda i: nnx.Linear(64, 64, rngs=nnx.Rngs(0)))(jnp.arange(4))
     nnx.shard(layers, grid(), "fsdp+tensor")
     assert spec_of(layers.kernel) == P(None, "data", "model")
     assert spec_of(layers.bias) == P(None, "model")
@@ -169,8 +166,7 @@ def test_an_abstract_model_gets_the_shardings_of_an_abstract_mesh():
 
 
 def test_explicit_axes_are_warned_of():
-    mesh = explicit()
-    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    mesh, model = explicit(), nnx.Linear(64, 64, rngs=nnx.Rngs(0))
     with pytest.warns(UserWarning, match=r"the axes of the mesh \(data=8\) are explicit"):
         nnx.shard(model, mesh, "fsdp")
     assert spec_of(model.kernel) == P("data", None)
