@@ -8,6 +8,7 @@ running `bridge.Module`.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import types
 import typing as tp
@@ -40,6 +41,11 @@ M = tp.TypeVar("M", bound=Module)
 
 _LEAVES = frozenset({Kind.ARRAY, Kind.VARIABLE})
 _OWN = frozenset({"to_nnx__module", "to_nnx__rngs", INITIALIZING})
+
+_RUNNING: contextvars.ContextVar[linen.Module | None] = contextvars.ContextVar(
+    "nnxlite_to_linen", default=None
+)
+"""The innermost `ToLinen` that runs: what Linen lets it change, a `ToNNX` in it may change."""
 
 
 def _keys(rngs: tp.Any) -> dict[str, jax.Array]:
@@ -153,13 +159,14 @@ class ToNNX(Module):
             rngs: streams, keys by name, or a key for `params`, in place of the module's own.
             method: its method, or a name of one; `__call__` by default.
             mutable: the collections whose changes are written to the attributes: True, a name, a list
-                of names. By default none, and in a `bridge.Module` those of its `apply`.
+                of names. By default none, and in a `bridge.Module` or a `ToLinen` those of its `apply`.
 
         Returns:
             What the method returns.
 
         Raises:
             flax.errors.FlaxError: as `apply` of the Linen module.
+            ValueError: in `init` of a `ToLinen`, if this call makes the variables.
         """
         module, keys = self.to_nnx__module, _keys(self.to_nnx__rngs if rngs is None else rngs)
         if vars(self).get(INITIALIZING):
@@ -169,7 +176,7 @@ class ToNNX(Module):
             attrs = {k: v for k, v in named if type(v) is dict or kind_of(v) in _LEAVES}
             variables = nnx_attrs_to_linen_vars(attrs)
             if mutable is None:
-                parent = current_module()
+                parent = _RUNNING.get() if current_module() is None else current_module()
                 mutable = parent is not None and parent.scope is not None and parent.scope.mutable
             out = module.apply(
                 variables, *args, rngs=keys, method=method, mutable=mutable, **kwargs
@@ -177,6 +184,13 @@ class ToNNX(Module):
             if mutable is False:
                 return out
             out, updates = out
+            running = _RUNNING.get()
+            if not attrs and updates and running is not None and running.is_initializing():
+                raise ValueError(
+                    f"ToNNX of {type(module).__name__} has no variables yet, and `init` of the ToLinen "
+                    "around it would not return those that this call makes. Call lazy_init where the "
+                    f"ToNNX is made: ToNNX({type(module).__name__}(...), rngs).lazy_init(x)."
+                )
         for name, state in linen_vars_to_nnx_attrs(updates).items():
             if name in _OWN:
                 raise ValueError(
@@ -240,6 +254,13 @@ class ToLinen(linen.Module):
             args, kwargs: for its method.
             nnx_method: its method, or the name of one; `__call__` by default.
         """
+        token = _RUNNING.set(self)
+        try:
+            return self._nnx_call(nnx_method, *args, **kwargs)
+        finally:
+            _RUNNING.reset(token)
+
+    def _nnx_call(self, nnx_method: tp.Any, *args: tp.Any, **kwargs: tp.Any) -> tp.Any:
         starts = self.is_initializing()
         module = self._nnx_module(starts)
         if starts:

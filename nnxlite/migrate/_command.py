@@ -76,6 +76,8 @@ def programs(path: Path) -> Iterator[Path]:
 
 
 def _migrate(path: Path, options: argparse.Namespace, totals: collections.Counter[str]) -> None:
+    if path.suffix == ".ipynb":
+        raise UnreadableError("a notebook: make a program of it first, with `jupytext --to py`")
     content = path.read_bytes()
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)

@@ -127,14 +127,11 @@ def test_a_value_with_a_hook_goes_to_linen_as_it_is_stored():
 
 def test_sown_values_may_be_passed_in():
     class Sows(nnx.Module):
-        def __init__(self, rngs):
-            del rngs
-
         def __call__(self, x):
             self.sow(nnx.Intermediate, "h", x)
             return x
 
-    module = nnx.bridge.to_linen(Sows)
+    module = nnx.bridge.to_linen(Sows, skip_rng=True)
     _, first = module.apply({}, X, mutable=True)
     _, second = module.apply(first, X, mutable=True)
     assert len(second["intermediates"]["h"]) == 2
@@ -288,6 +285,8 @@ bv = nnx.bridge.variables
     nnx.bridge.to_linen(nnx.Linear(3, 4, rngs=nnx.Rngs(0))).init(KEY, X)
         TypeError: makes its module in each call, and got a Linear that exists
         ... to_linen(nnx.Linear, 3, 4)
+    nnx.bridge.to_linen(lambda rngs: nnx.bridge.ToNNX(nn.Dense(3), rngs)).init(KEY, X)
+        ValueError: ToNNX of Dense has no variables yet ... Call lazy_init where the ToNNX is made
     nnx.bridge.to_linen(dict, skip_rng=True).init(KEY, X)
         TypeError: ToLinen: <class 'dict'> returned a dict, not an nnx.Module
     nnx.bridge.to_linen(nnx.Linear, 3, 4).init(KEY, X, nnx_method=3)

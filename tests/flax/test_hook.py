@@ -64,18 +64,17 @@ try:
     from flax.nnx import Lniear
 except ImportError as error:
     assert "cannot import name 'Lniear' from 'flax.nnx'" in str(error)
-try:
-    import flax.nnx.nothing
-except ModuleNotFoundError as error:
-    assert str(error) == "No module named 'flax.nnx.nothing'"
-try:
-    nnx.graph.nothing
-except AttributeError as error:
-    assert str(error) == "module 'flax.nnx.graph' has no attribute 'nothing'"
-try:
-    nnx.__nothing__
-except AttributeError as error:
-    assert str(error) == "module 'flax.nnx' has no attribute '__nothing__'"
+for name in ("flax.nnx.nothing", "flax.nnx.nn._normalizing"):
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        assert str(error) == f"No module named {name!r}"
+assert importlib.util.find_spec("flax.nnx.nothing") is None
+for name, attribute in (("flax.nnx.graph", "nothing"), ("flax.nnx", "__nothing__")):
+    try:
+        getattr(sys.modules[name], attribute)
+    except AttributeError as error:
+        assert str(error) == f"module {name!r} has no attribute {attribute!r}"
 import nnxlite.flax
 nnxlite.flax.install()
 nnxlite.flax.load_ipython_extension(None)

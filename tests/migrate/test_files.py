@@ -66,11 +66,12 @@ def test_bad_input_does_not_stop_the_others(here, capsys):
     (here / "a.py").write_text(OLD + "x = = 1\n")
     (here / "b.py").write_text(OLD)
     (here / "c.py").write_bytes(b"# coding: nothing\n")
-    assert main([".", "--write"]) == 2
+    (here / "d.ipynb").write_text("{}")
+    assert main([".", "d.ipynb", "--write"]) == 2
     assert (here / "b.py").read_text() == NEW
     errors = capsys.readouterr().err
     assert "a.py:2:" in errors and "syntax error" in errors
-    assert "c.py:1:1: cannot be decoded" in errors
+    assert "c.py:1:1: cannot be decoded" in errors and "d.ipynb:1:1: a notebook: make" in errors
     assert main(["nowhere.py"]) == 2
     assert "nowhere.py does not exist" in capsys.readouterr().err
 

@@ -363,6 +363,7 @@ lines(
     (lambda m: [m.apply(m.init(KEYS, X), X, rngs=r) for r in (None, jax.random.key(0), {"params": jax.random.key(4)}, DROPOUT, KEYS)])(to_linen(Draws))
     (lambda m: (m.init(KEYS, X), m.apply(m.init(KEYS, X), X), m.apply(m.init(KEYS, X), X, mutable=["ArrayImpl", "cache"])))(to_linen(Odd))
     made(to_linen(lambda rngs: lib.Sequential(Wrapped(nn.Dense(3), rngs).lazy_init(X), lib.Linear(3, 3, rngs=rngs))))
+    (lambda m: m.apply(m.init(KEYS, X), X, rngs=DROPOUT, mutable=MUTABLE + ["counter"]))(to_linen(lambda rngs: Wrapped(Net(), rngs).lazy_init(X)))
     made(to_linen(Marked))
     made(to_linen(Marked, tag=1))
     to_linen(Marked, tag=1, metadata_fn=None).init(jax.random.key(0), X)

@@ -84,10 +84,12 @@ class Finder(importlib.abc.MetaPathFinder):
             if name == NAME and (problem := fault()):
                 raise ImportError(problem, name=name)
             if not importlib.import_module("nnxlite.flax._modules").exists(name):
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+                if self._elsewhere(name, path, target):  # a file of Flax, or a private one
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+                return None
             return ModuleSpec(name, Loader(), origin="nnxlite", is_package=True)
-        if name == "flax":
-            return self._flax(target)
+        if name == "flax" and not self._elsewhere(name, None, target):
+            return ModuleSpec("flax", OnlyNnx(), origin="nnxlite", is_package=True)
         if name.startswith("flax."):
             loader = getattr(getattr(sys.modules.get("flax"), "__spec__", None), "loader", None)
             if isinstance(loader, OnlyNnx):
@@ -95,14 +97,11 @@ class Finder(importlib.abc.MetaPathFinder):
                 raise ModuleNotFoundError(ONLY_NNX.format(name=name), name="flax")
         return None
 
-    def _flax(self, target: "types.ModuleType | None") -> "ModuleSpec | None":
-        """None where Flax is installed, so that the other finders find it."""
-        for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
-                spec = finder.find_spec("flax", None, target)
-                if spec is not None and spec.loader is not None:  # else a folder without code
-                    return None
-        return ModuleSpec("flax", OnlyNnx(), origin="nnxlite", is_package=True)
+    def _elsewhere(self, name: str, path: object, target: "types.ModuleType | None") -> bool:
+        """Whether another finder has the module, and not only a folder without code."""
+        others = [f for f in sys.meta_path if f is not self and hasattr(f, "find_spec")]
+        specs = (f.find_spec(name, path, target) for f in others)  # pyright: ignore[reportArgumentType]
+        return any(spec is not None and spec.loader is not None for spec in specs)
 
 
 def current() -> "Finder | None":
