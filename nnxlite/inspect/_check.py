@@ -26,7 +26,7 @@ from nnxlite.graph._kinds import GraphNode, find_hidden, is_marked
 from nnxlite.graph._walk import iter_graph
 from nnxlite.inspect._calls import Path, abstract, is_called
 from nnxlite.inspect._diff import numbers_of
-from nnxlite.inspect._nan import is_measured, range_of
+from nnxlite.inspect._nan import is_finite, is_measured
 from nnxlite.inspect._subject import Subject, is_float, parameters_in_state
 from nnxlite.objects._module import Module
 from nnxlite.objects._rngs import RngStream
@@ -368,10 +368,8 @@ def _not_finite(subject: Subject) -> tp.Iterator[Finding]:
             continue
         for value in jax.tree.leaves(content(leaf)):
             value = np.asarray(value) if isinstance(value, np.generic) else value
-            if not is_measured(value) or not can_be_read(value):
-                continue
-            seen = range_of("", value)
-            if wrong := seen.nans + seen.infinities:
+            is_read = is_measured(value) and can_be_read(value)
+            if is_read and (wrong := value.size - int(is_finite(value).sum())):
                 remedy = (
                     "assign zeros to a mean and ones to a variance"
                     if isinstance(leaf, BatchStat)

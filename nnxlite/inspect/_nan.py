@@ -384,9 +384,14 @@ def _arrays(tree: tp.Any) -> tp.Iterator[tuple[tuple[tp.Any, ...], tp.Any]]:
                 yield (*path, *map(key_name, keys)), array
 
 
+def is_finite(x: tp.Any) -> tp.Any:
+    """Whether each value is finite; JAX would make float32 of NumPy's float64."""
+    return np.isfinite(x) if isinstance(x, np.ndarray) else jnp.isfinite(x)
+
+
 def measure(x: tp.Any) -> tp.Any:
     """The least and greatest finite value, and how many are NaN or infinite; see `range_of`."""
-    if isinstance(x, np.ndarray):  # JAX would make float32 of its float64
+    if isinstance(x, np.ndarray):
         return range_of("", x, _measure(x, np))
     with jax.disable_jit(False):  # one program for each shape, not one for each operation
         return _compiled(jax.lax.stop_gradient(x))
@@ -394,9 +399,9 @@ def measure(x: tp.Any) -> tp.Any:
 
 def _measure(x: tp.Any, np: tp.Any = jnp) -> tuple[tp.Any, ...]:
     x = x if x.dtype.itemsize > 4 else np.asarray(x, np.float32)
-    nans, wrong = np.isnan(x).sum(), (~np.isfinite(x)).sum()
+    nans, wrong = np.isnan(x).sum(), (~is_finite(x)).sum()
     x = np.stack([x.real, x.imag]) if np.iscomplexobj(x) else x
-    finite = np.isfinite(x)
+    finite = is_finite(x)
     low = np.min(np.where(finite, x, np.inf))
     high = np.max(np.where(finite, x, -np.inf))
     low, high = (np.where(finite.any(), end, np.nan) for end in (low, high))
