@@ -11,11 +11,12 @@ from __future__ import annotations
 import typing as tp
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import listed, path_text, short_type
 from nnxlite._base.jax import key_name
-from nnxlite.variables._variable import Variable, is_variable, store_together
+from nnxlite.variables._variable import is_variable, store_together
 
 
 def flatten(tree: tp.Any) -> tuple[list[tp.Any], tp.Any]:
@@ -29,8 +30,12 @@ def pairs(tree: tp.Any) -> list[tuple[tuple[tp.Any, ...], tp.Any]]:
     return [(tuple(map(key_name, path)), leaf) for path, leaf in found]
 
 
-def write_together(pairs: tp.Sequence[tuple[Variable[tp.Any], tp.Any]]) -> None:
-    """Store values in Variables; in those without a reference in one step, which nothing interrupts."""
+def write_together(pairs: tp.Iterable[tuple[tp.Any, tp.Any]]) -> None:
+    """Store values in those leaves that are Variables.
+
+    In those without a reference it is one step, which nothing interrupts.
+    """
+    pairs = [pair for pair in pairs if is_variable(pair[0])]
     boxed = [(variable, value) for variable, value in pairs if not variable.ref]
     for variable, _ in boxed:
         variable._check_level()
@@ -38,6 +43,11 @@ def write_together(pairs: tp.Sequence[tuple[Variable[tp.Any], tp.Any]]) -> None:
         if variable.ref:
             variable.get_raw_value()[...] = value
     store_together([(variable._box, value) for variable, value in boxed])
+
+
+def is_inexact(value: tp.Any) -> bool:
+    """Whether a value is a floating or complex number, or an array of them."""
+    return jnp.issubdtype(getattr(value, "dtype", type(value)), jnp.inexact)
 
 
 def compare(expected: tp.Any, got: tp.Any, what: str, of: str | None = None) -> str:

@@ -17,8 +17,7 @@ logged all steps that it does not repeat. `CSV`, `TensorBoard` and `WandB` are f
 A checkpoint with number n was saved when n steps were done, so that a run resumes with step n.  That
 number is the position in the data, if batch n belongs to step n; else `data` has one.  An iterator says
 where it is as bytes or as JSON, of a length that changes; a checkpoint restores arrays of known shapes,
-so that what it gets is bytes in an array of a size to spare. Each process may be at another place in its
-data: all get the places of all.
+so that it gets text. Each process may be at another place in its data: all get the places of all.
 """
 
 from __future__ import annotations
@@ -40,10 +39,13 @@ import typing as tp
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from nnxlite._base.errors import short_type
-from nnxlite._base.jax import coordination
+from nnxlite._base.jax import Tracer, coordination
+from nnxlite._state._flat import content
+from nnxlite.checkpoint._contents import is_plain, plain_as_json, plain_of_json
 from nnxlite.objects._containers import Dict
 from nnxlite.variables._variable import Variable
 
@@ -55,9 +57,6 @@ LAG = 2
 
 HISTORY = 10_000
 """Steps whose losses `Loop.history` has."""
-
-ROOM = 2**14
-"""Bytes that a position may have before its array is larger."""
 
 
 class Log(tp.Protocol):
@@ -173,7 +172,9 @@ def stops(done: int, interrupt: Stop) -> bool:
         return bool(interrupt)
     from jax.experimental import multihost_utils  # only where there are several processes
 
-    return multihost_utils.reached_preemption_sync_point(done)
+    reached = multihost_utils.reached_preemption_sync_point(done)
+    interrupt.requested |= reached  # in another process
+    return reached
 
 
 def resume(checkpoints: Checkpoints, **items: tp.Any) -> int:
@@ -209,18 +210,23 @@ class Step:
     number: int
     run: Loop = dataclasses.field(repr=False)
 
-    def log(self, **values: tp.Any) -> None:
+    def log(self, /, **values: tp.Any) -> None:
         """Record scalars of this step, arrays too, without waiting for them.
 
         Args:
-            **values: numbers, and arrays of one number.
+            **values: numbers, and arrays and Variables of one number: as they are now.
+
+        Raises ValueError for anything else, and for a name that this step has logged already.
         """
-        for name, value in values.items():
-            if getattr(value, "size", 1) != 1:
-                raise ValueError(
-                    f"Step {self.number} logs {name} of shape {value.shape}; it takes single numbers."
-                )
-        self.run._pending.setdefault(self.number, {}).update(values)
+        where = f"Step {self.number} logs"
+        numbers = {name: _number(f"{where} {name}", value) for name, value in values.items()}
+        logged = self.run._pending.get(self.number, {})
+        for name in numbers.keys() & {"step", *logged}:
+            raise ValueError(f"{where} {name} twice; the second one needs a name of its own.")
+        self.run._pending[self.number] = {**logged, **numbers}
+        self.run._names |= numbers.keys()
+        if self.run._ended:
+            self.run._read()
 
     def every(self, count: int) -> bool:
         """Whether the number of steps done, this one included, is a multiple of `count`."""
@@ -251,7 +257,8 @@ class Loop:
         items: what to save, by name: model, optimizer, metrics (under another name than "metrics",
             which are the numbers of `evaluate`), random streams.
         save_every: save when the number of done steps is a multiple of this, and at the end.
-        evaluate: measures, and returns numbers by name; they are logged, and passed to `save`.
+        evaluate: measures, and returns numbers by name; they are logged, and passed to `save`. The
+            number of a name that steps log as well, "loss" for example, is logged as "evaluate/loss".
         evaluate_every: evaluate when the number of done steps is a multiple of this. The
             evaluations before each save and at the end do not depend on it.
         log: a function of the number of a step and a dict of numbers, or several: they get what
@@ -298,10 +305,12 @@ class Loop:
         _check(self)
         self.history: list[dict[str, tp.Any]] = []
         self.stop = Stop()
-        self.interrupted = False
+        self.interrupted = self._ended = False
         self.steps_per_second = 0.0
         self._logs = (self.log,) if callable(self.log) else tuple(self.log)
         self._pending: dict[int, dict[str, tp.Any]] = {}  # logged by steps, and not read yet
+        self._latest: dict[str, tp.Any] = {}  # of each name
+        self._names = {"step"}  # that steps have logged
         self._evaluation: dict[str, float] | None = None
         self._evaluated = self._saved = 0  # the number of steps done then
 
@@ -315,10 +324,7 @@ class Loop:
         seconds = 0.0
         with self._bar() as show, interruptible() as interrupt:
             try:
-                while done < self.steps and not self.stop:
-                    if stops(done, interrupt):
-                        self.interrupted = True
-                        break
+                while done < self.steps and not self.stop and not stops(done, interrupt):
                     began = time.perf_counter()
                     yield Step(done, self)
                     done += 1
@@ -331,11 +337,10 @@ class Loop:
                 if done > self.start:
                     self._evaluate_and_save(done, last=True)
             finally:
-                self.interrupted = self.interrupted or bool(interrupt)
-                self._read(before=self.steps)
+                self.interrupted = bool(interrupt)
+                self._ended = True
+                self._read()
                 show(done)
-                for log in self._logs:
-                    getattr(log, "flush", lambda: None)()
         getattr(self.checkpoints, "wait", lambda: None)()
 
     def _items(self) -> dict[str, tp.Any]:
@@ -349,23 +354,27 @@ class Loop:
         if self.evaluate is not None and self._evaluated != done:
             if saves or due(self.evaluate_every):
                 self._evaluation, self._evaluated = _numbers(self.evaluate()), done
-                Step(done - 1, self).log(**self._evaluation)
+                row, evaluation = self._pending.setdefault(done - 1, {}), self._evaluation.items()
+                row |= {f"evaluate/{k}" if k in self._names else k: x for k, x in evaluation}
         if saves and self.checkpoints is not None:
             self._read(before=done)
             more = {"metrics": self._evaluation or None, "force": last}
             if self.checkpoints.save(done, **more, **self._items()) is not False:
                 self._saved = done
 
-    def _read(self, before: int) -> None:
-        """Fetch what was logged by the steps before one; this is where the loop waits."""
-        for number in [number for number in self._pending if number < before]:
+    def _read(self, before: int | None = None) -> None:
+        """Fetch what was logged, by the steps before one or all; this is where the loop waits."""
+        for number in [n for n in self._pending if before is None or n < before]:
             logged = self._pending.pop(number)
             values = zip(logged, jax.device_get(list(logged.values())), strict=True)
-            row = {name: x.item() if hasattr(x, "item") else x for name, x in values}
+            row = {name: np.asarray(x).item() for name, x in values}
+            self._latest |= row
             self.history.append({"step": number, **row})
             del self.history[:-HISTORY]
             for log in self._logs if jax.process_index() == 0 else ():
                 log(number, dict(row))
+        for log in self._logs if before is None else ():
+            getattr(log, "flush", lambda: None)()
 
     @contextlib.contextmanager
     def _bar(self) -> Iterator[tp.Callable[[int], None]]:
@@ -379,8 +388,7 @@ class Loop:
             task = bar.add_task("", total=self.steps, completed=self.start or 0)
 
             def show(done: int) -> None:
-                numbers = (self._evaluation or {}) | (self.history or [{}])[-1]
-                texts = [f"{name} {x:.4g}" for name, x in numbers.items() if name != "step"]
+                texts = [f"{name} {x:.4g}" for name, x in self._latest.items()]
                 texts = [f"{done}/{self.steps}", f"{self.steps_per_second:.3g} steps/s", *texts]
                 bar.update(task, completed=done, description="  ".join(texts))
 
@@ -429,9 +437,19 @@ def _check(run: Loop) -> None:
             )
 
 
+def _number(what: str, value: tp.Any) -> tp.Any:
+    """A number as it is now, in an array; ValueError, with `what` it is, for anything else."""
+    # An array of JAX does not change, and may not be there yet.
+    number = value if isinstance(value := content(value), jax.Array) else np.array(value)
+    numeric = number.dtype == bool or jnp.issubdtype(number.dtype, jnp.number)
+    if isinstance(number, Tracer) or number.size != 1 or not numeric:
+        raise ValueError(f"{what} {short_type(value)}; it takes single numbers, outside of jit.")
+    return number
+
+
 def _numbers(evaluation: tp.Any) -> dict[str, float]:
     try:
-        return {name: float(value) for name, value in dict(evaluation).items()}
+        return {k: float(_number(k, x).item()) for k, x in dict(evaluation).items()}
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"loop: evaluate returns {short_type(evaluation)}, and has to return numbers by name, as in "
@@ -440,33 +458,25 @@ def _numbers(evaluation: tp.Any) -> dict[str, float]:
 
 
 def position(data: Resumable) -> Dict:
-    """What to save of an iterator, or to restore into."""
+    """What to save of an iterator, or to restore into: where it is in each process, as JSON."""
     state = data.get_state()
-    kind, content = "bytes", state
-    if not isinstance(state, bytes):
-        kind, content = "json", b""
-        with contextlib.suppress(TypeError, ValueError):
-            content = json.dumps(state).encode()
-        if not content or json.loads(content) != state:
-            raise TypeError(
-                f"loop: get_state of {type(data).__name__} returns {short_type(state)}; it has to "
-                "return bytes, or what JSON stores: numbers, text, None, lists, and dicts by text."
-            )
-    packed = f"{kind} {len(content)}\n".encode() + content
-    room = max(ROOM, 1 << (2 * len(packed)).bit_length())
-    own = np.frombuffer(packed.ljust(room, b"\0"), np.uint8)
-    from jax.experimental import multihost_utils  # only where there is a position
+    if not is_plain(state):
+        raise TypeError(
+            f"loop: get_state of {type(data).__name__} returns {short_type(state)}; it has to "
+            "return bytes, text, numbers, None, or lists, tuples and dicts of these."
+        )
+    # Only where there is a position.
+    from jax.experimental.multihost_utils import process_allgather as gather
 
-    return Dict(states=Variable(multihost_utils.process_allgather(own)))
+    text = json.dumps(plain_as_json(state))  # in ASCII, so that it may end in spaces
+    longest = int(gather(np.array(len(text))).max())
+    own = np.frombuffer(text.ljust(longest).encode(), np.uint8)
+    return Dict({str(n): Variable(bytes(row).decode()) for n, row in enumerate(gather(own))})
 
 
 def go_to(data: Resumable, saved: Dict) -> None:
     """Set an iterator to a position that was restored."""
-    states = np.asarray(saved["states"].get_raw_value())
-    head, _, content = states[jax.process_index()].tobytes().partition(b"\n")
-    kind, length = head.decode().split()
-    content = content[: int(length)]
-    data.set_state(content if kind == "bytes" else json.loads(content))
+    data.set_state(plain_of_json(json.loads(saved[str(jax.process_index())].get_raw_value())))
 
 
 class CSV:

@@ -22,7 +22,7 @@ from nnxlite.graph._functional import merge, split
 from nnxlite.graph._functional import state as state_of
 from nnxlite.objects._fields import data
 from nnxlite.objects._pytree import Pytree
-from nnxlite.training._leaves import compare, flatten, misshapen, pairs, write_together
+from nnxlite.training._leaves import compare, flatten, is_inexact, misshapen, pairs, write_together
 from nnxlite.variables._variable import is_variable
 
 A = tp.TypeVar("A")
@@ -76,7 +76,7 @@ class EMA(Pytree):
                     f"{short_type(leaf)}. Select Variables with the filter `only`, such as "
                     "only=nnx.Param."
                 )
-        start = lambda variable: variable.replace(_copied(content(variable)), ref=False)
+        start = lambda x: x.replace(jax.tree.map(_wide, content(x)), ref=False)
         self.graph = graph
         self.decay = decay
         self.filter = only
@@ -92,13 +92,20 @@ class EMA(Pytree):
             ValueError: before any change, if its paths or shapes are not those of the averages.
         """
         given = state_of(updates, self.filter, graph=self.graph)
-        if wrong := compare(self.params, given, "update", "averaged Variables"):
-            raise ValueError(f"The structure of the update is not that of the average: {wrong}.")
-        old, new = [[content(leaf) for leaf in flatten(tree)[0]] for tree in (self.params, given)]
-        if wrong := misshapen(self.params, old, new, "update", "average"):
-            raise ValueError(f"The update does not have the shapes of the average: {wrong}.")
-        averaged = [_average(self.decay, a, b) for a, b in zip(old, new)]
-        write_together([*zip(flatten(self.params)[0], averaged)])
+        matched = self._matched(given, "update", "averaged Variables")
+        average = lambda old, new: _average(self.decay, old, new)
+        write_together([(v, jax.tree.map(average, content(v), content(x))) for v, x in matched])
+
+    def _matched(self, given: tp.Any, what: str, of: str | None = None) -> list[tp.Any]:
+        """The averages, each with the leaf of another State at its path; ValueError for another form."""
+        if wrong := compare(self.params, given, what, of):
+            raise ValueError(f"The structure of the {what} is not that of the average: {wrong}.")
+        known = dict(pairs(given))
+        matched = [(average, known[path]) for path, average in pairs(self.params)]
+        old, new = ([content(pair[n]) for pair in matched] for n in (0, 1))
+        if wrong := misshapen(self.params, old, new, what, "average"):
+            raise ValueError(f"The {what} does not have the shapes of the average: {wrong}.")
+        return matched
 
     def apply_to(self, model: A) -> A:
         """A copy of a model that has the averages in place of the averaged Variables.
@@ -111,44 +118,34 @@ class EMA(Pytree):
             model: a model with the structure of the averaged one.
 
         Raises:
-            ValueError: if the model does not have a Variable at an averaged path.
+            ValueError: if the model does not have a Variable of the same shape at an averaged path.
         """
         graphdef, state = split(model, graph=self.graph)
-        if wrong := compare(self.params, state, "model"):
-            raise ValueError(f"The structure of the model is not that of the average: {wrong}.")
-        known = dict(pairs(state))
-        cast = [_in_dtype_of(known[path], average) for path, average in pairs(self.params)]
+        cast = [_in_dtype_of(leaf, average) for average, leaf in self._matched(state, "model")]
         return merge(graphdef, State.merge(state, flatten(self.params)[1].unflatten(cast)))
 
 
-def _wide(value: tp.Any) -> jax.Array | None:
-    """A floating or complex number as an array of 32 bits or more; None for anything else."""
-    known = isinstance(value, (jax.Array, np.ndarray, np.generic, float, complex))
-    if not known or not jnp.issubdtype(jnp.result_type(value), jnp.inexact):
-        return None
-    array = jnp.asarray(value)
-    return array if array.dtype.itemsize >= 4 else array.astype(jnp.float32)  # drops weak types
-
-
-def _copied(value: tp.Any) -> tp.Any:
-    """A value of a model as one of the average: another array."""
-    wide = _wide(value)
-    if wide is None and not isinstance(value, (jax.Array, np.ndarray, numbers.Number)):
+def _wide(value: tp.Any) -> tp.Any:
+    """A value of a model as one of the average: another array, which no call that donates takes."""
+    if not isinstance(value, (jax.Array, np.ndarray, numbers.Number)):
         return value
-    return jnp.array(value if wide is None else wide)
+    array = jnp.array(value)
+    narrow = is_inexact(array) and array.dtype.itemsize < 4
+    return array.astype(jnp.float32) if narrow else array  # drops weak types
 
 
 def _average(decay: tp.Any, average: tp.Any, value: tp.Any) -> tp.Any:
-    if (wide := _wide(value)) is None:
-        return _copied(value)  # a call that donates may take the array of the model
-    stored = jnp.asarray(average)
+    stored, wide = _wide(average), _wide(value)
+    if not is_inexact(wide):
+        return wide
     new = decay * stored + (1 - decay) * wide
     return new if new.dtype == stored.dtype else new.astype(stored.dtype)
 
 
 def _in_dtype_of(leaf: tp.Any, average: tp.Any) -> tp.Any:
     """The average; in a copy if the leaf of the model has another precision."""
-    value, dtype = content(average), getattr(content(leaf), "dtype", None)
-    if dtype is None or getattr(value, "dtype", dtype) == dtype:
-        return average
-    return average.replace(value.astype(dtype))
+    values, form = jax.tree.flatten(content(average))
+    dtypes = [getattr(x, "dtype", None) for x in jax.tree.leaves(content(leaf))]
+    same = [d is None or getattr(x, "dtype", d) == d for x, d in zip(values, dtypes)]
+    cast = [x if s else x.astype(d) for x, d, s in zip(values, dtypes, same)]
+    return average if all(same) else average.replace(form.unflatten(cast))

@@ -214,14 +214,12 @@ class Welford(Metric):
         Args:
             kwargs: the values, and the mask.
         """
-        given = kwargs.get(self.argname)
         values, weights = _batch(self, self.argname, kwargs, kwargs.get("mask"))
         xp: tp.Any = jnp
         dtype = jax.dtypes.canonicalize_dtype(np.promote_types(values.dtype, np.float32))
-        if isinstance(given, (np.ndarray, np.generic)) and not isinstance(weights, Tracer):
-            xp, dtype = np, np.float64  # JAX would round to float32 first
-            values = np.broadcast_to(given, values.shape)
-        values = values.astype(dtype)
+        if isinstance(values, np.ndarray) and not isinstance(weights, Tracer):
+            xp, dtype = np, np.float64
+        values = xp.asarray(values, dtype)
         if not values.size:
             return
         if weights is None:
@@ -380,8 +378,8 @@ class MultiMetric(Metric):
 
 def _batch(
     metric: Metric, argname: str, arguments: tp.Mapping[str, tp.Any], mask: tp.Any
-) -> tuple[jax.Array, jax.Array | None]:
-    """The values for a metric and the mask, as arrays of one shape."""
+) -> tuple[tp.Any, jax.Array | None]:
+    """The values for a metric and the mask, as arrays of one shape; NumPy's are left to NumPy."""
     where = f"{type(metric).__name__}.update"
     if argname not in arguments:
         given = ", ".join(sorted(arguments)) or "none"
@@ -393,6 +391,8 @@ def _batch(
         raise TypeError(
             f"{where} needs numbers as {argname!r}, got {short_type(given)}."
         ) from error
+    numpy = isinstance(given, (np.ndarray, np.generic))  # JAX would cut them to 32 bits
+    values = np.asarray(given) if numpy else values
     if mask is None:
         return values, None
     mask = jnp.asarray(mask)
@@ -402,4 +402,4 @@ def _batch(
         raise TypeError(
             f"{where}: a mask {short_type(mask)} does not broadcast with {argname} {short_type(values)}."
         ) from error
-    return jnp.broadcast_to(values, shape), jnp.broadcast_to(mask, shape)
+    return (np if numpy else jnp).broadcast_to(values, shape), jnp.broadcast_to(mask, shape)

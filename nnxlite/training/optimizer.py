@@ -38,7 +38,7 @@ from nnxlite.graph._kinds import GraphNode
 from nnxlite.graph._walk import iter_graph
 from nnxlite.objects._fields import data
 from nnxlite.objects._pytree import Pytree
-from nnxlite.training._leaves import compare, flatten, misshapen, pairs, write_together
+from nnxlite.training._leaves import compare, flatten, is_inexact, misshapen, pairs, write_together
 from nnxlite.variables._definition import changed_names, place
 from nnxlite.variables._kinds import Param
 from nnxlite.variables._variable import Variable, is_variable
@@ -173,7 +173,8 @@ class Optimizer(Pytree, tp.Generic[M]):
     Attributes:
         step: `OptState`, uint32, the number of updates.
         opt_state: the state of `tx` with `OptVariable`s and `OptArray`s as leaves; writing to them
-            (a learning rate of `optax.inject_hyperparams`, say) affects the next update.
+            (a learning rate of `optax.inject_hyperparams`, say) affects the next update. What an update
+            adds to it, as `optax.monitor` does, are arrays.
         tx, wrt, graph: as given.
 
     Raises:
@@ -252,9 +253,8 @@ class Optimizer(Pytree, tp.Generic[M]):
             TypeError: if the model and the gradients are swapped.
             ValueError: if the paths of the gradients are not those of the parameters, their shapes do
                 not end with those of the parameters (what is before is left to `tx`), the updates
-                that `tx` computes have other shapes than the parameters, `tx` returns a tree of
-                another structure, the model is not like the one the optimizer was made for, or all
-                parameters are frozen. Nothing has changed then.
+                that `tx` computes have other shapes than the parameters, the model is not like the one
+                the optimizer was made for, or all parameters are frozen. Nothing has changed then.
         """
         params = state_of(model, All(self.wrt, Not(Frozen())), graph=self.graph)
         leaves, treedef = flatten(params)
@@ -267,36 +267,31 @@ class Optimizer(Pytree, tp.Generic[M]):
         grad_values = self._nnx_match(grads, model, treedef)
         if not all(map(_ends_with, grad_values, values)):
             self._nnx_explain(params, grad_values, None)
-        opt_leaves, opt_treedef = flatten(self.opt_state)
-        opt_values = [content(leaf) for leaf in opt_leaves]
-
+        old, state = pure(params), pure(self.opt_state)
         import optax  # here, since it takes as long to import as the whole library
 
-        pure_params = treedef.unflatten(values)
-        given = treedef.unflatten(grad_values), opt_treedef.unflatten(opt_values), pure_params
         more = {k: pure(v) if isinstance(v, (State, Variable)) else v for k, v in kwargs.items()}
         try:
-            updates, opt_state = self.tx.update(*given, **more)
-            new_params = optax.apply_updates(pure_params, updates)
+            updates, new_state = self.tx.update(treedef.unflatten(grad_values), state, old, **more)
+            new_params = optax.apply_updates(old, updates)
         except (TypeError, ValueError) as error:
             self._nnx_explain(params, grad_values, error)
             raise
-        new_values = _same_structure(treedef, new_params, "updates")
-        new_opt_values = _same_structure(opt_treedef, opt_state, "state")
+        new_values = treedef.flatten_up_to(new_params)
+        opt_leaves, new_opt_values, form = _beside_new(self.opt_state, new_state)
         wrong = misshapen(params, values, new_values, "updated", "parameter")
-        if wrong or misshapen(self.opt_state, opt_values, new_opt_values, "updated", "state"):
+        if wrong or misshapen(new_state, pure(opt_leaves), new_opt_values, "updated", "state"):
             self._nnx_explain(params, grad_values, None)
         if wrong:
             raise ValueError(f"The updates change the shape of parameters: {wrong}.")
 
-        written = [(self.step, self.step.value + 1), *zip(opt_leaves, new_opt_values)]
-        written += zip(leaves, new_values)
         if not all(map(is_variable, leaves)):
             update_node(model, new_params)
-        if not all(map(is_variable, opt_leaves)):  # an array that the user put there
-            state = [x if is_variable(x) else new for x, new in zip(opt_leaves, new_opt_values)]
-            self.opt_state = data(opt_treedef.unflatten(state))
-        write_together([pair for pair in written if is_variable(pair[0])])
+        opt_pairs = [*zip(opt_leaves, new_opt_values)]
+        if form != flatten(self.opt_state)[1] or not all(map(is_variable, opt_leaves)):
+            kept = [x if is_variable(x) else new for x, new in opt_pairs]
+            self.opt_state = data(form.unflatten(kept))
+        write_together([(self.step, self.step.value + 1), *opt_pairs, *zip(leaves, new_values)])
         return updates
 
     def _nnx_match(self, grads: tp.Any, model: tp.Any, form: tp.Any) -> list[tp.Any]:
@@ -338,11 +333,13 @@ class Optimizer(Pytree, tp.Generic[M]):
             begins = jax.eval_shape(self.tx.init, _out_of_references(params))
         except Exception:  # a transformation that needs values; then nothing is known
             return
-        name = type(self).__name__
-        wrong = compare(begins, self.opt_state, f"state of the {name}", "values it needs now")
+        name, known = type(self).__name__, dict(pairs(self.opt_state))
+        of = "values it needs now" if all(map(is_variable, known.values())) else None
+        wrong = compare(begins, self.opt_state, f"state of the {name}", of)
         if not wrong:
-            needed, now = ([content(x) for x in flatten(t)[0]] for t in (begins, self.opt_state))
-            wrong = misshapen(self.opt_state, needed, now, "state", "needed for the model")
+            needed = pure(flatten(begins)[0])
+            now = [content(known[path]) for path, _ in pairs(begins)]
+            wrong = misshapen(begins, needed, now, "state", "needed for the model")
         if wrong:
             raise ValueError(
                 f"The model is not like the one this {name} was made for: {wrong}. Make a new Optimizer "
@@ -384,7 +381,8 @@ class ModelAndOptimizer(Optimizer[M]):
 
 def _warn_of_nothing(name: str, wrt: Filter, everything: tp.Any) -> None:
     """Warn that a filter matches nothing, if another one could match a floating array."""
-    found = [(path, leaf) for path, leaf in pairs(everything) if _has_floats(leaf)]
+    has_floats = lambda leaf: any(map(is_inexact, jax.tree.leaves(content(leaf))))
+    found = [(path, leaf) for path, leaf in pairs(everything) if has_floats(leaf)]
     if found:
         kinds = collections.Counter(type(leaf).__name__ for _, leaf in found)
         shown = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
@@ -393,11 +391,6 @@ def _warn_of_nothing(name: str, wrt: Filter, everything: tp.Any) -> None:
             f"{name}: wrt={filter_text(wrt)} selects nothing in the model that is not frozen, so "
             f"nothing is trained. It contains {shown} (at {some}). Choose another filter."
         )
-
-
-def _has_floats(leaf: tp.Any) -> bool:
-    dtypes = map(jnp.result_type, jax.tree.leaves(content(leaf)))
-    return any(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes)
 
 
 def _beside(params: tp.Any) -> tp.Callable[[tp.Any], tp.Any]:
@@ -444,11 +437,14 @@ def _fit_sharding(leaf: OptState[tp.Any], value: tp.Any, param: tp.Any) -> None:
     leaf.set_metadata(out_sharding=longer)
 
 
-def _same_structure(treedef: tp.Any, tree: tp.Any, what: str) -> list[tp.Any]:
+def _beside_new(state: tp.Any, new: tp.Any) -> tuple[list[tp.Any], list[tp.Any], tp.Any]:
+    """The leaves of a state where a new one has them, the new values, and the structure of both.
+
+    `optax.monitor` adds leaves in its first update: values, like those that a user puts there.
+    """
+    leaves, treedef = flatten(state)
     try:
-        return treedef.flatten_up_to(tree)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"The transformation returned {what} of another structure than it was given: expected "
-            f"{treedef}, got {jax.tree.structure(tree)}."
-        ) from error
+        return leaves, treedef.flatten_up_to(new), treedef
+    except (TypeError, ValueError):
+        known = dict(pairs(state))
+        return [known.get(path, value) for path, value in pairs(new)], *flatten(new)

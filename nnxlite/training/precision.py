@@ -24,6 +24,7 @@ from nnxlite.graph._rebuild import Path
 from nnxlite.graph._walk import iter_graph, matched
 from nnxlite.nn import BatchNorm, Embed, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
 from nnxlite.objects._pytree import Pytree
+from nnxlite.training.metrics import MetricState
 from nnxlite.training.optimizer import OptState
 from nnxlite.variables._variable import Variable
 
@@ -35,20 +36,23 @@ Dtype: tp.TypeAlias = tp.Any
 NORMS = (BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm)
 """The layers that a policy leaves in float32."""
 
+ADDED_UP = (OptState, MetricState)
+"""Variables in which small numbers are added up."""
+
 _FULL = jnp.dtype("float32")
 
 
-def cast(model: tp.Any, dtype: Dtype, *, only: Filter = Not(OptState), keep: Filter = None) -> None:  # noqa: B008 - a value
+def cast(model: tp.Any, dtype: Dtype, *, only: Filter = Not(ADDED_UP), keep: Filter = None) -> None:  # noqa: B008 - a value
     """Cast the floating arrays of a model in place, and set the `param_dtype` of its layers to match.
 
     Integers, random keys, bools and complex numbers stay as they are, and so does, by default, the
-    state of optimizers. Shared arrays are cast once. A layer still computes in its `dtype`,
+    state of optimizers and metrics. Shared arrays are cast once. A layer still computes in its `dtype`,
     which only a `Policy` changes (an `Embed` that computed in the dtype of its table still does).
 
     Args:
         model: an object, or a pytree of objects; also an abstract one.
         dtype: a floating dtype, or its name: "bfloat16", "float32", ...
-        only: a filter for the leaves to cast; by default all but `OptState`.
+        only: a filter for the leaves to cast; by default all but `OptState` and `MetricState`.
         keep: a filter for leaves to leave as they are, such as `nnx.PathContains("norm")`.
 
     Raises:
@@ -84,11 +88,8 @@ def _write(model: tp.Any, chosen: tp.Iterable[tuple[Path, tp.Any, Dtype]]) -> No
                 f"{path_text(path)} is an array reference, whose dtype is fixed. Cast the model that "
                 "nnx.to_arrays makes of it, and use nnx.to_refs on that."
             )
-        new[path] = jax.tree.map(functools.partial(_as, dtype=dtype), value)
-    if isinstance(model, Variable) and new:
-        model.set_raw_value(new[()])
-    elif new:
-        update_node(model, State.from_flat_path(new))
+        new[(0, *path)] = jax.tree.map(functools.partial(_as, dtype=dtype), value)
+    update_node((model,), State.from_flat_path(new))
 
 
 def _cast_layers(model: tp.Any, done: set[int]) -> tp.Iterator[tp.Any]:
@@ -136,7 +137,7 @@ def floating_dtype(dtype: Dtype, caller: str) -> tp.Any:
     """A dtype given by name or otherwise; ValueError unless it is a floating one."""
     known = None
     with contextlib.suppress(TypeError):  # not a dtype at all
-        known = jnp.dtype(dtype)
+        known = dtype if dtype is None else jnp.dtype(dtype)  # jnp.dtype(None) is float64
     if known is None or not jnp.issubdtype(known, jnp.floating):
         raise ValueError(
             f"{caller}: {dtype if known is None else known.name!r} is not a floating dtype, in which a "
@@ -193,8 +194,8 @@ class Policy:
     def apply(self, model: tp.Any, filter: Filter = ..., /) -> None:
         """Set the `dtype` of layers, and cast their parameters, in place.
 
-        A layer is any object with the attributes `dtype` and `param_dtype`. Optimizer states stay as
-        they are. A compiled function is compiled again.
+        A layer is any object with the attributes `dtype` and `param_dtype`. Optimizers and metrics stay
+        as they are. A compiled function is compiled again.
 
         Args:
             model: an object, or a pytree of objects.
@@ -212,7 +213,7 @@ class Policy:
         leaves = [
             (path, leaf, _FULL if _within(path, full) else self.param)
             for path, leaf in iter_graph(model)
-            if _within(path, layers) and _is_float_leaf(leaf) and not isinstance(leaf, OptState)
+            if _within(path, layers) and _is_float_leaf(leaf) and not isinstance(leaf, ADDED_UP)
         ]
         _write(model, leaves)
         for path, layer in chosen:

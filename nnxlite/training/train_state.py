@@ -37,7 +37,8 @@ class Struct:
         super().__init_subclass__(**kwargs)
         dataclasses.dataclass(frozen=True)(cls)
         fields = dataclasses.fields(tp.cast(tp.Any, cls))
-        static = [f.name for f in fields if _is_static(f)]
+        is_static = lambda f: f.metadata.get("static") or f.metadata.get("pytree_node") is False
+        static = [f.name for f in fields if is_static(f)]
         children = [f.name for f in fields if f.name not in static]
         jax.tree_util.register_dataclass(cls, data_fields=children, meta_fields=static)
 
@@ -48,10 +49,6 @@ class Struct:
             updates: fields by name.
         """
         return dataclasses.replace(tp.cast(tp.Any, self), **updates)
-
-
-def _is_static(field: dataclasses.Field[tp.Any]) -> bool:
-    return bool(field.metadata.get("static")) or field.metadata.get("pytree_node") is False
 
 
 class TrainState(Struct, tp.Generic[M]):

@@ -43,6 +43,7 @@ TRANSFORMATIONS = {
     "schedule free": lambda: optax.contrib.schedule_free_adamw(0.1),
     "adafactor": lambda: optax.adafactor(0.1),
     "plateau": lambda: optax.contrib.reduce_on_plateau(patience=1, factor=0.5),
+    "monitor": lambda: optax.chain(optax.monitor({"norm": optax.tree.norm}), optax.adam(0.1)),
     "lbfgs": lambda: optax.lbfgs(memory_size=2, linesearch=None),
 }
 

@@ -16,14 +16,11 @@ def values_of(metric):
     return {path: np.asarray(v.value) for path, v in nnx.to_flat_state(nnx.state(metric))}
 
 
-ROWS = [[True], [True], [False]]
-
-
 @pytest.mark.parametrize(
     ("values", "mask", "total", "count"),
     [
         ([1.0, 3.0, np.nan], [True, True, False], 4, 2),
-        (np.ones((3, 2)), ROWS, 4, 4),  # the reference counts the mask as given: two rows
+        (np.ones((3, 2)), [[True]] * 2 + [[False]], 4, 4),  # the reference counts two rows
         ([1.0, 2.0, 3.0], [0, 2, 1], 7, 3),  # numbers are weights
         ([1.0, 2.0, 3.0], [0.75, 0.75, 1.0], 5.25, 2),
         (2.0, False, 0, 0),
@@ -65,7 +62,7 @@ BATCH = {"logits": LOGITS, "labels": LABELS}
         (Average("loss"), {}, "given: none"),
         (Average("loss"), {"loss": "q"}, "needs numbers as 'loss', got str"),
         (Welford(), {"loss": 3}, "Welford.update: Expected keyword argument 'values'"),
-        (Average(), {"values": np.ones(3), "mask": np.ones(2)}, r"float32\[2\] .* values float32"),
+        (Average(), {"values": np.ones(3), "mask": np.ones(2)}, r"float32\[2\] .* values float64"),
         (Accuracy(), BATCH | {"labels": LABELS[:, None]}, r"multi-class.*ndim\+1.*3, 2.*3, 1\]"),
         (Accuracy(threshold=0.5), BATCH, "binary classification, .*==labels.ndim, got"),
         (Accuracy(), BATCH | {"labels": LABELS * 1.0}, r"jnp.int32, or another .*float32\[3\]"),
@@ -91,7 +88,11 @@ def test_welford_of_numpys_precision(dtype, masked):
     assert {v.dtype.name for v in values_of(metric).values()} == {"float32", "int32"}
 
 
-def test_welford_of_64_bits():
+def test_numbers_of_64_bits():
+    average = Average()
+    for values, mask in ((np.array([2**40, 2**41]), None), (np.int64(2**40), np.array([0, 1, 2]))):
+        average.update(values=values, mask=mask)
+    assert average.count.value == 5 and float(average.total.value) == 6 * 2**40
     with jax.enable_x64(True):
         for dtype in ("float64", "int64"):
             metric, given = Welford(), jnp.asarray(1e12 + np.arange(50.0)).astype(dtype)
@@ -126,9 +127,7 @@ def test_welford_ignores_what_is_masked_and_empty_batches_and_is_reset():
         (0.5, [jnp.nan, 0.9], [0, 7]),
     ],
 )
-def test_accuracy_of_two_classes_takes_the_threshold_in_and_labels_by_their_sign(
-    threshold, logits, labels
-):
+def test_accuracy_of_two_classes_has_labels_by_their_sign(threshold, logits, labels):
     metric = Accuracy(threshold=threshold)
     metric.update(logits=jnp.array(logits), labels=jnp.array(labels))
     assert metric.compute() == 1
@@ -187,8 +186,9 @@ def test_the_base_says_what_a_subclass_must_define():
     with pytest.raises(NotImplementedError, match=r"Must override `__init__\(\)` method in Metric"):
         nnx.Metric()
     for method in ("reset", "update", "compute"):
-        message = rf"Must override `{method}\(\)` method in Unf"
-        with pytest.raises(NotImplementedError, match=message):
+        with pytest.raises(
+            NotImplementedError, match=rf"Must override `{method}\(\)` method in Unf"
+        ):
             getattr(Unfinished(), method)()
 
 
