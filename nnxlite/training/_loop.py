@@ -16,18 +16,18 @@ logged all steps that it does not repeat. `CSV`, `TensorBoard` and `WandB` are f
 
 A checkpoint with number n was saved when n steps were done, so that a run resumes with step n.  That
 number is the position in the data, if batch n belongs to step n; else `data` has one.  An iterator says
-where it is as bytes or as JSON, of a length that changes; a checkpoint restores arrays of known shapes,
-so that it gets text. Each process may be at another place in its data: all get the places of all.
+where it is as bytes or as plain data, of a length that changes; a checkpoint restores arrays of known
+shapes, so that it gets text. Each process may be at another place in its data: all get all places.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import csv
 import dataclasses
 import functools
 import inspect
-import json
 import operator
 import os
 import pathlib
@@ -45,7 +45,6 @@ import numpy as np
 from nnxlite._base.errors import short_type
 from nnxlite._base.jax import Tracer, coordination
 from nnxlite._state._flat import content
-from nnxlite.checkpoint._contents import is_plain, plain_as_json, plain_of_json
 from nnxlite.objects._containers import Dict
 from nnxlite.variables._variable import Variable
 
@@ -100,7 +99,7 @@ class Resumable(tp.Protocol):
     """An iterator over data that can say where it is, and go there: one of Grain, for example."""
 
     def get_state(self) -> tp.Any:
-        """Where it is, as bytes or as JSON: numbers, text, None, and lists and dicts of such."""
+        """Where it is: bytes, numbers, text, None, and lists, tuples and dicts of such."""
 
     def set_state(self, state: tp.Any, /) -> None:
         """Go where it was when `get_state` returned this."""
@@ -279,7 +278,7 @@ class Loop:
         ValueError: for a number below its limit, `items` without `checkpoints` or the reverse, or an
             item with the name of a parameter of `checkpoints.save` or `checkpoints.restore`.
         TypeError: if `evaluate` needs arguments, or returns something else than numbers by name; if
-            `data` has no `get_state` and `set_state`, or its state is neither bytes nor JSON.
+            `data` has no `get_state` and `set_state`, or its state is neither bytes nor plain data.
 
     >>> import nnxlite as nnx, jax.numpy as jnp
     >>> run = nnx.training.loop(3, progress=False)
@@ -337,8 +336,7 @@ class Loop:
                 if done > self.start:
                     self._evaluate_and_save(done, last=True)
             finally:
-                self.interrupted = bool(interrupt)
-                self._ended = True
+                self.interrupted, self._ended = bool(interrupt), True
                 self._read()
                 show(done)
         getattr(self.checkpoints, "wait", lambda: None)()
@@ -458,9 +456,12 @@ def _numbers(evaluation: tp.Any) -> dict[str, float]:
 
 
 def position(data: Resumable) -> Dict:
-    """What to save of an iterator, or to restore into: where it is in each process, as JSON."""
+    """What to save of an iterator, or to restore into: where it is in each process, as text."""
     state = data.get_state()
-    if not is_plain(state):
+    text, same = ascii(state), False
+    with contextlib.suppress(ValueError, SyntaxError):
+        same = ast.literal_eval(text) == state
+    if not same:
         raise TypeError(
             f"loop: get_state of {type(data).__name__} returns {short_type(state)}; it has to "
             "return bytes, text, numbers, None, or lists, tuples and dicts of these."
@@ -468,15 +469,14 @@ def position(data: Resumable) -> Dict:
     # Only where there is a position.
     from jax.experimental.multihost_utils import process_allgather as gather
 
-    text = json.dumps(plain_as_json(state))  # in ASCII, so that it may end in spaces
     longest = int(gather(np.array(len(text))).max())
-    own = np.frombuffer(text.ljust(longest).encode(), np.uint8)
+    own = np.frombuffer(text.ljust(longest).encode(), np.uint8)  # it may end in spaces
     return Dict({str(n): Variable(bytes(row).decode()) for n, row in enumerate(gather(own))})
 
 
 def go_to(data: Resumable, saved: Dict) -> None:
     """Set an iterator to a position that was restored."""
-    data.set_state(plain_of_json(json.loads(saved[str(jax.process_index())].get_raw_value())))
+    data.set_state(ast.literal_eval(saved[str(jax.process_index())].get_raw_value()))
 
 
 class CSV:

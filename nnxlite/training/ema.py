@@ -92,11 +92,11 @@ class EMA(Pytree):
             ValueError: before any change, if its paths or shapes are not those of the averages.
         """
         given = state_of(updates, self.filter, graph=self.graph)
-        matched = self._matched(given, "update", "averaged Variables")
+        matched = self._nnx_matched(given, "update", "averaged Variables")
         average = lambda old, new: _average(self.decay, old, new)
         write_together([(v, jax.tree.map(average, content(v), content(x))) for v, x in matched])
 
-    def _matched(self, given: tp.Any, what: str, of: str | None = None) -> list[tp.Any]:
+    def _nnx_matched(self, given: tp.Any, what: str, of: str | None = None) -> list[tp.Any]:
         """The averages, each with the leaf of another State at its path; ValueError for another form."""
         if wrong := compare(self.params, given, what, of):
             raise ValueError(f"The structure of the {what} is not that of the average: {wrong}.")
@@ -121,7 +121,7 @@ class EMA(Pytree):
             ValueError: if the model does not have a Variable of the same shape at an averaged path.
         """
         graphdef, state = split(model, graph=self.graph)
-        cast = [_in_dtype_of(leaf, average) for average, leaf in self._matched(state, "model")]
+        cast = [_in_dtype_of(leaf, average) for average, leaf in self._nnx_matched(state, "model")]
         return merge(graphdef, State.merge(state, flatten(self.params)[1].unflatten(cast)))
 
 

@@ -391,8 +391,8 @@ def _batch(
         raise TypeError(
             f"{where} needs numbers as {argname!r}, got {short_type(given)}."
         ) from error
-    numpy = isinstance(given, (np.ndarray, np.generic))  # JAX would cut them to 32 bits
-    values = np.asarray(given) if numpy else values
+    xp: tp.Any = np if isinstance(given, (np.ndarray, np.generic)) else jnp
+    values = values if xp is jnp else np.asarray(given)  # JAX has cut them to 32 bits
     if mask is None:
         return values, None
     mask = jnp.asarray(mask)
@@ -402,4 +402,4 @@ def _batch(
         raise TypeError(
             f"{where}: a mask {short_type(mask)} does not broadcast with {argname} {short_type(values)}."
         ) from error
-    return (np if numpy else jnp).broadcast_to(values, shape), jnp.broadcast_to(mask, shape)
+    return xp.broadcast_to(values, shape), jnp.broadcast_to(mask, shape)

@@ -330,16 +330,15 @@ class Optimizer(Pytree, tp.Generic[M]):
                 f"The gradients do not have the parameters' shapes: {wrong}."
             ) from error
         try:
-            begins = jax.eval_shape(self.tx.init, _out_of_references(params))
+            start = jax.eval_shape(self.tx.init, _out_of_references(params))
         except Exception:  # a transformation that needs values; then nothing is known
             return
         name, known = type(self).__name__, dict(pairs(self.opt_state))
         of = "values it needs now" if all(map(is_variable, known.values())) else None
-        wrong = compare(begins, self.opt_state, f"state of the {name}", of)
+        wrong = compare(start, self.opt_state, f"state of the {name}", of)
         if not wrong:
-            needed = pure(flatten(begins)[0])
-            now = [content(known[path]) for path, _ in pairs(begins)]
-            wrong = misshapen(begins, needed, now, "state", "needed for the model")
+            now = [content(known[path]) for path, _ in pairs(start)]
+            wrong = misshapen(start, pure(flatten(start)[0]), now, "state", "needed for the model")
         if wrong:
             raise ValueError(
                 f"The model is not like the one this {name} was made for: {wrong}. Make a new Optimizer "

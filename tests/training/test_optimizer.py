@@ -219,7 +219,7 @@ OTHERS = r"gradients: layers.0.bias, layers.0.kernel.*; not among the parameters
     ("change", "expected"),
     [
         (lambda g: nnx.State({"layers": g["layers"]}), "Param selects: mis.*: scale.*DiffState"),
-        (lambda g: nnx.State(dict(g) | {"extra": jnp.ones(1)}), "among the parameters: extra"),
+        (lambda g: nnx.State({**nnx.as_pure(g), "extra": jnp.ones(1)}), "e parameters: extra"),
         (lambda grads: nnx.State({"weights": jnp.ones(1)}), OTHERS),
         (lambda grads: None, "missing from the gradients: layers.0.bias"),
     ],
