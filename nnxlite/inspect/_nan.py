@@ -119,8 +119,8 @@ def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) 
     It looks at the arguments, then at what the methods of their modules return, in the order in which
     they return, then at the gradients of these outputs, in the order in which they come back, and
     finally at the result and at what the arguments contain then. A module that was called with such
-    values is not named: they arose in the code around it, which is. Infinities are meant so where the
-    path has the word "mask". The function runs operation by operation, so the call is slow, and the
+    values is not named: they arose in the code around it, which is. Infinities are meant so in an array
+    whose name has the word "mask". The function runs operation by operation, so the call is slow, and the
     first one slowest: give it the loss where the whole step is not needed. The arguments stay as they
     are. Objects that the function does not take as arguments are not looked at.
 
@@ -246,7 +246,7 @@ class _Search:
             if getattr(leaf, "is_deleted", bool)():  # donated
                 continue
             values = range_of(full, leaf)
-            if values.nans or (values.infinities and "mask" not in full):
+            if values.nans or (values.infinities and "mask" not in full.rpartition(".")[2]):
                 self.first.append((NotFinite(where, full, "", values), lambda: None))
 
     def call(

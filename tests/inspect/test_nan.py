@@ -52,10 +52,9 @@ def test_finite_values_give_none_and_the_arguments_stay():
     assert nnx.find_nan(lambda model: model, model) is None
     with jax.enable_x64(True):
         assert nnx.find_nan(Root(), jnp.full((), 1e300)) is None
-    mask = np.array(
-        [0, -np.inf]
-    )  # meant so; of NumPy, as the next is, which is finite as it is given
+    mask = np.array([0, -np.inf])  # meant so; of NumPy, as the next, which is finite as given
     assert nnx.find_nan(lambda by, mask: by.sum() / 2, np.full(2, 1e300), mask) is None
+    assert "mask.by" in str(nnx.find_nan(lambda mask: 0.0, nnx.Dict(by=nnx.Param(mask))))
 
 
 @pytest.mark.parametrize(
