@@ -114,8 +114,8 @@ class ObjectDef(Definition):
         self.watched = [(names[i], i) for i in self.mutable if i < len(names)]
 
     def new_template(self) -> dict[tp.Any, tp.Any]:
-        """The static attributes for a new object."""
-        new = self.template.copy()
+        """The attributes for a new object, sorted by name; data is yet to be put in its place."""
+        new = tp.cast(tp.Any, self.names.status) | self.template
         for name, _ in self.watched:
             new[name] = own_copy(new[name])
         return new
