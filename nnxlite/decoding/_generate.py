@@ -17,11 +17,13 @@ import numpy as np
 from jax.core import Tracer
 
 from nnxlite._base.errors import short_type
+from nnxlite._base.jax import as_integer, is_pytree_leaf
 from nnxlite.decoding._decoder import Setup, check_causal
 from nnxlite.decoding._loop import Conversation, Generated, Request, run_compiled
 from nnxlite.decoding.sampling import Sampler, SamplerFn, greedy
 from nnxlite.objects._pytree import Pytree
-from nnxlite.objects._rngs import Rngs, RngStream
+from nnxlite.objects._rngs import Rngs, RngStream, as_key
+from nnxlite.transforms._wrapper import unbind
 
 __all__ = ["Generated", "generate"]
 
@@ -69,7 +71,8 @@ def generate(
         max_new: how many tokens to generate for each row, at most.
         sampler: a function of logits (vocabulary,) and a key that returns a token: `nnx.Sampler(...)`,
             by default `nnx.sampling.greedy`.  A function that is created for each call is
-            compiled each time.
+            compiled each time.  A module, or a method of one, is read in each call, and must not
+            write its Variables.
         rngs: a key, or streams, of which "sample" is drawn; needed unless the sampler is greedy.  An
             array of keys (batch,) has one for each row, whose tokens then depend on nothing else.
         stop: a token, or several, after which a row ends.
@@ -89,7 +92,8 @@ def generate(
 
     Warns:
         UserWarning: if a model with a cache runs without it, since nothing tells it positions; once for
-            each program, if the model is not causal, or a cache gives other logits than none.
+            each program, if the model is not causal, or a cache gives other logits than none or does
+            not take several tokens at once.
 
     Returns:
         New tokens, how many there are, their log probabilities (or the scores of a search) and the
@@ -99,7 +103,8 @@ def generate(
         ValueError: for an empty prompt, one that is longer than `max_length` allows, a model that has
             no cache but should, one whose logits have another shape or are NaN, a cache of another
             model or batch, or beams with a sampler or a cache.
-        TypeError: if the model is not a module, tokens are not integers, or a sampler has no key.
+        TypeError: if the model is not a module, tokens are not integers of 32 bits, a sampler has no
+            key or returns no integer, or `cache` is anything else than described.
 
     >>> import jax.numpy as jnp
     >>> import nnxlite as nnx
@@ -113,13 +118,19 @@ def generate(
     """
     if not isinstance(model, Pytree) or not callable(model):
         raise TypeError(f"generate takes a module that can be called, not {short_type(model)}.")
+    max_new, max_length, beams = map(as_integer, (max_new, max_length, beams))
     for name, number in {"max_new": max_new, "max_length": max_length, "beams": beams}.items():
-        if number is not None and not (isinstance(number, (int, np.integer)) and number >= 1):
+        if number is not None and not (type(number) is int and number >= 1):
             raise ValueError(f"generate: {name} must be a whole number from 1 up, not {number!r}.")
     if beams is not None and (sampler is not greedy or cache is not False):
         raise ValueError(
             "generate: a search with beams draws no tokens and returns no cache. Pass beams, or a "
             "sampler and a cache."
+        )
+    if not isinstance(cache, (bool, Conversation)):
+        raise TypeError(
+            f"generate: cache is {short_type(cache)}; it must be True, False, or the `cache` in the "
+            "result of a call with cache=True."
         )
     before = cache if isinstance(cache, Conversation) else None
     tokens, sizes, single = _read_prompt(prompt, lengths, before)
@@ -142,25 +153,13 @@ def generate(
         tokens = np.pad(tokens, ((0, 0), (0, total - max_new - tokens.shape[1])))
     if listed or before is not None:
         longest = total - max_new
-    setup = Setup(
-        max_new,
-        total if before is None else max(total, before.tokens.shape[1]),
-        use_cache,
-        min(longest - 1, CHUNK) if ragged else longest - 1,
-        cache is not False,
-        beams or 0,
-        single,
-    )
-    request = Request(
-        tokens,
-        sizes,
-        sampler if isinstance(sampler, (Sampler, Pytree)) else jax.tree_util.Partial(sampler),
-        _keys(sampler, rngs, len(tokens)),
-        np.atleast_1d(np.asarray(stop, np.int32)),
-        np.int32(pad),
-        np.float32(length_penalty),
-        before,
-    )
+    chunk = min(longest - 1, CHUNK) if ragged else longest - 1
+    size = total if before is None else max(total, before.tokens.shape[1])
+    setup = Setup(max_new, size, use_cache, chunk, cache is not False, beams or 0, single)
+    stops, filler = _integers("stop", stop).reshape(-1), _integers("pad", pad).reshape(())
+    penalty = jnp.asarray(length_penalty, jnp.float32)
+    keys, drawn = _keys(sampler, rngs, len(tokens)), _operands(sampler)
+    request = Request(tokens, sizes, drawn, keys, stops, filler, penalty, before)
     return _run(model, request, setup)
 
 
@@ -194,13 +193,12 @@ def _read_prompt(
     listed = isinstance(prompt, (list, tuple))
     single = not any(map(np.ndim, prompt)) if listed else np.ndim(prompt) == 1
     if listed and all(np.ndim(row) < 2 for row in prompt):
-        prompts = [prompt] if single else prompt
-        rows = [np.asarray(row, None if len(row) else int) for row in prompts]
+        rows = [_integers("the prompt", row) for row in ([prompt] if single else prompt)]
         lengths = [len(row) for row in rows] if lengths is None else lengths
         longest = max(len(row) for row in rows)
         tokens: tp.Any = np.stack([np.pad(row, (0, longest - len(row))) for row in rows])
     else:
-        tokens = prompt if isinstance(prompt, jax.Array) else np.asarray(prompt)
+        tokens = _integers("the prompt", prompt)
         tokens = tokens[None] if single else tokens
     least = 1 if before is None else 0
     if tokens.ndim != 2 or not len(tokens) or tokens.shape[1] < least:
@@ -208,24 +206,36 @@ def _read_prompt(
             "generate: a prompt is (length,) or (batch, length), with at least one token; got shape "
             f"{tokens.shape[single:]}."
         )
-    if tokens.dtype.kind not in "iu":
-        raise TypeError(f"generate: tokens are integers; the prompt has dtype {tokens.dtype}.")
     batch, longest = tokens.shape
     if before is not None and len(before.lengths) != batch:
         raise ValueError(
             f"generate: the cache is of a batch of {len(before.lengths)} rows, and the prompt has "
             f"{batch}. Go on with all rows of a batch."
         )
-    lengths = _known(np.full(batch, longest) if lengths is None else lengths)
-    known = not isinstance(lengths, Tracer)
-    if lengths.shape != (batch,) or (
-        known and not np.all((lengths >= least) & (lengths <= longest))
-    ):
+    lengths = _known(_integers("lengths", [longest] * batch if lengths is None else lengths))
+    within = isinstance(lengths, Tracer) or np.all((lengths >= least) & (lengths <= longest))
+    if lengths.shape != (batch,) or not within:
         raise ValueError(
             f"generate: lengths must be {batch} integers, one for each row of the prompt, from {least} "
-            f"to {longest}; got {lengths if known else lengths.shape}."
+            f"to {longest}; got {lengths}."
         )
-    return tokens.astype(np.int32), lengths.astype(np.int32), single
+    return tokens, lengths, single
+
+
+def _integers(name: str, given: tp.Any) -> tp.Any:
+    """Whole numbers as int32; TypeError for others, and for those that this would change."""
+    x = given if isinstance(given, jax.Array) else np.asarray(given)
+    narrows = x.dtype != np.int32 and not isinstance(x, Tracer)
+    if x.size and (x.dtype.kind not in "iu" or (narrows and (x != x.astype(np.int32)).any())):
+        raise TypeError(f"generate: {name} must be integers of 32 bits, not {given!r:.60}.")
+    return x.astype(np.int32)
+
+
+def _operands(sampler: tp.Any) -> tp.Any:
+    """A sampler as a pytree: its objects, or that of a bound method, are operands of the program."""
+    parts = unbind(sampler, pytrees=True)
+    ours = isinstance(sampler, Sampler) and not is_pytree_leaf(sampler)
+    return sampler if ours else jax.tree_util.Partial(parts.fun, *parts.args, **parts.kwargs)
 
 
 def _keys(sampler: tp.Any, rngs: tp.Any, batch: int) -> jax.Array | None:
@@ -239,8 +249,7 @@ def _keys(sampler: tp.Any, rngs: tp.Any, batch: int) -> jax.Array | None:
             "generate: the sampler needs a random key. Pass rngs=nnx.Rngs(0), a stream or keys; rngs "
             f"is {short_type(rngs)}."
         )
-    if not jnp.issubdtype(rngs.dtype, jax.dtypes.prng_key):
-        rngs = jax.random.wrap_key_data(rngs)
+    rngs = as_key(rngs)
     if rngs.shape not in ((), (batch,)):
         raise ValueError(
             f"generate: rngs must be one key, or one for each of {batch} rows; got {rngs.shape}."

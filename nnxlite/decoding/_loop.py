@@ -27,6 +27,7 @@ import numpy as np
 from jax import lax
 
 from nnxlite.decoding._decoder import BY_POSITION, Decoder, Setup
+from nnxlite.decoding.sampling import Sampler
 from nnxlite.transforms._jit import jit
 
 
@@ -84,14 +85,10 @@ class Generated(tp.NamedTuple):
 
     def lists(self) -> list[tp.Any]:
         """The new tokens as a list of integers for each row, or one list for a single prompt."""
-        return cut(np.asarray(self.tokens), np.asarray(self.lengths))
-
-
-def cut(tokens: np.ndarray, lengths: np.ndarray) -> list[tp.Any]:
-    """Each row of some tokens up to its length, as nested lists."""
-    if tokens.ndim == 1:
-        return tokens[: int(lengths)].tolist()
-    return [cut(row, length) for row, length in zip(tokens, lengths, strict=True)]
+        tokens, lengths = np.asarray(self.tokens), np.asarray(self.lengths)
+        if tokens.ndim == 1:
+            return tokens[: int(lengths)].tolist()
+        return [Generated(*row).lists() for row in zip(tokens, lengths, strict=True)]
 
 
 class Request(tp.NamedTuple):
@@ -122,15 +119,16 @@ class Progress(tp.NamedTuple):
 def _drawn(logits: jax.Array, progress: Progress, request: Request) -> tuple[jax.Array, jax.Array]:
     """Tokens of the sampler, and the log probabilities with theirs."""
     sampler, keys = request.sampler, request.keys
-    axes = jax.tree.map(lambda x: 0 if np.ndim(x) else None, sampler)
-    sample = jax.vmap(lambda sampler, logits, key: sampler(logits, key), (axes, 0, 0))
     keys = None if keys is None else jax.vmap(jax.random.fold_in)(keys, progress.counts)
-    token = sample(sampler, logits, keys).astype(jnp.int32)
+    # A Sampler may have a number for each row; any other sampler is the same for all.
+    numbers = sampler if isinstance(sampler, Sampler) else None
+    axes = jax.tree.map(lambda x: 0 if np.ndim(x) else None, numbers)
+    sample = jax.vmap(lambda own, *args: (own or sampler)(*args), (axes, 0, 0))
+    token = sample(numbers, logits, keys)
     logits = logits.astype(jnp.float32)
     chosen = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
     log_prob = chosen - jax.nn.logsumexp(logits, axis=1)
-    place = progress.position + 1
-    return token, lax.dynamic_update_index_in_dim(progress.logs, log_prob, place, 1)
+    return token, lax.dynamic_update_index_in_dim(progress.logs, log_prob, progress.position + 1, 1)
 
 
 def _searched(
@@ -228,7 +226,7 @@ def _step(
         cache = [x if a is None else jnp.take(x, rows, axis=a) for x, a in zip(cache, axes)]
     else:
         token, logs = _drawn(logits, progress, request)
-    token = jnp.where(reading, following, jnp.where(done, request.pad, token))
+    token = jnp.where(reading, following, jnp.where(done, request.pad, token)).astype(jnp.int32)
     counts += ~reading & ~done
     done |= ~reading & (jnp.isin(token, request.stop) | (counts >= setup.max_new))
     tokens = lax.dynamic_update_index_in_dim(tokens, token, position + 1, 1)
@@ -252,9 +250,9 @@ def _run(model: tp.Any, request: Request, setup: Setup) -> tuple[Generated, jax.
     cache, position, tokens, counts, _, nan_at, logs = progress
     after = Conversation(cache, tokens, request.lengths + counts, position) if setup.keep else None
     new = jnp.arange(setup.max_new)
-    places = jnp.minimum(request.lengths[:, None] + new, setup.max_length - 1)
-    of_new = lambda rows, pad: jnp.where(
-        new < counts[:, None], jnp.take_along_axis(rows, places, axis=1), pad
+    at = jnp.minimum(request.lengths[:, None] + new, setup.max_length - 1)
+    of_new = lambda x, pad: jnp.where(
+        new < counts[:, None], jnp.take_along_axis(x, at, axis=1), pad
     )
 
     def shaped(x: jax.Array) -> jax.Array:
@@ -264,17 +262,14 @@ def _run(model: tp.Any, request: Request, setup: Setup) -> tuple[Generated, jax.
     logs = logs / counts**request.penalty if setup.beams else of_new(logs, 0)
     tokens, lengths, logs = map(shaped, (of_new(tokens, request.pad), counts, logs))
     log_probs, scores = (None, logs) if setup.beams else (logs, None)
-    generated = Generated(tokens, lengths, log_probs, after, scores)
-    return generated, nan_at, jnp.array(bool(cache))
+    return Generated(tokens, lengths, log_probs, after, scores), nan_at, jnp.array(bool(cache))
 
 
 def _row_axes(model: tp.Any, setup: Setup, rows: int) -> list[int | None]:
     """The axis of each leaf of the cache that has an entry for each row; None without one."""
     sizes = [jax.eval_shape(lambda n=n: Decoder(model, setup, n).cache) for n in (rows, rows + 1)]
-    return [
-        next((axis for axis, n in enumerate(a.shape) if n != b.shape[axis]), None)
-        for a, b in zip(*sizes, strict=True)
-    ]
+    differs = lambda a, b: next((i for i, n in enumerate(a.shape) if n != b.shape[i]), None)
+    return [differs(a, b) for a, b in zip(*sizes, strict=True)]
 
 
 run_compiled = jit(_run, static_argnums=2)

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from nnxlite._base.jax import as_integer
+
 Number = float | jax.Array
 
 
@@ -163,11 +165,11 @@ class Sampler:
     min_p: Number | None = None
 
     def __post_init__(self) -> None:
-        wrong = None
-        degree: tp.Any = self.temperature
+        degree, top_k, wrong = self.temperature, as_integer(self.top_k), None
+        object.__setattr__(self, "top_k", top_k)
         if isinstance(degree, numbers.Real) and not 0 <= float(degree) < math.inf:
             wrong = "temperature", "a finite number from 0 up"
-        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
+        if top_k is not None and not (type(top_k) is int and top_k >= 1):
             wrong = "top_k", "a whole number from 1 up, or None"
         for name in ("top_p", "min_p"):
             value = getattr(self, name)

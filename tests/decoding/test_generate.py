@@ -205,10 +205,29 @@ def test_rows_with_keys_of_their_own_do_not_depend_on_the_batch():
     assert one.lists() != two.lists() and rngs.sample.count[...] == 2
 
 
-def test_one_temperature_for_each_row():
-    sampler = nnx.Sampler(temperature=jnp.array([0.0, 5.0, 0.0]))
-    rows = nnx.generate(Counter(), [[1, 2]] * 3, 5, sampler=sampler, rngs=jax.random.key(0)).lists()
+class Favours(nnx.Module):
+    def __init__(self):
+        self.bias = nnx.Param(jnp.zeros(VOCAB))
+
+    def __call__(self, logits, key):
+        return jnp.argmax(logits + self.bias[...])
+
+    def writing(self, logits, key):
+        self.bias[...] += 1.0
+        return self(logits, key)
+
+
+def test_numbers_for_each_row_and_objects_of_a_sampler():
+    draw = functools.partial(nnx.generate, Counter(), [[1, 2]] * VOCAB, 5, rngs=jax.random.key(0))
+    rows = draw(sampler=nnx.Sampler(temperature=jnp.array([0.0, 5.0] * 5 + [0.0]))).lists()
     assert rows[0] == rows[2] == [3, 6, 1, 2, 4] != rows[1]
+    favours = Favours()
+    for token in (5, 7):  # the second time there is a program, with as many rows as tokens
+        favours.bias[...] = 9.0 * nnx.one_hot(token, VOCAB)
+        assert draw(sampler=favours).lists() == [[token] * 5] * VOCAB
+        assert draw(sampler=favours.__call__).lists() == [[token] * 5] * VOCAB
+    with pytest.raises(nnx.errors.TraceContextError, match="Cannot mutate Param from a different"):
+        draw(sampler=favours.writing)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
@@ -285,12 +304,11 @@ def test_an_empty_prompt_goes_on_with_the_last_turn():
     assert one.lists() + nnx.generate(model, [], 4, cache=one.cache).lists() == whole[1]
 
 
-class Untold(Decoder):
-    def __call__(self, tokens):
-        return super().__call__(tokens)  # positions from zero, which is wrong with a cache
-
-
 def test_a_model_that_is_not_told_positions_runs_without_a_cache():
+    class Untold(Decoder):
+        def __call__(self, tokens):
+            return super().__call__(tokens)  # positions from zero, which is wrong with a cache
+
     model = Untold()
     with pytest.warns(UserWarning, match="Untold runs without a cache: with one, nothing tells it"):
         tokens = nnx.generate(model, PROMPTS[0], 6).lists()
@@ -337,6 +355,13 @@ def test_a_cache_that_gives_other_logits_is_told():
     with pytest.warns(UserWarning, match="the positions or caches of Backwards are wrong"):
         nnx.generate(Backwards(), [1, 2], 3)
 
+    class Masked(nnx.MultiHeadAttention):  # of single tokens each would see all in the cache
+        def __call__(self, x):
+            return super().__call__(x, mask=jnp.tri(x.shape[1]))
+
+    with pytest.warns(UserWarning, match=r"cannot read 4 tokens at once .* mask of shape \(4, 4"):
+        nnx.generate(Decoder(lambda rngs: Masked(2, 8, rngs=rngs)), [1], 4)
+
 
 def test_a_model_that_takes_no_short_calls_is_not_checked():
     class Long(Counter):
@@ -369,10 +394,8 @@ def test_a_sharded_model():
     assert nnx.generate(model, prompt, 6).lists() == expected
 
 
-def cached(model, prompt=(1,)):
-    return nnx.generate(model, list(prompt), 2, cache=True).cache
-
-
+cached = lambda model: nnx.generate(model, [1], 2, cache=True).cache
+LAST = lambda tokens: nnx.one_hot(tokens, VOCAB)[:, -1]
 DRAWN = {"sampler": nnx.Sampler()}
 KEYS = DRAWN | {"rngs": jax.random.split(jax.random.key(0), 3)}
 EMPTY, THREE_AXES, PAIR = np.zeros((2, 0), int), np.zeros((1, 2, 3), int), np.array([[1, 2]])
@@ -389,7 +412,13 @@ OTHER_CACHE = r"not one of Counter: it has arrays \[\(\), .*, and the model has 
         (EMPTY, {}, r"one token; got shape \(2, 0\)"),
         (THREE_AXES, {}, r"got shape \(1, 2, 3\)"),
         ([[[1]]], {}, r"got shape \(1, 1, 1\)"),
-        ([1.5], {}, "tokens are integers; the prompt has dtype float64"),
+        ([1.5], {}, r"generate: the prompt must be integers of 32 bits, not \[1\.5\]"),
+        (PAIR + 2**32, {}, r"the prompt must be integers of 32 bits, not array\(\[\[4294967297"),
+        (PAIR, {"lengths": [1.5]}, r"generate: lengths must be integers of 32 bits, not \[1\.5\]"),
+        ([1], {"stop": "3"}, "generate: stop must be integers of 32 bits, not '3'"),
+        ([1], {"pad": None}, "generate: pad must be integers of 32 bits, not None"),
+        ([1], {"cache": None}, "generate: cache is NoneType; it must be True, False, or the"),
+        ([1], {"sampler": lambda *_: 0.5, "rngs": jax.random.key(0)}, "integer type, got float32"),
         ([1], {"max_new": 0}, "max_new must be a whole number from 1 up, not 0"),
         ([1], {"max_length": "8"}, "max_length must be a whole number"),
         (PAIR, {"lengths": [3]}, r"must be 1 integers, .*, from 1 to 2; got \[3\]"),
@@ -411,19 +440,15 @@ def test_bad_arguments(prompt, options, message):
         nnx.generate(Counter(), prompt, **{"max_new": 4, **options})
 
 
-LAST = lambda tokens: nnx.one_hot(tokens, VOCAB)[:, -1]
-
-
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
         (len, {}, "generate takes a module that can be called"),
         (nnx.Dict(), {}, "generate takes a module that can be called"),
         (nnx.Sequential(len), {"use_cache": True}, "Sequential has no cache for use_cache=True"),
-        (nnx.Sequential(LAST), {}, r"logits \(batch, length, vocabulary\) for .* \(1, 11\)"),
+        (nnx.Sequential(LAST), {}, r"logits \(batch, length, vocabulary\) for .*\[1, 11\]"),
         (nnx.Sequential(lambda tokens: (tokens, tokens)), {}, "it returned tuple"),
     ],
-    ids=["function", "no call", "no cache", "last", "tuple"],
 )
 def test_models_that_do_not_decode(model, options, message):
     with pytest.raises((TypeError, ValueError), match=message):
@@ -465,10 +490,8 @@ def test_wide_enough_it_finds_the_best_sequences_of_all(continuations, penalty):
 
 
 def test_one_beam_is_greedy():
-    prompts = [[1, 2], [4, 5, 6, 7]]
-    out, greedy = (
-        nnx.generate(decoder(), prompts, 6, beams=beams, stop=STOP, pad=9) for beams in (1, None)
-    )
+    run = functools.partial(nnx.generate, decoder(), [[1, 2], [4, 5, 6, 7]], 6, stop=STOP, pad=9)
+    out, greedy = run(beams=1), run()
     np.testing.assert_array_equal(out.tokens[:, 0], greedy.tokens)
     np.testing.assert_array_equal(out.lengths[:, 0], greedy.lengths)
 
@@ -484,11 +507,8 @@ def test_beams_do_not_depend_on_each_other_or_on_the_cache():
 
 
 def test_caches_move_with_their_rows_along_any_axis():
-    out, plain = (
-        nnx.generate(Counter(2), [[1, 2], [3]], 5, beams=4, use_cache=use_cache).lists()
-        for use_cache in (True, False)
-    )
-    assert out == plain
+    run = functools.partial(nnx.generate, Counter(2), [[1, 2], [3]], 5, beams=4)
+    assert run(use_cache=True).lists() == run(use_cache=False).lists()
 
 
 def table(rows):
