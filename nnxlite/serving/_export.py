@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnxlite._base.errors import importing, path_text
+from nnxlite._base.errors import importing, listed, path_text
 from nnxlite._base.outline import array_text
 from nnxlite.boundary._call_def import parameter_names
 from nnxlite.graph._functional import flat_pairs, merge, split
@@ -35,6 +35,9 @@ __all__ = ["Exported", "export", "load_exported"]
 
 VERSION = "2"
 """Of the format; version 1 was a zip archive, which is not read."""
+
+
+Weights: tp.TypeAlias = dict[str, jax.Array]
 
 
 class Exported:
@@ -67,9 +70,9 @@ class Exported:
     def __init__(
         self,
         program: jax.export.Exported,
-        weights: dict[str, jax.Array],
+        weights: Weights,
         name: str,
-        parameters: tp.Sequence[str],
+        parameters: tp.Iterable[str],
     ) -> None:
         self.program = program
         self.weights = weights
@@ -78,7 +81,7 @@ class Exported:
         self.num_programs = 0
         self._parameters = tuple(parameters)
 
-        def call(weights: dict[str, jax.Array], *args: tp.Any) -> tp.Any:
+        def call(weights: Weights, *args: tp.Any) -> tp.Any:
             self.num_programs += 1
             try:
                 return program.call(weights, **dict(zip(self._parameters, args)))
@@ -114,17 +117,19 @@ class Exported:
             OSError: if it cannot be written; a file that was there is then still there.
         """
         numpy = _safetensors()
-        path, keys, tensors = Path(path), {}, {}
+        path, keys, dtypes, tensors = Path(path), {}, {}, {}
         for name, weight in self.weights.items():
             if jnp.issubdtype(weight.dtype, jax.dtypes.prng_key):
                 keys[name] = str(jax.random.key_impl(weight))
                 weight = jax.random.key_data(weight)
-            tensors[f"weights/{name}"] = np.asarray(weight)
-        code = self.program.serialize(vjp_order=vjp_order)
-        tensors["program"] = np.frombuffer(code, np.uint8)
-        signature = {"name": self.name, "parameters": self._parameters, "keys": keys}
-        metadata = {"nnxlite.exported": VERSION, "jax": jax.__version__}
-        metadata["signature"] = json.dumps(signature)
+            array = np.asarray(weight)
+            if array.dtype.isbuiltin == 2 and array.dtype.itemsize == 1:  # float8, int4, ...
+                dtypes[name], array = array.dtype.name, array.view(np.uint8)
+            tensors[f"weights/{name}"] = array
+        tensors["program"] = np.frombuffer(self.program.serialize(vjp_order=vjp_order), np.uint8)
+        of_call = {"name": self.name, "parameters": self._parameters}
+        signature = json.dumps(of_call | {"keys": keys, "dtypes": dtypes})
+        metadata = {"nnxlite.exported": VERSION, "jax": jax.__version__, "signature": signature}
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             part = Path(folder) / "part"
             numpy.save_file(tensors, part, metadata)
@@ -134,10 +139,8 @@ class Exported:
         _, arguments = jax.tree.unflatten(self.program.in_tree, self.program.in_avals)
         shown = lambda tree: ", ".join(map(array_text, jax.tree.leaves(tree)))
         inputs = ", ".join(f"{name}={shown(arguments[name])}" for name in self._parameters)
-        return (
-            f"Exported({self.name}: {inputs}, platforms={'/'.join(self.platforms)}, "
-            f"weights={len(self.weights)})"
-        )
+        places = "/".join(self.platforms)
+        return f"Exported({self.name}: {inputs}, platforms={places}, weights={len(self.weights)})"
 
 
 def export(
@@ -190,8 +193,10 @@ def export(
         )
     names = parameter_names(bound.fun)[: len(positional)]
     labels = [*names, *(f"args[{i}]" for i in range(len(positional) - len(names)))]
-    roots = {label: x for label, x in zip(labels, positional) if _is_model(x)}
-    given = {label: x for label, x in zip(labels, positional) if not _is_model(x)}
+    # A module of another library is a callable pytree.
+    is_model = lambda x: isinstance(x, Pytree) or (kind_of(x) == Kind.PYTREE and callable(x))
+    roots = {label: x for label, x in zip(labels, positional) if is_model(x)}
+    given = {label: x for label, x in zip(labels, positional) if label not in roots}
     for label, x in given.items():
         _check_containers(jax.tree.structure(x), f"the argument {label} of {name}")
     graphdef, state = split(roots)
@@ -208,11 +213,11 @@ def export(
             f"not objects ({', '.join(given)}); got {shapes!r}."
         )
 
-    def run(weights: dict[str, jax.Array], /, **arguments: tp.Any) -> tp.Any:
-        own = [weights[path] for path in paths]
-        inner = merge(graphdef, jax.tree.unflatten(structure, own), copy=True)
+    def run(_nnx_weights: Weights, /, **arguments: tp.Any) -> tp.Any:  # no argument has this name
+        own = {path: _nnx_weights[path] for path in paths}
+        inner = merge(graphdef, jax.tree.unflatten(structure, own.values()), copy=True)
         result = bound.fun(*((inner | arguments)[label] for label in labels))
-        _refuse_written(name, graphdef, inner, own, paths)
+        _refuse_written(name, graphdef, inner, own)
         _check_containers(jax.tree.structure(result), f"the result of {name}")
         return result
 
@@ -261,6 +266,7 @@ def load_exported(path: tp.Any) -> Exported:
             raise ValueError(f"version {version} of the format; this nnxlite reads {VERSION}")
         signature = json.loads(metadata["signature"])
         name, parameters, keys = (signature[part] for part in ("name", "parameters", "keys"))
+        dtypes = {path: jnp.dtype(name) for path, name in signature.get("dtypes", {}).items()}
         code = tensors.pop("program")
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not an exported call, or damaged: {error}.") from error
@@ -271,7 +277,8 @@ def load_exported(path: tp.Any) -> Exported:
             f"{path}: its program was written with JAX {metadata.get('jax')}, and JAX "
             f"{jax.__version__} cannot read it: {error}"
         ) from error
-    weights = {weight.removeprefix("weights/"): jnp.asarray(x) for weight, x in tensors.items()}
+    arrays = {path.removeprefix("weights/"): x for path, x in tensors.items()}
+    weights = {path: jnp.asarray(x.view(dtypes.get(path, x.dtype))) for path, x in arrays.items()}
     for weight, impl in keys.items():
         weights[weight] = jax.random.wrap_key_data(weights[weight], impl=impl)
     return Exported(program, weights, name, parameters)
@@ -284,11 +291,6 @@ def _safetensors() -> tp.Any:
     ):
         importlib.import_module("flatbuffers")
         return importlib.import_module("safetensors.numpy")
-
-
-def _is_model(value: tp.Any) -> bool:
-    """Whether an argument is weights: an object, or a module of another library, a callable pytree."""
-    return isinstance(value, Pytree) or (kind_of(value) == Kind.PYTREE and callable(value))
 
 
 def _check_containers(tree: tp.Any, what: str) -> None:
@@ -305,21 +307,18 @@ def _check_containers(tree: tp.Any, what: str) -> None:
         _check_containers(child, what)
 
 
-def _refuse_written(
-    name: str, graphdef: tp.Any, inner: tp.Any, values: list[tp.Any], names: list[str]
-) -> None:
+def _refuse_written(name: str, graphdef: tp.Any, inner: tp.Any, before: Weights) -> None:
     after, state = split(inner)
     now = [x.get_value() if is_variable(x) else x for _, x in flat_pairs(state)]
-    if after != graphdef or len(now) != len(values):
+    if after != graphdef or len(now) != len(before):
         raise ValueError(
             f"export: {name} changes the structure of an object (an attribute added, a value sown), "
             "which a program without the object cannot. Export a function that does not."
         )
-    written = [path for path, x, y in zip(names, values, now) if x is not y]
+    written = listed([path for (path, x), y in zip(before.items(), now) if x is not y])
     if written:
-        some = ", ".join(written[:5]) + (", ..." if len(written) > 5 else "")
         raise ValueError(
-            f"export: {name} writes {some}. A program that serves has no state: call model.eval() "
+            f"export: {name} writes {written}. A program that serves has no state: call model.eval() "
             "before (for dropout and BatchNorm), export nnx.view(model, deterministic=True, "
             "use_running_average=True), or make what it writes an argument and a result."
         )

@@ -77,7 +77,7 @@ def test_methods_functions_and_several_objects(net):
     assert "one.norm.mean" in exported.weights and len(exported.weights) == 8
     near(exported(X[:2]), net(X[:2]) - net.linear(X[:2]))
     alike = nnx.Dict({"a.b": nnx.Param(X), "a": nnx.Dict(b=nnx.Param(2 * X))})
-    near(nnx.export(lambda d, x: x + d["a"]["b"], alike, X)(X), 3 * X)
+    near(nnx.export(lambda d, weights: weights + d["a"]["b"], alike, X)(X), 3 * X)
     assert nnx.export(lambda x: {"twice": 2 * x}, X)(X)["twice"].shape == (5, 2)
 
 
@@ -104,6 +104,8 @@ def test_trees_keys_and_scalars(net, tmp_path):
 def test_what_a_file_contains(net, tmp_path):
     """Safetensors: weights of any dtype by path, and keys as their data."""
     layer = nnx.Linear(2, 3, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    for dtype in ("float8_e5m2", "float8_e4m3fn", "int4", "uint4"):
+        setattr(layer, dtype, nnx.Variable(jnp.array([1, 2], dtype)))
     exported = nnx.export(both, net, jnp.asarray(X, jnp.bfloat16), layer, shapes=["b, 2"])
     exported.save(tmp_path / "call")
     tensors = safetensors.numpy.load_file(tmp_path / "call")
@@ -179,10 +181,7 @@ def grows(net, x):
     return x
 
 
-def same(x):
-    return x
-
-
+same = lambda x: x
 WRITES = r"export: Net writes drop\.rngs\.count, norm\.mean, norm\.var\. .* call model\.eval\(\)"
 NUMBERED = r"the argument one of both has a dict with the keys \[1\]; keys have to be strings"
 OF_A_CLASS = "the result of .* has a State, which a process without this class could not make"
@@ -229,10 +228,7 @@ def rewrite(path, changed):
     safetensors.numpy.save_file(tensors, path, metadata)
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-100])
-
-
+cut = lambda path: path.write_bytes(path.read_bytes()[:-100])
 OTHER_JAX = {"program": np.zeros(9, np.uint8), "jax": "9.9"}
 DAMAGED = "is not an exported call, or damaged"
 
