@@ -26,9 +26,10 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnxlite._base.errors import listed, path_text, short_type
+from nnxlite._base.jax import as_integer
 from nnxlite.filters import All, Filter, Not
 from nnxlite.graph._rebuild import Path
-from nnxlite.graph._walk import freeze, iter_graph, matched
+from nnxlite.graph._walk import find_duplicates, freeze, iter_graph, matched
 from nnxlite.nn import _common, initializers
 from nnxlite.nn._common import NO_METADATA, Arguments, Metadata, OutSharding
 from nnxlite.nn.conv import Conv, ConvTranspose
@@ -261,7 +262,8 @@ def inject(
     >>> list(grads.layers[0].kernel)
     ['lora_a', 'lora_b']
     """
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+    rank, alpha = as_integer(rank), None if alpha is None else float(alpha)
+    if type(rank) is not int or rank < 1:
         raise ValueError(f"lora.inject: rank must be a whole number, 1 or more, got {rank!r}.")
     _common.check_rate("lora.inject", "dropout", dropout)
     layers = matched(model, filter, lambda x: _form(x, weight) is not None, "layer", "lora.inject")
@@ -278,9 +280,9 @@ def inject(
                 a,
                 b,
                 rank=rank,
-                alpha=float(rank if alpha is None else alpha),
+                alpha=float(rank) if alpha is None else alpha,
                 outputs=kernel.outputs,
-                dropout=Dropout(dropout, rngs=rngs) if dropout else None,
+                dropout=_dropout(kernel, dropout, rngs) if dropout else None,
             )
     for kernel in kernels:
         setattr(kernel.layer, kernel.name, made[id(kernel.base)])
@@ -360,6 +362,14 @@ def _matrices(
     return LoRAParam(a, sharding_names=of_a), LoRAParam(b, sharding_names=of_b)
 
 
+def _dropout(kernel: _Kernel, rate: float, rngs: Rngs) -> Dropout:
+    """A dropout for the input of a kernel's adapter; in a stack each layer has a key."""
+    layer, stack = Dropout(rate, rngs=rngs), kernel.base.shape[: kernel.stacked]
+    if layer.rngs is not None and stack:
+        layer.rngs = layer.rngs.split(stack)
+    return layer
+
+
 def _check_kernels(model: tp.Any, kernels: list[_Kernel]) -> None:
     """Raise ValueError for kernels that cannot be adapted, or are so already."""
     bases = {id(kernel.base) for kernel in _kernels(model)}
@@ -405,7 +415,8 @@ def merge(model: tp.Any) -> None:
         model: an object, or a pytree of objects, with adapters.
 
     Raises:
-        ValueError: if the model has no adapters.
+        ValueError: if the model has no adapters, or also reads an adapted Variable without its adapter.
+            Nothing is changed then.
 
     >>> import nnxlite as nnx
     >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
@@ -417,6 +428,16 @@ def merge(model: tp.Any) -> None:
     True
     """
     kernels = _adapted(model, "merge")
+    bases = {(*path, "base") for path, x in iter_graph(model) if isinstance(x, LoRAKernel)}
+    for same in find_duplicates(model):
+        tied = [path for path in same if path not in bases]
+        if len(tied) < len(same):
+            other = path_text(tied[0])
+            raise ValueError(
+                f"lora.merge: {other} is the Variable that is adapted in "
+                f"{path_text(min(set(same) & bases)[:-1])}, without the adapter, so that merging would "
+                f"change what it computes. Give {other} a Variable of its own, of the same value."
+            )
     values = [kernel._nnx_adapted(kernel.base.get_value()) for kernel in kernels]
     for kernel, value in zip(kernels, values, strict=True):
         kernel.base.set_value(value)

@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+from nnxlite._base.jax import as_integers
 from nnxlite.boundary._call_def import parameters_of
 from nnxlite.nn import _common, initializers
 from nnxlite.nn._common import NO_METADATA, Arguments, KeySource, Metadata, OutSharding, Precision
@@ -356,8 +357,7 @@ class MultiHeadAttention(Module):
         if decode is not None:
             self.decode = decode
         if batch_size is not None and max_length is not None:
-            batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
-            sizes = *batch, max_length
+            sizes = *as_integers(batch_size), max_length
             if self.cached_key is None or self.cached_key.shape[:-2] != (*_stack_of(self), *sizes):
                 self.init_cache((*sizes, self.in_features), _dtype_of(self))
 

@@ -58,7 +58,7 @@ def test_the_remedy_for_a_missing_mode_works():
 def test_set_view_makes_a_cache_and_init_cache_empties_it():
     # (the reference accepts both sizes, and makes none)
     m = layer(dtype=jnp.bfloat16)
-    m.set_view(decode=True, batch_size=3, max_length=6)
+    m.set_view(decode=True, batch_size=np.int64(3), max_length=np.int64(6))
     assert m.decode and m.cached_key.shape == (3, 6, 2, 4) and m.cached_key.dtype == jnp.bfloat16
     first = m(X[:, :1])
     cache = m.cached_key
