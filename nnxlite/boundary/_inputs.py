@@ -31,7 +31,7 @@ from nnxlite.boundary._call_def import (
     static_leaves,
 )
 from nnxlite.graph._graphdef import GraphDef
-from nnxlite.graph._kinds import Kind, classify, kind_by_type, kind_of
+from nnxlite.graph._kinds import GraphNode, Kind, classify, kind_by_type, kind_of
 from nnxlite.graph._plan import Stale, View, find_plan, refuse_sharing, view
 from nnxlite.graph._rebuild import Code, Decoded, NodeCode, Path
 from nnxlite.variables._variable import Variable
@@ -233,6 +233,9 @@ class Inputs:
 
     def _key(self, extra: tp.Any) -> tp.Any:
         """The parts of a CallDef, in their order."""
+        for node in self.nodes():
+            if isinstance(node, GraphNode):
+                node._nnx_sort()
         more = (extra, self.trees, self.names, self.structure, self.static)
         return (self.treedef, self.where, self.graphdef, *more)
 

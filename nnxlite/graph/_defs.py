@@ -115,7 +115,8 @@ class ObjectDef(Definition):
 
     def new_template(self) -> dict[tp.Any, tp.Any]:
         """The attributes for a new object, sorted by name; data is yet to be put in its place."""
-        new = tp.cast(tp.Any, self.names.status) | self.template
+        new: tp.Any = self.names.status
+        new = new | self.template
         for name, _ in self.watched:
             new[name] = own_copy(new[name])
         return new

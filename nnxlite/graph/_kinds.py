@@ -72,7 +72,8 @@ class GraphNode:
     must be worked out again.
     `_nnx_decided` gives the value and the status of an attribute that is assigned.
     `_nnx_closed` says that nothing can be assigned to it: another object takes its place instead, made
-    by `_nnx_replaced`. Of an object that JAX has built, `_nnx_leaves` are the paths of leaves
+    by `_nnx_replaced`. `_nnx_sort` puts the caller's attributes in the order that copies in a transform
+    have, where somebody loops over them. Of an object that JAX has built, `_nnx_leaves` are the paths of leaves
     in its containers that are static elsewhere. `_nnx_searched` is the version that is in no circle.
     """
 
@@ -101,6 +102,8 @@ class GraphNode:
     _nnx_status: tp.Mapping[tp.Any, bool]
     _nnx_trace: weakref.ReferenceType
     _nnx_version: int
+
+    def _nnx_sort(self) -> None: ...
 
 
 GraphNode._nnx_dict = GraphNode.__dict__["__dict__"]  # the descriptor: `vars` of a List is a view

@@ -120,9 +120,9 @@ def find_nan(fun: tp.Callable[..., tp.Any], /, *args: tp.Any, **kwargs: tp.Any) 
     they return, then at the gradients of these outputs, in the order in which they come back, and
     finally at the result and at what the arguments contain then. A module that was called with such
     values is not named: they arose in the code around it, which is. Infinities are meant so in an array
-    whose name has the word "mask". The function runs operation by operation, so the call is slow, and the
-    first one slowest: give it the loss where the whole step is not needed. The arguments stay as they
-    are. Objects that the function does not take as arguments are not looked at.
+    whose name has the word "mask". The function runs operation by operation, so the call is slow, and
+    the first one slowest: give it the loss where the whole step is not needed. The arguments stay as
+    they are. Objects that the function does not take as arguments are not looked at.
 
     Args:
         fun: a function, such as a training step, which may be under `jit`, `grad` and other transforms;

@@ -18,6 +18,7 @@ import jax
 
 from nnxlite._base.interning import Writes
 from nnxlite._base.text import Text, mapping_node, sequence_node
+from nnxlite._state._flat import sorted_keys
 from nnxlite.graph._defs import Assigned, Removed
 from nnxlite.objects._fields import Tagged
 from nnxlite.objects._module import CAPTURES, Module
@@ -219,7 +220,8 @@ class List(Module, tp.MutableSequence[T]):
 class Dict(Module, tp.MutableMapping[str, T]):
     """A dict of layers, Variables, arrays or static values; items are attributes as well.
 
-    It has the methods of a dict.
+    It has the methods of a dict. In a transform, and after one has taken it, a loop over it goes in the
+    order of the names, so that the same code computes the same outside.
 
     Args:
         args: a mapping, or an iterable of (key, value) pairs.
@@ -264,6 +266,12 @@ class Dict(Module, tp.MutableMapping[str, T]):
 
     def __len__(self) -> int:
         return len(self._nnx_dict) - (CAPTURES in self._nnx_dict)
+
+    def _nnx_sort(self) -> None:
+        items = self._nnx_dict
+        if [*items] != (names := sorted_keys(items)):
+            # At once, since other threads may read.
+            object.__setattr__(self, "_nnx_dict", {name: items[name] for name in names})
 
     def __getattr__(self, name: str) -> tp.Any:
         raise AttributeError(

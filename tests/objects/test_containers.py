@@ -109,6 +109,9 @@ def test_keys_may_be_numbers():
     assert list(nnx.state(table)) == [1, 3] and keys(table) == ["[1]", "[3]"]
     new = nnx.merge(*nnx.split(table))
     assert new[1].tolist() == [1.0] and [*new] == [*jax.tree.map(jnp.sin, table)] == [1, 2, 3]
+    items = nnx.Dict(text=nnx.Param(1.0), image=nnx.Param(2.0))  # sorted by the first transform
+    traced = nnx.jit(lambda items: jnp.stack([x[...] for x in items.values()]))(items)
+    assert traced.tolist() == [x.get_value() for x in items.values()] == [2.0, 1.0]
 
 
 def test_subclasses_may_have_their_own_constructor():
