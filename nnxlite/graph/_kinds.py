@@ -73,8 +73,9 @@ class GraphNode:
     `_nnx_decided` gives the value and the status of an attribute that is assigned.
     `_nnx_closed` says that nothing can be assigned to it: another object takes its place instead, made
     by `_nnx_replaced`. `_nnx_sort` puts the caller's attributes in the order that copies in a transform
-    have, where somebody loops over them. Of an object that JAX has built, `_nnx_leaves` are the paths of leaves
-    in its containers that are static elsewhere. `_nnx_searched` is the version that is in no circle.
+    have, where somebody loops over them. Of an object that JAX has built, `_nnx_leaves` are the paths of
+    leaves in its containers that are static elsewhere. `_nnx_searched` is the version that is in no
+    circle.
     """
 
     __slots__ = (
