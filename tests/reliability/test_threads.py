@@ -112,7 +112,8 @@ def test_one_model_read_while_it_is_trained():
             nnx.state(model, nnx.Param)
 
     at_once([write, read] * writers)
-    assert calls <= float(model.count[...]) <= calls * writers
+    # Each thread adds to what it read, which may be older than what the other has written since.
+    assert writers <= float(model.count[...]) <= calls * writers
     shapes = functools.partial(slow.canonical, leaf=lambda leaf: getattr(leaf, "shape", leaf))
     for copied in (*seen, model):
         assert shapes(copied) == shapes(model)

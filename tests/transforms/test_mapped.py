@@ -76,7 +76,7 @@ def test_L5_maps_and_scans_do_what_a_loop_of_python_over_slices_does(name, axes,
 
     values = {n: np.arange(9.0, dtype=np.float32).reshape(3, 3) + i for i, n in enumerate(KINDS)}
     model = nnx.Dict({n: kind(jnp.array(values[n])) for n, kind in KINDS.items()})
-    variables, xs = [*model.values()], np.arange(1.0, 4.0, dtype=np.float32)
+    variables, xs = dict(model), np.arange(1.0, 4.0, dtype=np.float32)
     ys = mapped(name, f, axes)(model, xs)
     for i, x in enumerate(xs):
         whole = lambda n: not isinstance(axes[n], int)
@@ -85,7 +85,7 @@ def test_L5_maps_and_scans_do_what_a_loop_of_python_over_slices_does(name, axes,
         assert ys[i] == f(slices, x)
         for n, view in views.items():
             view[...] = slices[n].value
-    assert all(x is y for x, y in zip(model.values(), variables))
+    assert all(model[n] is v for n, v in variables.items())
     assert {n: v.value.tolist() for n, v in model.items()} == {
         n: value.tolist() for n, value in values.items()
     }
