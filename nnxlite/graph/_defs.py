@@ -101,6 +101,7 @@ class ObjectDef(Definition):
 
     Attributes:
         template: the static attributes, by name, with copies of the builtin containers among them.
+        attributes: the same among all attributes, sorted by name; data has any value.
         watched: names and positions of those that can be edited in place.
     """
 
@@ -111,12 +112,12 @@ class ObjectDef(Definition):
         self.type, self.names = self.head
         names, self.metadata = self.names.static, self.values[-1]
         self.template = dict(zip(names, self.values))
+        self.attributes = {**self.names.status, **self.template}
         self.watched = [(names[i], i) for i in self.mutable if i < len(names)]
 
     def new_template(self) -> dict[tp.Any, tp.Any]:
-        """The attributes for a new object, sorted by name; data is yet to be put in its place."""
-        new: tp.Any = self.names.status
-        new = new | self.template
+        """The `attributes` for a new object; data is yet to be put in its place."""
+        new = self.attributes.copy()
         for name, _ in self.watched:
             new[name] = own_copy(new[name])
         return new
