@@ -370,11 +370,11 @@ def call_def(*key: tp.Any) -> CallDef:
     """The CallDef with these parts; raises TypeError where one is unhashable."""
     treedef, where, graphdef, *more, static = key[:8]
     public = (treedef, where, graphdef.structure, *more, static)
-    ids = [id(value) for value in own_values(graphdef, static) if not facts(value).exact]
-    first = dict[int, int]()
-    places = tuple([first.setdefault(number, at) for at, number in enumerate(ids)])
-    if len(first) < len(ids):  # `OutDef.of_call` tells by identity which of them is returned
-        public = (*public, places)
+    values = own_values(graphdef, static)
+    if len({*map(id, values)}) < len(values):  # `OutDef.of_call` tells them by identity
+        ids, first = [id(value) for value in values if not facts(value).exact], dict[int, int]()
+        places = tuple([first.setdefault(number, at) for at, number in enumerate(ids)])
+        public = (*public, places) if len(first) < len(ids) else public
     shared = _interned.find(public) or _interned.add(public, CallDef(*public))
     own = graphdef.own or shared.own_tree or (static is not None and not static.exact)
     return OwnCall(shared, *key) if own else shared

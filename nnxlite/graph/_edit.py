@@ -172,9 +172,8 @@ class _Update:
             for name, value in items:
                 path, child = (*above, name), children.get(name, MISSING)
                 if isinstance(child, Variable):
-                    if self.brought.setdefault(id(child), (path, value))[0] is path:
-                        self._variable(child, value, path)
-                    elif not self._has_come(id(child), path, value):
+                    first, _ = self.brought.setdefault(id(child), (path, value))
+                    if first is path or not self._has_come(id(child), path, value):
                         self._variable(child, value, path)
                 elif type(value) is State and kind_of(child) == Kind.OBJECT:  # quick
                     pending.append((path, child, owner, value))
